@@ -102,7 +102,8 @@ CASES = (
     Case("one character per token, older vLLM", "", ("valid",), 0, server=(*NARROW, "--dialect", "old-vllm"), words=("--set", "prompt_tokens=200")),
     *(Case(name, "", ("valid",), 0, server=("--dialect", dialect)) for name, dialect in {
         "no keep-alive": "close", "HTTP/1.0": "http10", "SSE with CRLF": "crlf",
-        "UTF-8 over two segments": "utf8", "gzip": "gzip", "redirect": "redirect"}.items()),
+        "UTF-8 over two segments": "utf8", "gzip": "gzip"}.items()),
+    Case("redirect", r"redirects are not followed", ("invalid",), 1, server=("--dialect", "redirect")),
     Case("one byte per segment", "", ("valid",), 0, server=("--dialect", "bytes"), words=("--set", "concurrency=1")),
     Case("/metrics without an answer", r"/metrics", ("valid",), 0, server=("--dialect", "blocked-metrics")),
     Case("answers without a token", r"without a token", ("invalid",), 1, server=("--dialect", "no-tokens")),

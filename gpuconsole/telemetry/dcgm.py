@@ -211,7 +211,7 @@ def _fetch(url: str) -> str:
     except urllib.error.URLError as error:
         raise _Bad(f"dcgm-exporter cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}") from None
     except http.client.InvalidURL:  # its text has a part of the address, which may be a password
-        raise _Bad("the address of dcgm-exporter is not valid") from None
+        raise _Bad("dcgm-exporter cannot be read: its address is not valid") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _Bad(f"dcgm-exporter cannot be read: {error or type(error).__name__}") from None
     return body.decode("utf-8", errors="replace")

@@ -103,6 +103,7 @@ def test_names_from_outside_cannot_break_a_line(machine: Machine) -> None:
 def test_the_token(machine: Machine, tmp_path: Path) -> None:
     _, environment = machine("gpus 1")
     (tmp_path / "token").write_text("s3cret-ü\n", encoding="utf-8")
+    (tmp_path / "token").chmod(0o600)
     with Exporter(environment, "--token-file", str(tmp_path / "token")) as exporter:
         right = {"Authorization": "Bearer s3cret-ü".encode().decode("latin-1")}
         for headers in (None, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}, {"Authorization": "Bearer"}):

@@ -1,6 +1,7 @@
-"""HTTP as a client of a model server that may be anybody's: no redirects, no compression, and answers of bounded size.
+"""HTTP as a client of a model server that may be anybody's: no redirects, and answers of bounded size.
 
-A redirect would send prompts to an address that the user did not name. A compressed answer of 200 KB can take 200 MB of memory.
+A redirect would send prompts to an address that the user did not name. A compressed answer of 200 KB can take 200 MB of memory, so nobody asks for
+compression; an answer that is compressed all the same is unpacked piece by piece.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -22,6 +24,9 @@ KEEP_IDLE_S = 4.0
 SERVER_KEY = "GPUCONSOLE_SERVER_KEY"
 """The variable with the API key of a server that was started here. Without a key every user of the machine could send it requests."""
 MOST_CHARACTERS = 160
+PIECE_BYTES = 2**18
+GZIP_OR_ZLIB = 47
+"""zlib's `wbits` for a header of gzip or of zlib."""
 
 
 async def connect(api_key: str) -> aiohttp.ClientSession:
@@ -46,12 +51,28 @@ def make_key(options: Mapping[str, str]) -> None:
         os.environ[SERVER_KEY] = secrets.token_urlsafe(24)
 
 
+async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The body of `answer` as it arrives, in pieces of at most PIECE_BYTES where it is compressed. Raises ValueError, and aiohttp's errors."""
+    encoding = answer.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise ValueError(f"the answer is compressed by {visible(encoding)[:20]}, which nobody asked for")
+    unpacker = None if encoding == "identity" else zlib.decompressobj(GZIP_OR_ZLIB)
+    while block := await answer.content.readany():
+        if unpacker is None:
+            yield block
+            continue
+        try:
+            while block:
+                yield unpacker.decompress(block, PIECE_BYTES)
+                block = unpacker.unconsumed_tail
+        except zlib.error:
+            raise ValueError("the answer is not compressed as it says") from None
+
+
 async def read_body(answer: aiohttp.ClientResponse, most_bytes: int = MOST_BYTES) -> bytes:
-    """The whole body of `answer`. Raises ValueError for a larger or a compressed body, and aiohttp's errors."""
-    if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
-        raise ValueError(f"the answer is compressed ({visible(encoding)[:20]}), which nobody asked for")
+    """The whole body of `answer`. Raises ValueError for a larger body, and aiohttp's errors."""
     body = bytearray()
-    async for piece in answer.content.iter_chunked(2**16):
+    async for piece in pieces(answer):
         body += piece
         if len(body) > most_bytes:
             raise ValueError(f"the answer has more than {most_bytes / 2**20:g} MiB")

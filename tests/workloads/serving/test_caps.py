@@ -71,7 +71,7 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkey
     monkeypatch.setenv("PYTHONPATH", f"{STUB}:{Path.cwd()}")
 
     async def live() -> None:
-        server = VllmServer(lambda detail: None, KNOBS, {"model": "some/model"}, "cpu", "")
+        server = VllmServer(lambda detail: None, KNOBS, {"model": "some/model"}, "cpu", "", tmp_path)
         async with aiohttp.ClientSession() as session:
             await server.start(session)
             try:
@@ -84,9 +84,9 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkey
     asyncio.run(live())
 
 
-def test_a_scheduler_of_the_users_own_is_left_alone() -> None:
+def test_a_scheduler_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     async def live() -> None:
-        server = VllmServer(lambda detail: None, KNOBS, {"model": "m", "vllm_args": "--scheduler-cls my.Own"}, "cpu", "")
+        server = VllmServer(lambda detail: None, KNOBS, {"model": "m", "vllm_args": "--scheduler-cls my.Own"}, "cpu", "", tmp_path)
         with pytest.raises(ServerFailed, match="--scheduler-cls of yours"):
             await server.set_limits(KNOBS)
 

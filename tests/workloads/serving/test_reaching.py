@@ -148,7 +148,7 @@ def test_a_certificate_that_nobody_signed(certificate: Path) -> None:
         (key_is_wrong, "", "secret", "rejects the API key (HTTP 401)"),
         (missing, "", None, "/v1/models answers HTTP 404"),
         (missing, "tiny", None, "/v1/models answers HTTP 404"),
-        (page, "", None, "/v1/models answers without JSON: not an OpenAI-compatible server"),
+        (page, "", None, "/v1/models: the answer is not JSON: not an OpenAI-compatible server"),
     ],
 )
 def test_a_refusal_that_lasts(answer: Answer, model: str, key: str | None, reason: str) -> None:

@@ -68,7 +68,7 @@ def test_vllm_gets_a_gpu_by_its_number_and_starts_without_a_flag_that_its_versio
     steps: list[str] = []
 
     async def live() -> None:
-        server = VllmServer(steps.append, KNOBS, {"model": "some/model"}, "gpu:1", "GPU-5f0c9f0e")
+        server = VllmServer(steps.append, KNOBS, {"model": "some/model"}, "gpu:1", "GPU-5f0c9f0e", tmp_path)
         async with aiohttp.ClientSession() as session:
             await server.start(session)
             await server.stop()

@@ -12,7 +12,7 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
-from gpuconsole.workloads.serving.http import redirection
+from gpuconsole.workloads.serving.http import pieces, redirection
 from gpuconsole.workloads.serving.load.extras import EFFECTS, describe_refused, extra_fields, refused_fields
 from gpuconsole.workloads.serving.problems import explain
 
@@ -189,6 +189,8 @@ class Client:
                     if response in self._silent:
                         raise TimeoutError from None
                     raise
+                except ValueError as problem:  # compressed in an unknown way, or damaged
+                    raise RequestFailed(str(problem)) from None
                 finally:
                     del self._received[response]
                     self._silent.discard(response)
@@ -221,8 +223,10 @@ class Client:
     async def _follow(
         self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
     ) -> None:
-        pending, done, read = b"", False, response.content.readany
-        while block := await read():
+        pending, done = b"", False
+        async for block in pieces(response):
+            if not block:
+                continue
             self._received[response] = self.last_data_t = t = now()
             *lines, pending = (pending + block).split(b"\n")
             if len(pending) > MOST_LINE_BYTES:

@@ -1,0 +1,254 @@
+"""M2, M4, M5 and M8: what others leave behind, who may read our files, names that can be guessed, and files from elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.engine.recorder import Recorder
+from gpuconsole.experiments.baselines import keep_run
+from gpuconsole.model.experiments.baseline import BaselineKey, BaselineRun
+from gpuconsole.model.files import write_whole
+from gpuconsole.model.machine.process import Process
+from gpuconsole.processes.terminal.holder import Holder
+from gpuconsole.session.api import SessionError
+from gpuconsole.wire.events import Processes
+from gpuconsole.wire.recording import RecordingError, RecordingWriter, read_recording
+from tests.conftest import Cli
+from tests.security.other_user import as_nobody, needs_root
+
+DEEP = 3000
+NEST = f"""
+import os, sys
+os.mkdir(sys.argv[1]); os.chdir(sys.argv[1])
+for _ in range({DEEP}):
+    os.mkdir("d"); os.chdir("d")
+"""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- M2: clean-up ------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_folder_that_another_user_left_stops_no_command(cli: Cli) -> None:
+    folder = Path(tempfile.gettempdir(), f"gpuconsole-scratch-{os.getpid()}-x")
+    try:
+        assert as_nobody(NEST, str(folder)).returncode == 0
+        done = cli("run", "--headless", "--", "true")
+        assert done.returncode == 0 and "Traceback" not in done.stderr
+        assert folder.exists(), "it belongs to another user"
+    finally:
+        shutil_rmtree_deep(folder)
+
+
+def test_an_own_folder_of_many_levels_stops_no_command(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nested = tmp_path / "gpuconsole" / "run" / "scratch-1-x"
+    nested.mkdir(parents=True)
+    here = os.getcwd()
+    try:
+        os.chdir(nested)
+        for _ in range(DEEP):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    try:
+        done = cli("run", "--headless", "--", "true")
+        assert done.returncode == 0 and "Traceback" not in done.stderr
+    finally:
+        shutil_rmtree_deep(nested)
+
+
+def shutil_rmtree_deep(folder: Path) -> None:
+    """Remove a folder of more levels than `shutil.rmtree` can go down."""
+    while folder.exists():
+        below = folder
+        for _ in range(400):
+            if not (below / "d").is_dir():
+                break
+            below = below / "d"
+        if below == folder or not (below / "d").exists():
+            shutil.rmtree(folder)
+        else:
+            moved = folder.with_name(folder.name + "-rest")
+            (below / "d").rename(moved)
+            shutil.rmtree(folder)
+            moved.rename(folder)
+
+
+# --- M4: who may read our files ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private_umask() -> object:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("private_umask")
+def test_a_private_umask_counts(tmp_path: Path) -> None:
+    write_whole(tmp_path / "snapshot.json", b"{}")
+    assert mode(tmp_path / "snapshot.json") == 0o600
+
+
+def test_a_file_keeps_the_permissions_that_its_owner_gave_it(tmp_path: Path) -> None:
+    for number in (0o600, 0o640, 0o664):
+        path = tmp_path / f"{number:o}"
+        path.touch()
+        path.chmod(number)
+        write_whole(path, b"new")
+        assert mode(path) == number and path.read_bytes() == b"new"
+
+
+def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "new", b"")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "new") == 0o644
+
+
+def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(tmp_path: Path) -> None:
+    recorder, path = Recorder(), tmp_path / "session.jsonl"
+    other = Process(7, "gpu:0", name="python", user="alice", uid=os.geteuid() + 1, command="train.py --key secret", container="abc")
+    own = Process(8, "gpu:0", name="python", user="me", uid=os.geteuid(), command="train.py")
+    recorder.toggle(path, [])
+    recorder.write(Processes(1.0, [other, own]))
+    recorder.close()
+    assert mode(path) == 0o600
+    _, event = read_recording(path)
+    assert isinstance(event, Processes)
+    assert [(process.user, process.uid, process.container, process.command) for process in event.processes] == [
+        ("another user", None, "", ""),
+        ("me", os.geteuid(), "", ""),
+    ]
+    assert "alice" not in path.read_text()
+
+
+# --- M5: names that can be guessed -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the user's own, to which an attacker makes links with the names that the console will choose."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form, *more: "20261124-120000")
+    victim = tmp_path / "bashrc"
+    victim.write_text("precious")
+    return victim
+
+
+def test_the_log_of_a_left_job_is_never_written_through_a_link(guessed: Path) -> None:
+    from gpuconsole.engine.job import log_path
+
+    log = log_path()
+    log.symlink_to(guessed)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        holder = Holder(-1, theirs, "", str(log))
+        holder._pending += b"output of the job"
+        holder._lose()
+    assert guessed.read_text() == "precious"
+    assert log.with_name("gpuconsole-output-20261124-120000-2.txt").read_text() == "output of the job"
+
+
+def test_a_recording_with_a_dated_name_is_never_written_through_a_link(guessed: Path) -> None:
+    (guessed.parent / "gpuconsole-20261124-120000.jsonl").symlink_to(guessed)
+    with pytest.raises(SessionError, match="cannot be written: File exists"):
+        Recorder().toggle(None, [])
+    assert guessed.read_text() == "precious"
+
+
+def test_a_snapshot_with_a_dated_name_replaces_the_link_and_not_its_target(guessed: Path) -> None:
+    from gpuconsole.engine.reader import write_snapshot
+    from tests.report.small_session import small_session
+
+    link = guessed.parent / "gpuconsole-20261124-120000.json"
+    link.symlink_to(guessed)
+    write_snapshot(small_session(), None)
+    assert guessed.read_text() == "precious" and not link.is_symlink()
+
+
+def test_a_link_in_the_place_of_the_lock_of_baselines_is_not_followed(guessed: Path) -> None:
+    (guessed.parent / ".lock").symlink_to(guessed)
+    key = BaselineKey("train-gpt", {"batch_size": 16}, "AMD EPYC", "AMD EPYC", 2, "2.13.0")
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        keep_run(guessed.parent, key, {"batch_size": 16}, "tokens/s", BaselineRun("2026-11-20T10:00:00Z", "0.1.0", (100.0,) * 8))
+    assert guessed.read_text() == "precious"
+
+
+def test_a_file_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "out.json"
+    link.symlink_to(tmp_path / "disk" / "out.json")
+    write_whole(link, b"{}")
+    assert link.is_symlink() and (tmp_path / "disk" / "out.json").read_bytes() == b"{}"
+
+
+# --- M8: files from elsewhere ------------------------------------------------------------------------------------
+
+NESTED = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("deep.json", '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}", ("report", "deep.json")),
+        ("deep.json", '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}", ("diagnose", "deep.json")),
+        ("deep.toml", "name = 'x'\nknobs = " + NESTED, ("run", "./deep.toml", "--headless")),
+        ("deep.jsonl", '{"event": "hello", "x": ' + NESTED + "}\n", ("replay", "deep.jsonl", "--headless")),
+        ("deep.json", '{"schema": "x", "attempts": ' + NESTED + "}", ("verify", "deep.json")),
+    ],
+    ids=["report", "diagnose", "scenario", "replay", "certificate"],
+)
+def test_a_file_of_many_levels_is_refused_in_one_line(cli: Cli, tmp_path: Path, name: str, text: str, words: tuple[str, ...]) -> None:
+    (tmp_path / name).write_text(text)
+    done = cli(*words)
+    assert done.returncode == 2, done.stderr[-500:]
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 2
+
+
+def test_a_compressed_recording_of_one_endless_line_takes_no_memory(tmp_path: Path) -> None:
+    """284 KB took 600 MB."""
+    path = tmp_path / "bomb.jsonl.gz"
+    RecordingWriter(tmp_path / "head.jsonl").close()
+    with gzip.open(path, "wb", 6) as file:
+        file.write((tmp_path / "head.jsonl").read_bytes())
+        for _ in range(200):
+            file.write(b" " * 2**20)
+    assert path.stat().st_size < 300_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordingError, match="line 2 has more than 16 MiB"):
+            list(read_recording(path))
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_recording_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuconsole.wire import recording
+
+    monkeypatch.setattr(recording, "MOST_BYTES", 10_000)
+    writer = RecordingWriter(tmp_path / "long.jsonl")
+    for n in range(2000):
+        writer.write(Processes(float(n), []))
+    writer.close()
+    with pytest.raises(RecordingError, match="too large to be replayed"):
+        list(read_recording(tmp_path / "long.jsonl"))

@@ -1,0 +1,133 @@
+"""M7: a model server that is not ours can neither take our memory, nor send our prompts elsewhere, nor end a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from aiohttp import web
+
+from gpuconsole.agent.clock import now
+from gpuconsole.model.server_facts import ServerFacts
+from gpuconsole.workloads.serving.facts import ask_facts
+from gpuconsole.workloads.serving.http import connect
+from gpuconsole.workloads.serving.load.client import Client, RequestFailed
+from gpuconsole.workloads.serving.load.quality import perplexity
+from gpuconsole.workloads.serving.load.tokens import ask_tokenizer
+from gpuconsole.workloads.serving.scraping import Scraper
+from gpuconsole.workloads.serving.servers import ServerFailed, chosen_model
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+BOMB = gzip.compress(b'{"data": ["' + b"x" * 200 * 2**20 + b'"]}', 9)
+
+
+def against(handler: Handler, ask: Callable[[str], Awaitable[T]]) -> T:
+    """The result of `ask(url)` while a server answers every request by `handler`."""
+
+    async def body() -> T:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            return await ask(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(body())
+
+
+async def bomb(request: web.Request) -> web.Response:
+    return web.Response(body=BOMB, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+
+async def models(url: str) -> str:
+    async with await connect("") as session:
+        try:
+            return await chosen_model(session, url, "")
+        except ServerFailed as problem:
+            return str(problem)
+
+
+async def page(url: str) -> str:
+    async with await connect("") as session:
+        try:
+            await Scraper(session, f"{url}/metrics").read()
+        except ValueError as problem:
+            return str(problem)
+    return ""
+
+
+async def facts(url: str) -> ServerFacts:
+    async with await connect("") as session:
+        return await ask_facts(session, url)
+
+
+@pytest.mark.parametrize("ask", [models, page, facts])
+def test_a_small_answer_that_unpacks_to_much_takes_no_memory(ask: Callable[[str], Awaitable[object]]) -> None:
+    """237 KB took 257 MB."""
+    tracemalloc.start()
+    try:
+        said = against(bomb, ask)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * 2**20, f"{peak / 2**20:.0f} MB"
+    assert said == ServerFacts() or "more than 8 MiB" in str(said)
+
+
+def test_an_honest_compressed_answer_is_read() -> None:
+    async def listed(request: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(b'{"data": [{"id": "small"}]}'), headers={"Content-Encoding": "gzip"})
+
+    assert against(listed, models) == "small"
+
+
+@pytest.mark.parametrize("ask", [models, facts])
+def test_an_answer_of_many_levels_ends_no_worker(ask: Callable[[str], Awaitable[object]]) -> None:
+    async def deep(request: web.Request) -> web.Response:
+        return web.Response(text="[" * 200_000 + "]" * 200_000, content_type="application/json")
+
+    said = against(deep, ask)
+    assert said == ServerFacts() or "the answer is not JSON" in str(said)
+
+
+class Elsewhere:
+    """A server that sends every request to another path, and keeps what arrives there."""
+
+    def __init__(self) -> None:
+        self.arrived: list[str] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith("/elsewhere"):
+            self.arrived.append(await request.text())
+            return web.json_response({"data": [{"id": "elsewhere"}], "choices": [{}], "usage": {"prompt_tokens": 3}})
+        return web.Response(status=307, headers={"Location": f"/elsewhere{request.path}"})
+
+
+def test_no_request_follows_a_redirect() -> None:
+    async def all_of_them(url: str) -> list[str]:
+        said = [await models(url), await page(url)]
+        assert await facts(url) == ServerFacts()
+        async with await connect("") as session:
+            for ask in (
+                ask_tokenizer(session, url, "m", lambda size: "x" * size, chat=False, timeout_s=5.0),
+                perplexity(session, url, "m"),
+            ):
+                with pytest.raises(RequestFailed, match="redirects are not followed"):
+                    await ask
+            client = Client(session, url, "m", chat=False, timeout_s=5.0, note=lambda text: None)
+            request = await client.ask("a prompt", 6, now(), lambda new: None)
+        return [*said, request.error]
+
+    elsewhere = Elsewhere()
+    told = against(elsewhere, all_of_them)
+    assert elsewhere.arrived == []
+    assert all("HTTP 307: redirects are not followed; name the address itself: /elsewhere/" in line for line in told), told
