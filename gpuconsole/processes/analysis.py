@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.processes.child import own_environment
+from gpuconsole.processes.environment import own_environment
 from gpuconsole.wire.events import Profiled
 
 ANALYSIS_S = 120.0

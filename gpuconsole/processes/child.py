@@ -10,11 +10,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
-import gpuconsole
+from gpuconsole.processes.environment import own_environment
 from gpuconsole.processes.signals import kill_group, kill_leftovers
 from gpuconsole.wire.events import AnyEvent, Command, decode_event, encode
 
@@ -199,16 +198,3 @@ async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
         if len(line) > most_bytes:
             raise ValueError(f"a line of more than {most_bytes} bytes")
         return bytes(line)
-
-
-def own_environment() -> dict[str, str]:
-    """The variables with which our own children, and theirs, find this program's modules and no others in the current folder.
-
-    `python -m` puts the current folder first on the path, which may be a folder that other users can write. Where the console itself was started
-    from a clone by `python -m gpuconsole`, the children find gpuconsole by PYTHONPATH.
-    """
-    safe = {"PYTHONSAFEPATH": "1"}
-    package = str(Path(gpuconsole.__file__).parent.parent)
-    if sys.flags.safe_path or not sys.path or os.path.abspath(sys.path[0]) != package:
-        return safe
-    return safe | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}

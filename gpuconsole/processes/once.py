@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpuconsole.processes.child import own_environment
-from gpuconsole.processes.sampler import dcgm_environment
+from gpuconsole.processes.environment import dcgm_environment, own_environment
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.source import NOT_YET
 from gpuconsole.wire.events import AnyEvent, Devices, Hello, Sample, Stop, decode_event, encode

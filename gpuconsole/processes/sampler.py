@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 import msgspec
 
 from gpuconsole.processes.child import Child
+from gpuconsole.processes.environment import dcgm_environment
 from gpuconsole.processes.signals import is_in_kernel
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import AnyEvent, Sample, SamplerEnded, SourceState
@@ -26,11 +27,6 @@ FIRST_WAIT_S, LAST_WAIT_S = 0.5, 60.0
 """Seconds before a sampler that ended is started again. The wait doubles with each failure."""
 LEAVE_S = 0.5
 """Seconds that `close` waits for a killed sampler."""
-
-
-def dcgm_environment(url: str | None) -> dict[str, str]:
-    """The variable by which a sampler learns the address of a dcgm-exporter: every user can read the words of a command line."""
-    return {"GPUCONSOLE_DCGM": url or ""}
 
 
 class SamplerSupervisor:

@@ -257,7 +257,7 @@ LOADER = (
 )
 
 PARALLEL = (
-    Knob("nproc", "int", "processes on this machine, started by torchrun", apply="cold", low=1, high=64, default=1, examples=(1, 2, 8)),
+    Knob("nproc", "int", "processes on this machine", apply="cold", low=1, high=64, default=1, examples=(1, 2, 8)),
     Knob(
         "sharding",
         "choice",
