@@ -216,7 +216,11 @@ class Sweeper:
         module = SERVING if self._chosen.workload.serves else TRAINING
         visible = self._devices.cuda_names(nproc) if self._devices is not None else ""
         launch = Launch(nproc, cuda_devices=visible) if nproc > 1 else None
-        worker = WorkerHandle(lambda event: None, lambda worker, code: None, launch, module)
+        try:
+            worker = WorkerHandle(lambda event: None, lambda worker, code: None, launch, module)
+        except OSError as problem:
+            self._failed.append((_cold(knobs), str(problem)))
+            raise SessionError(str(problem)) from None
         self._workers.append((knobs, worker))
         try:
             await worker.launch()

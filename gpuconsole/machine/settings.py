@@ -93,7 +93,7 @@ def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
-    if "@" in text.partition("://")[2].partition("/")[0]:
+    if "@" in re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]:
         raise ValueError(f"must not hold a user name or a password; an address such as {example}")
     if not good:
         raise ValueError(f"must be an address such as {example}")

@@ -3,8 +3,8 @@
 Programs of the user's job find code by paths in these folders, also after gpuconsole has ended and removed them. So a folder that is removed must
 never be free for another user to make again. Folders for temporary files do not qualify: everybody can write there.
 
-A folder in use is locked (flock) by its owner until the owner ends, however it ends. A lock is valid across containers that share the folder; a pid is
-not.
+A folder in use is locked (flock) by its owner until the owner ends, however it ends. A lock is valid across the containers of one machine; a pid is
+not. It is not valid across machines that share a home folder by NFS, so the name of a folder names the machine (its present start: `boot_id`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ import pwd
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import platformdirs
 
 RUNTIME = "XDG_RUNTIME_DIR"
 PREFIX = "scratch-"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+FORGOTTEN_S = 14 * 86400.0
+"""Folders of other machines, and of a start before the present one, are removed after this time without a change."""
 MODE = 0o700
 
 
@@ -31,7 +35,8 @@ class NoPrivateFolder(OSError):
     """Every candidate for a private folder is open to other users, or cannot be written. The message is one line that says what helps."""
 
     def __init__(self, reasons: list[str]) -> None:
-        text = f"no folder that only you can write: {'; '.join(reasons)}. Set {RUNTIME} to a folder of yours with mode 0700"
+        tried = "; ".join(reasons) or "neither HOME nor the list of users names a home folder"
+        text = f"no folder that only you can write: {tried}. Set {RUNTIME} to a folder of yours with mode 0700"
         super().__init__(errno.EPERM, text)
 
     def __str__(self) -> str:
@@ -49,14 +54,16 @@ def runtime_folder() -> Path:
 def data_folder() -> Path:
     """The folder for data on disk, such as checkpoints and traces: `~/.cache/gpuconsole/run` (below `$XDG_CACHE_HOME` where that is set).
 
-    `$XDG_RUNTIME_DIR` is in memory, and often small. Raises NoPrivateFolder, OSError.
+    `$XDG_RUNTIME_DIR` is in memory, and often small: it comes last. Raises NoPrivateFolder, OSError.
     """
-    return _first_private(_caches())
+    return _first_private([*_caches(), os.environ.get(RUNTIME, "")])
 
 
 def _caches() -> list[str]:
     """The user's cache folders: by the environment, and by the list of users, because HOME may belong to another user (sudo)."""
-    caches = [platformdirs.user_cache_dir()]
+    caches = []
+    with contextlib.suppress(RuntimeError):  # neither HOME nor an entry in the list of users
+        caches.append(platformdirs.user_cache_dir())
     with contextlib.suppress(KeyError):  # a container may run under any number
         caches.append(os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".cache"))
     return list(dict.fromkeys(caches))
@@ -70,19 +77,22 @@ def _first_private(parents: list[str]) -> Path:
         try:
             if runtime and (reason := _why_open(Path(parent), MODE)):
                 raise PermissionError(errno.EPERM, reason)
-            _make(folder)
+            if not (reason := _why_others_write_above(folder)):
+                _make(folder)
+                reason = why_not_private(folder)
         except OSError as error:
-            reasons.append(f"{folder}: {error.strerror}")
-            continue
-        if reason := why_not_private(folder):
-            reasons.append(reason)
-            continue
-        return folder
+            reason = f"{folder}: {error.strerror}"
+        if not reason:
+            return folder
+        reasons.append(reason)
     raise NoPrivateFolder(reasons)
 
 
 def _make(folder: Path) -> None:
-    """Create `folder` and what is missing above it, for the user alone. A folder of the user's own that is open to others is closed."""
+    """Create `folder` and what is missing above it, for the user alone. A folder of the user's own that is open to others is closed.
+
+    The folders above have been checked: in a folder of another user, a folder of ours would be in that user's way.
+    """
     for missing in reversed([path for path in folder.parents if not path.exists()]):
         missing.mkdir(mode=MODE, exist_ok=True)
     folder.mkdir(mode=MODE, exist_ok=True)
@@ -98,25 +108,40 @@ def why_not_private(folder: Path) -> str:
     """
     if reason := _why_open(folder, MODE):
         return f"{folder}: {reason}"
+    return _why_others_write_above(folder)
+
+
+def _why_others_write_above(folder: Path) -> str:
+    """The same for the folders above `folder`, as far as they exist. Raises OSError."""
     for path in dict.fromkeys([folder, folder.resolve()]):  # who can replace a link can replace the folder too
         for below, parent in zip([path, *path.parents], path.parents, strict=False):
-            if reason := _who_else_writes(parent, below):
+            if os.path.lexists(parent) and (reason := _who_else_writes(parent, below)):
                 return f"{folder}: {reason}"
     return ""
 
 
 def _who_else_writes(parent: Path, below: Path) -> str:
     """Which other user could replace `below`, an entry of `parent`; empty where nobody can. Raises OSError."""
-    status, users = parent.lstat(), (0, os.geteuid())
+    status, users = parent.lstat(), _trusted_users()
     if status.st_uid not in users:
         return f"{parent} belongs to another user"
-    if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and below.lstat().st_uid in users):
+    is_ours = not os.path.lexists(below) or below.lstat().st_uid in users
+    if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and is_ours):
         return ""
     if status.st_mode & stat.S_IWOTH:
         return f"everybody can write {parent}"
     if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
         return f"the group {_group_name(status.st_gid)} can write {parent} (chmod g-w {parent})"
     return ""
+
+
+def _trusted_users() -> tuple[int, ...]:
+    """The user and root. In a user namespace without root (an unprivileged container) root's files belong to the number for unknown users."""
+    with contextlib.suppress(OSError, ValueError):
+        mapped = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()]
+        if not any(int(first) == 0 for first, _, _ in mapped):
+            return (os.geteuid(), int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii")))
+    return (0, os.geteuid())
 
 
 def _why_open(folder: Path, mode: int) -> str:
@@ -140,7 +165,7 @@ def _is_own_group(number: int) -> bool:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return False
-    return (group.gr_name == user or number == 0) and set(group.gr_mem) <= {user, "root"}
+    return group.gr_name == user and set(group.gr_mem) <= {user, "root"}
 
 
 def _group_name(number: int) -> str:
@@ -150,18 +175,26 @@ def _group_name(number: int) -> str:
         return str(number)
 
 
+def _machine() -> str:
+    """The present start of this machine, in a few letters; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return BOOT_ID.read_text(encoding="ascii")[:8]
+    return ""
+
+
 class Scratch:
     """A new private folder in `parent`, one of the two above. `close` removes it with all that is in it."""
 
     def __init__(self, parent: Path) -> None:
         """Raises OSError where no folder can be made."""
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_machine()}-{os.getpid()}-", dir=parent))
             try:
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:  # another console swept the folder at once
                 continue
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system without locks: the folder is then never swept
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
             os.close(self._lock)  # another console swept the folder before it was locked
@@ -175,13 +208,14 @@ class Scratch:
 
 
 def sweep_scratch() -> None:
-    """Remove the user's scratch folders that no living process has locked. What cannot be removed stays."""
-    with contextlib.suppress(OSError):
-        for parent in {runtime_folder(), data_folder()}:
-            for folder in parent.glob(f"{PREFIX}*"):
+    """Remove the user's scratch folders that no living process of this machine has locked, and very old ones. What cannot be removed stays."""
+    for choose in (runtime_folder, data_folder):
+        with contextlib.suppress(OSError):
+            for folder in choose().glob(f"{PREFIX}*"):
                 # RecursionError: shutil.rmtree before Python 3.13, in a folder with a thousand levels
                 with contextlib.suppress(OSError, RecursionError):
-                    _sweep(folder)
+                    if folder.name.startswith(f"{PREFIX}{_machine()}-") or time.time() - folder.stat().st_mtime > FORGOTTEN_S:
+                        _sweep(folder)
 
 
 def _sweep(folder: Path) -> None:

@@ -15,11 +15,11 @@ def own_environment() -> dict[str, str]:
     `python -m` puts the current folder first on the path, which may be a folder that other users can write. Where the console itself was started
     from a clone by `python -m gpuconsole`, the children find gpuconsole by PYTHONPATH.
     """
-    safe = {"PYTHONSAFEPATH": "1"}
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]  # an empty one is the current folder
     package = str(Path(gpuconsole.__file__).parent.parent)
-    if sys.flags.safe_path or not sys.path or os.path.abspath(sys.path[0]) != package:
-        return safe
-    return safe | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+    if not sys.flags.safe_path and sys.path and os.path.abspath(sys.path[0]) == package:
+        folders.insert(0, package)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def dcgm_environment(url: str | None) -> dict[str, str]:

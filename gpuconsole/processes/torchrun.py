@@ -98,7 +98,7 @@ class Launch(msgspec.Struct, frozen=True):
         """The command for each other machine. The user replaces ADDRESS by the address of that machine."""
         return " ".join(
             [
-                "python -m",
+                "python -P -m",
                 LAUNCHER,
                 *self._rendezvous(),
                 "--rdzv-conf",
@@ -122,10 +122,10 @@ class TorchrunChild(Child):
     """
 
     def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
-        """`scratch`: the private folder for the data of the processes. Raises OSError."""
+        """`scratch`: the private folder for the data of the processes."""
         module, *arguments = launch.command()
         super().__init__(module, arguments, on_event, self._launcher_ended)
-        self._meeting = Scratch(runtime_folder())
+        self._meeting: Scratch | None = None
         self._report_exit = on_exit
         self._launch = launch
         self._scratch = scratch
@@ -140,10 +140,11 @@ class TorchrunChild(Child):
         self._failed_ranks: set[int] = set()
         self._effect: Failed | None = None
         self._waiting: list[Command] = []
-        self._strangers = 0
+        self._strangers: list[asyncio.StreamWriter] = []
         self._failed = self._stopping = self._refused = False
 
     async def start(self) -> None:
+        self._meeting = Scratch(runtime_folder())
         self._server = await asyncio.start_server(self._serve, self._launch.host, 0, limit=FIRST_LINE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         env = {
@@ -184,19 +185,19 @@ class TorchrunChild(Child):
         self._server.close()
         for writer in self._connections.values():
             writer.close()
+        assert self._meeting is not None
         self._meeting.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank, from joining to its end."""
-        if self._strangers >= WAITING + 2 * self._launch.processes:
-            writer.close()
-            return
         keep_alive(writer.get_extra_info("socket"))
-        self._strangers += 1
+        self._strangers.append(writer)
+        if len(self._strangers) > WAITING + 2 * self._launch.processes:
+            self._strangers[0].transport.abort()  # the oldest: a process of the run shows the token at once
         try:
             joined = await self._joined(reader, str(writer.get_extra_info("peername")[0]))
         finally:
-            self._strangers -= 1
+            self._strangers.remove(writer)
         if joined is None or self.exited.is_set():
             writer.close()
             return

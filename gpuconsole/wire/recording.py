@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -20,6 +23,8 @@ MODE = 0o600
 MOST_LINE_BYTES = 16 * 2**20
 MOST_BYTES = 2**30
 """The longest line and the largest recording that are read, without compression. A day of training with ten steps a second has about 0.4 GB."""
+MOST_RATIO, LEAST_BYTES = 40, 32 * 2**20
+"""A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is refused. Recordings shrink to about a fourteenth."""
 ANOTHER_USER = "another user"
 
 
@@ -36,6 +41,8 @@ class RecordingWriter:
         self._file: IO[bytes] = os.fdopen(
             os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC) | os.O_CLOEXEC, MODE), "wb"
         )
+        with contextlib.suppress(OSError):  # a pipe, for example
+            os.fchmod(self._file.fileno(), MODE)
         self._flushed = 0.0
         now = time.monotonic()
         self.write(Hello(t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=time.time()))
@@ -69,15 +76,17 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
 
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    packed = path.suffix == ".gz"
+    most_bytes = min(MOST_BYTES, max(LEAST_BYTES, MOST_RATIO * path.stat().st_size)) if packed else MOST_BYTES
+    with gzip.open(path) if packed else path.open("rb") as file:
         number = read = 0
-        while line := file.readline(MOST_LINE_BYTES + 1):
+        while line := _next_line(file, path):
             number += 1
             read += len(line)
             if len(line) > MOST_LINE_BYTES:
                 raise RecordingError(f"{path}: line {number} has more than {MOST_LINE_BYTES / 2**20:g} MiB")
-            if read > MOST_BYTES:
-                raise RecordingError(f"{path}: a recording of more than {MOST_BYTES / 2**20:g} MiB is too large to be replayed")
+            if read > most_bytes:
+                raise RecordingError(f"{path}: a recording of more than {most_bytes / 2**20:.0f} MiB is too large to be replayed")
             try:
                 event = decode_event(line)
             except (msgspec.DecodeError, RecursionError) as error:
@@ -89,3 +98,11 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
             yield event
         if number == 0:
             raise RecordingError(f"{path}: empty, not a gpuconsole recording")
+
+
+def _next_line(file: gzip.GzipFile | io.BufferedReader, path: Path) -> bytes:
+    """At most one byte more than a line may have; empty at the end. Raises RecordingError for a damaged compressed file."""
+    try:
+        return file.readline(MOST_LINE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordingError(f"{path}: damaged: {error}") from None

@@ -171,7 +171,11 @@ def main() -> None:
     start = inbox.wait()
     code = 0
     if isinstance(start, Start):
-        scratch = make_scratch()
+        try:
+            scratch = make_scratch()
+        except OSError as error:
+            channel.send(Failed(now(), f"rank {world.rank} on {socket.gethostname()}: {error}"))
+            channel.end(1)
         set_up_environment(scratch.path)
         code = serve(channel, world, inbox, start, scratch.path)
         scratch.close()

@@ -30,6 +30,7 @@ def environment(rank: int, size: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo",
     }
 
 
@@ -41,16 +42,23 @@ def start(size: int) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-def supervise(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for the end of all processes. Returns 0 where all ended well, otherwise 1."""
-    while any(process.poll() is None for process in processes):
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def supervise(processes: list[subprocess.Popen[bytes]], ending: list[int]) -> int:
+    """Wait for the end of all processes, or for a signal in `ending`. Returns 0 where all ended well, otherwise 1."""
+    while not ending and any(process.poll() is None for process in processes):
         if any(process.returncode for process in processes):
             break
         time.sleep(LOOK_EVERY_S)
     failed = [(rank, process) for rank, process in enumerate(processes) if process.returncode]
     for rank, process in failed:
         code = process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         print(f"rank {rank} (pid: {process.pid}) {how}", file=sys.stderr, flush=True)
     end(processes)
     return 1 if failed else 0
@@ -72,15 +80,14 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 def main() -> int:
     die_with_parent()
     os.environ[LAUNCHER] = str(os.getpid())
-    processes = start(int(sys.argv[1]))
+    ending: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        end(processes)
-        os._exit(128 + number)
+        ending.append(number)  # a handler must not wait: it may interrupt a wait for the same process
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    return supervise(processes)
+    return supervise(start(int(sys.argv[1])), ending)
 
 
 if __name__ == "__main__":

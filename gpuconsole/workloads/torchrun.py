@@ -23,6 +23,7 @@ CONNECT = "GPUCONSOLE_CONNECT"
 def main() -> None:
     die_with_parent()
     os.environ[LAUNCHER] = str(os.getpid())
+    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes: files in the current folder are no modules of ours
     if CONNECT in os.environ:
         with without_collections():
             from torch.distributed.run import main as run

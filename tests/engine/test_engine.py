@@ -198,7 +198,7 @@ def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off
         await until(lambda: engine.view().running_s > 0.5, 60)
         assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
         assert len(workers()) == 1
-        assert len(list(data_folder().glob(f"{PREFIX}{os.getpid()}-*"))) == 1
+        assert len(list(data_folder().glob(f"{PREFIX}*-{os.getpid()}-*"))) == 1
 
     with_engine(play)
-    assert not list(data_folder().glob(f"{PREFIX}{os.getpid()}-*"))
+    assert not list(data_folder().glob(f"{PREFIX}*-{os.getpid()}-*"))

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -108,6 +109,41 @@ def test_scratch_folders_of_live_consoles_stay_and_those_of_dead_ones_go(home: P
         holder.communicate()
     sweep_scratch()
     assert not path.exists()
+
+
+def test_folders_of_other_machines_stay_until_they_are_very_old(home: Path) -> None:
+    """A home folder may be shared by NFS. A lock of another machine is not seen here."""
+    for name, age_s in (("scratch-0123abcd-1-used", 3600.0), ("scratch-0123abcd-1-forgotten", 15 * 86400.0)):
+        folder = data_folder() / name
+        folder.mkdir()
+        os.utime(folder, (time.time() - age_s,) * 2)
+    sweep_scratch()
+    assert [path.name for path in data_folder().iterdir()] == ["scratch-0123abcd-1-used"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
+def test_nothing_is_created_in_the_home_folder_of_another_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sudo may keep HOME. A folder of root's in a user's cache would stop gpuconsole for that user."""
+    (home / "cache").mkdir()
+    os.chown(home / "cache", 12345, 12345)
+    monkeypatch.setattr(folders.pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    with pytest.raises(NoPrivateFolder, match="belongs to another user"):
+        data_folder()
+    assert list((home / "cache").iterdir()) == []
+
+
+def test_the_folder_for_sockets_serves_for_data_where_there_is_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(*words: object) -> str:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(folders.platformdirs, "user_cache_dir", no_home)
+    monkeypatch.setattr(folders.pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    with pytest.raises(NoPrivateFolder, match="Set XDG_RUNTIME_DIR"):
+        data_folder()
+    sweep_scratch()  # says nothing
+    (home / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
+    assert data_folder() == runtime_folder() == home / "run" / "gpuconsole"
 
 
 def test_a_scratch_folder_goes_when_it_is_closed(home: Path) -> None:

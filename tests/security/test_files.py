@@ -18,6 +18,7 @@ from gpuconsole.engine.recorder import Recorder
 from gpuconsole.experiments.baselines import keep_run
 from gpuconsole.model.experiments.baseline import BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
+from gpuconsole.model.folders import BOOT_ID
 from gpuconsole.model.machine.process import Process
 from gpuconsole.processes.terminal.holder import Holder
 from gpuconsole.session.api import SessionError
@@ -56,7 +57,7 @@ def test_a_folder_that_another_user_left_stops_no_command(cli: Cli) -> None:
 
 def test_an_own_folder_of_many_levels_stops_no_command(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    nested = tmp_path / "gpuconsole" / "run" / "scratch-1-x"
+    nested = tmp_path / "gpuconsole" / "run" / f"scratch-{BOOT_ID.read_text()[:8]}-1-x"
     nested.mkdir(parents=True)
     here = os.getcwd()
     try:
@@ -240,6 +241,26 @@ def test_a_compressed_recording_of_one_endless_line_takes_no_memory(tmp_path: Pa
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_compressed_recording_that_unpacks_to_far_more_than_recordings_do_is_refused(tmp_path: Path) -> None:
+    RecordingWriter(tmp_path / "head.jsonl").close()
+    with gzip.open(tmp_path / "bomb.jsonl.gz", "wb") as file:
+        file.write((tmp_path / "head.jsonl").read_bytes())
+        file.write(b'{"event": "note", "t": 1.0, "text": "' + b"x" * 2**20 + b'"}\n')
+        file.write((b'{"event": "note", "t": 1.0, "text": "' + b"x" * 2**20 + b'"}\n') * 40)
+    with pytest.raises(RecordingError, match="a recording of more than 32 MiB is too large"):
+        list(read_recording(tmp_path / "bomb.jsonl.gz"))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "changed", "not compressed"])
+def test_a_damaged_compressed_recording_is_refused_in_one_line(cli: Cli, tmp_path: Path, damage: str) -> None:
+    RecordingWriter(tmp_path / "head.jsonl").close()
+    data = gzip.compress((tmp_path / "head.jsonl").read_bytes() * 50)
+    damaged = {"cut off": data[:-20], "changed": data[:30] + b"\xff" * 20 + data[50:], "not compressed": b"x" * 100}[damage]
+    (tmp_path / "damaged.jsonl.gz").write_bytes(damaged)
+    done = cli("replay", "damaged.jsonl.gz", "--headless")
+    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_recording_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

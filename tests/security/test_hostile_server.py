@@ -83,6 +83,37 @@ def test_a_small_answer_that_unpacks_to_much_takes_no_memory(ask: Callable[[str]
     assert said == ServerFacts() or "more than 8 MiB" in str(said)
 
 
+def test_what_follows_a_compressed_answer_is_not_kept() -> None:
+    """zlib keeps what comes after the end of a stream, however much that is."""
+
+    async def trailer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Encoding": "gzip"})
+        await response.prepare(request)
+        await response.write(gzip.compress(b'{"data": [{"id": "small"}]}'))
+        for _ in range(100):
+            await response.write(b"x" * 2**20)
+        return response
+
+    tracemalloc.start()
+    try:
+        assert against(trailer, models) == "small"
+        assert tracemalloc.get_traced_memory()[1] < 40 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_refusal_of_many_levels_is_a_failed_request() -> None:
+    async def refused(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="[" * 4096)
+
+    async def request(url: str) -> str:
+        async with await connect("") as session:
+            client = Client(session, url, "m", chat=False, timeout_s=5.0, note=lambda text: None)
+            return (await client.ask("a prompt", 6, now(), lambda new: None)).error
+
+    assert "HTTP 400" in against(refused, request)
+
+
 def test_an_honest_compressed_answer_is_read() -> None:
     async def listed(request: web.Request) -> web.Response:
         return web.Response(body=gzip.compress(b'{"data": [{"id": "small"}]}'), headers={"Content-Encoding": "gzip"})

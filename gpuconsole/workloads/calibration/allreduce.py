@@ -78,8 +78,8 @@ def _rank(rank: int, world: int, backend: str, folder: str, budget_s: float, env
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    if backend == "gloo" and sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # both processes are on this machine, whatever the host's name resolves to
+    if sys.platform == "linux":  # all processes are on this machine, whatever the host's name resolves to
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":

@@ -65,6 +65,8 @@ async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             while block:
                 yield unpacker.decompress(block, PIECE_BYTES)
                 block = unpacker.unconsumed_tail
+            if unpacker.eof:  # what follows is no part of the answer, and would be kept
+                return
         except zlib.error:
             raise ValueError("the answer is not compressed as it says") from None
 

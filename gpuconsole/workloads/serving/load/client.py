@@ -266,7 +266,7 @@ def in_one_line(text: str) -> str:
     """The server's reason in the body of a refusal; empty for an empty body. Known forms: OpenAI's `error`, FastAPI's `detail`, a plain text."""
     try:
         said = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         said = text
     if isinstance(said, dict):
         said = said.get("error", said.get("detail", said))

@@ -56,7 +56,7 @@ async def _token_scores(session: aiohttp.ClientSession, url: str, model: str, te
 
 
 async def finds_passkey(session: aiohttp.ClientSession, url: str, model: str, characters: int, depth: float, seed: int) -> bool:
-    """Whether the server finds a number at `depth` (0 to 1) in a text of about `length` characters. Raises RequestFailed."""
+    """Whether the server finds a number at `depth` (0 to 1) in a text of about `characters` characters. Raises RequestFailed."""
     key = str(random.Random(f"{seed} {characters} {depth}").randrange(10_000, 100_000))
     choice = await _ask(
         session,
@@ -86,6 +86,6 @@ async def _ask(session: aiohttp.ClientSession, address: str, body: dict[str, Any
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
         raise RequestFailed(f"{type(problem).__name__}: {visible(str(problem))[:120]}") from None
     choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not choices or not isinstance(choices[0], dict):
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise RequestFailed("an answer without choices")
     return dict(choices[0])
