@@ -185,7 +185,8 @@ class JobFolder:
 
 
 class JobChild(Child):
-    """The user's command and its processes. Each process that trains is a rank; commands go to every rank, and the leader's answer counts.
+    """The user's command and its processes. Each process that trains is a rank; commands go to every rank. The leader's
+    answer counts, unless another rank refuses.
 
     The command stays in the process group of the console, as with `time` or `env`: keys such as Ctrl-C and Ctrl-Z act on both alike, and the
     shell knows one job.
@@ -401,11 +402,14 @@ class JobChild(Child):
         self._on_rank_event(await analysed(event), fold, rank)
 
     def _settle_answers(self) -> None:
-        """Pass on the answers that every rank has given: the first refusal, else the first answer."""
+        """Pass on the answers that every rank has given: the first refusal, else the leader's. Answers of ranks that have left count only
+        where all have left, as at the end of the job."""
         for request, answers in list(self._answers.items()):
-            if len(answers) >= len(self._ranks):
+            present = self._ranks.keys() or answers.keys()
+            if present <= answers.keys():
                 del self._answers[request]
-                self._on_event(next((answer for answer in answers.values() if answer.error), next(iter(answers.values()))))
+                given = [answers[rank] for rank in sorted(present)]
+                self._on_event(next((answer for answer in given if answer.error), given[0]))
 
     # --- end ------------------------------------------------------------------------------------------------
 

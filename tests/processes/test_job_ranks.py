@@ -13,7 +13,7 @@ import pytest
 from gpuconsole.agent.hooks import described
 from gpuconsole.agent.hooks.connection import Connection
 from gpuconsole.processes.job import JobChild, JobCommand
-from gpuconsole.wire.events import AnyEvent, Note, RankJoined, Steps
+from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, RankJoined, SetKnobs, Steps
 
 AGENT = """
 import base64, json, os, socket, struct, sys, time
@@ -29,9 +29,35 @@ def agent(rank, world_size, pid):
     step = struct.pack("<IdIIdBBHI", pid, 1.0, 8, 0, 0.5, 0, 0, 0, 1) + bytes([9]) + struct.pack("<d", 2.0)
     send(event="segments", packed=base64.b64encode(step).decode(), cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=0.0, dropped=0, rank=0, counters={})
     return line
+def answer(line, step, knobs, error=None):
+    line.sendall(json.dumps({"t": 2.0, "event": "knobsset", "request": 1, "step": step, "knobs": knobs, "error": error}).encode() + b"\\n")
+def asked(*lines):
+    for line in lines:
+        line.recv(1000)
 """
 TWO_RANKS = "lines = [agent(0, 2, 7), agent(1, 2, 8)]; time.sleep(0.3)"
 TWO_TRAININGS = "first = agent(0, 1, 7); time.sleep(0.3); second = agent(0, 1, 8); second.recv(100)"
+LEADER_LAST = """
+leader, other = agent(0, 2, 7), agent(1, 2, 8)
+asked(leader, other)
+answer(other, 9, {"num_workers": 2})
+time.sleep(0.2)
+answer(leader, 8, {"num_workers": 4})
+"""
+OTHER_LEAVES = """
+leader, other = agent(0, 2, 7), agent(1, 2, 8)
+asked(leader, other)
+answer(other, 9, {"num_workers": 2})
+other.close()
+time.sleep(0.2)
+answer(leader, 8, {"num_workers": 4})
+"""
+OTHER_REFUSES = """
+leader, other = agent(0, 2, 7), agent(1, 2, 8)
+asked(leader, other)
+answer(leader, 8, {"num_workers": 4})
+answer(other, 9, {"num_workers": 2}, "no room")
+"""
 
 SILENT = "agent(0, 1, os.getpid()).close(); time.sleep(2)"
 SLOW_END = """
@@ -61,6 +87,30 @@ def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
     events = asyncio.run(events_of(AGENT + TWO_RANKS, tmp_path))
     assert [(steps.rank, steps.steps[0].index) for steps in events if isinstance(steps, Steps)] == [(0, 7), (1, 8)]
     assert sorted(joined.rank for joined in events if isinstance(joined, RankJoined)) == [0, 1]
+
+
+async def answer_of(program: str, folder: Path) -> KnobsSet:
+    """The answer of a job of two ranks to a change."""
+    events: list[AnyEvent] = []
+    child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), folder, events.append, lambda code: None)
+    await child.start()
+    async with asyncio.timeout(20):
+        while sum(isinstance(event, RankJoined) for event in events) < 2:
+            await asyncio.sleep(0.01)
+        child.send(SetKnobs(1, {"num_workers": 4}))
+        await child.exited.wait()
+    (answer,) = (event for event in events if isinstance(event, KnobsSet))
+    return answer
+
+
+@pytest.mark.parametrize("program", [LEADER_LAST, OTHER_LEAVES], ids=["comes last", "another has left"])
+def test_the_answer_of_the_leading_rank_counts(program: str, tmp_path: Path) -> None:
+    """Also where it comes last, and where a rank has answered and left."""
+    assert asyncio.run(answer_of(program, tmp_path)).knobs == {"num_workers": 4}
+
+
+def test_one_rank_that_refuses_refuses_for_all(tmp_path: Path) -> None:
+    assert asyncio.run(answer_of(OTHER_REFUSES, tmp_path)).error == "no room"
 
 
 def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
