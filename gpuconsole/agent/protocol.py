@@ -185,7 +185,7 @@ class Channel(Protocol):
 class SetKnobs:
     """Change live knobs between two steps. Later steps carry `arm`.
 
-    `at_step`: in a user's job with several processes, the step from which the change is in force in all of them; 0: the next step.
+    `at_step`: a user's job does not begin the change before this step; 0: the next step.
     `numerics`: the user has agreed to changes that alter the numbers of the user's own job.
     """
 

@@ -403,13 +403,21 @@ class JobChild(Child):
 
     def _settle_answers(self) -> None:
         """Pass on the answers that every rank has given: the first refusal, else the leader's. Answers of ranks that have left count only
-        where all have left, as at the end of the job."""
+        where all have left, as at the end of the job.
+
+        A change is in force from the last of the ranks' first steps with it: a rank may take the command some steps after the others, or may
+        rehearse new loader workers for longer. All ranks count the same steps, because each step needs all of them.
+        """
         for request, answers in list(self._answers.items()):
             present = self._ranks.keys() or answers.keys()
             if present <= answers.keys():
                 del self._answers[request]
                 given = [answers[rank] for rank in sorted(present)]
-                self._on_event(next((answer for answer in given if answer.error), given[0]))
+                settled = next((answer for answer in given if answer.error), given[0])
+                if isinstance(settled, KnobsSet) and not settled.error:
+                    first_step = max(answer.step for answer in given if isinstance(answer, KnobsSet))
+                    settled = msgspec.structs.replace(settled, step=first_step)
+                self._on_event(settled)
 
     # --- end ------------------------------------------------------------------------------------------------
 

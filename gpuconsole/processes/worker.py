@@ -81,6 +81,9 @@ class WorkerHandle:
         self._new_steps = asyncio.Event()
         self._released = asyncio.Event()
         self.trial_steps: list[Step] = []
+        """The leading rank's steps on a side of a trial, since the owner last cleared the list. All ranks made them with the knobs of the last change."""
+        self._in_force_from = 0
+        """The first step that all ranks make with the knobs of the last change."""
         self.joined: list[RankJoined] = []
         self.probed: list[str] = []
         self.allows_numerics = job is not None and job.allows_numerics
@@ -208,6 +211,9 @@ class WorkerHandle:
 
     def _on_event(self, event: AnyEvent) -> None:
         self.knobs = confirmed_knobs(event) or self.knobs
+        if isinstance(event, KnobsSet) and not event.error:
+            self._in_force_from = event.step
+            self.trial_steps[:] = [step for step in self.trial_steps if step.index >= event.step]
         self.listener(event)
         if isinstance(event, KnobsSet | ProbeDone | Profiled | Paused):
             answer = self._answers.pop(event.request, None)
@@ -216,7 +222,7 @@ class WorkerHandle:
         elif isinstance(event, Steps):
             if not self.leads(event.rank):
                 return
-            self.trial_steps += [step for step in event.steps if step.arm]
+            self.trial_steps += [step for step in event.steps if step.arm and step.index >= self._in_force_from]
             self._new_steps.set()
         elif isinstance(event, Failed):
             self.failed = event

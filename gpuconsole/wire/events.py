@@ -277,7 +277,7 @@ class ServerState(Event, frozen=True):
 
 
 class KnobsSet(Event, frozen=True):
-    """The answer to SetKnobs. `knobs` are in force from `step` on. With `error` the change was refused, and `knobs` are the old knobs."""
+    """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error` the change was refused, and `knobs` are the old knobs."""
 
     request: int
     step: int
@@ -433,8 +433,9 @@ class Start(Command, frozen=True):
 
 
 class SetKnobs(Command, frozen=True):
-    """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: in a user's job with several processes, the step from which the
-    change is in force in all of them; 0: the next step. `numerics`: the user has agreed to changes that alter the numbers of the user's own job."""
+    """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: a user's job does not begin the change before this step. The console
+    sends 0, the next step: it learns from the answers when the change is in force in all processes. `numerics`: the user has agreed to changes that
+    alter the numbers of the user's own job."""
 
     request: int
     changes: Knobs

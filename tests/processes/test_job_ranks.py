@@ -12,7 +12,10 @@ import pytest
 
 from gpuconsole.agent.hooks import described
 from gpuconsole.agent.hooks.connection import Connection
+from gpuconsole.experiments.blocks import CHANGED
+from gpuconsole.experiments.trial import OneWorker
 from gpuconsole.processes.job import JobChild, JobCommand
+from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, RankJoined, SetKnobs, Steps
 
 AGENT = """
@@ -26,9 +29,12 @@ def agent(rank, world_size, pid):
         line.sendall(json.dumps({"t": 1.0, **message}).encode() + b"\\n")
     send(event="jobprocess", pid=pid, parent=1, script="train.py", python="3", torch="2", rank=0, world_size=1, token=os.environ["GPUCONSOLE_TOKEN"])
     send(event="rankjoined", rank=rank, host="here", pid=pid, leads=rank == 0, world_size=world_size)
-    step = struct.pack("<IdIIdBBHI", pid, 1.0, 8, 0, 0.5, 0, 0, 0, 1) + bytes([9]) + struct.pack("<d", 2.0)
-    send(event="segments", packed=base64.b64encode(step).decode(), cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=0.0, dropped=0, rank=0, counters={})
+    steps(line, 0, pid)
     return line
+def steps(line, arm, *indices):
+    packed = b"".join(struct.pack("<IdIIdBBHI", index, 1.0, 8, 0, 0.5, arm, 0, 0, 1) + bytes([9]) + struct.pack("<d", 2.0) for index in indices)
+    counts = dict(cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=0.0, dropped=0, rank=0, counters={})
+    line.sendall(json.dumps({"t": 1.0, "event": "segments", "packed": base64.b64encode(packed).decode(), **counts}).encode() + b"\\n")
 def answer(line, step, knobs, error=None):
     line.sendall(json.dumps({"t": 2.0, "event": "knobsset", "request": 1, "step": step, "knobs": knobs, "error": error}).encode() + b"\\n")
 def asked(*lines):
@@ -57,6 +63,16 @@ leader, other = agent(0, 2, 7), agent(1, 2, 8)
 asked(leader, other)
 answer(leader, 8, {"num_workers": 4})
 answer(other, 9, {"num_workers": 2}, "no room")
+"""
+REHEARSES_LONGER = """
+leader, other = agent(0, 2, 7), agent(1, 2, 8)
+asked(leader, other)
+answer(leader, 9, {"num_workers": 4})
+steps(leader, 2, 9, 10)
+time.sleep(0.2)
+answer(other, 12, {"num_workers": 4})
+time.sleep(0.2)
+steps(leader, 2, 11, 12, 13)
 """
 
 SILENT = "agent(0, 1, os.getpid()).close(); time.sleep(2)"
@@ -111,6 +127,28 @@ def test_the_answer_of_the_leading_rank_counts(program: str, tmp_path: Path) -> 
 
 def test_one_rank_that_refuses_refuses_for_all(tmp_path: Path) -> None:
     assert asyncio.run(answer_of(OTHER_REFUSES, tmp_path)).error == "no room"
+
+
+def test_the_steps_of_a_trial_are_those_that_all_ranks_made_with_its_change(tmp_path: Path) -> None:
+    """A rank may be ready some steps after the leader, and some of these steps reach the console after its answer."""
+
+    async def counted() -> list[int]:
+        ended, joined = asyncio.Event(), list[RankJoined]()
+        program = (sys.executable, "-c", AGENT + REHEARSES_LONGER)
+        worker = WorkerHandle(
+            lambda event: joined.append(event) if isinstance(event, RankJoined) else None,
+            lambda gone, code: ended.set(),
+            job=JobCommand(program),
+        )
+        await worker.launch()
+        async with asyncio.timeout(20):
+            while len(joined) < 2:
+                await asyncio.sleep(0.01)
+            await OneWorker(worker, {"num_workers": 0}, {"num_workers": 4}).switch_to(CHANGED)
+            await ended.wait()
+        return [step.index for step in worker.trial_steps]
+
+    assert asyncio.run(counted()) == [12, 13]
 
 
 def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
