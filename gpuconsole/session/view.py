@@ -176,9 +176,9 @@ def prelude(state: SessionState, environment: Environment, last_started: Started
     events += [Unavailable(now, device, metrics) for device, metrics in state.unavailable.items()]
     events += [DeviceLost(now, device, reason) for device, reason in state.lost.items()]
     if state.record is not None:
-        run = state.record.run
+        run, objective = state.record.run, state.record.objective
         of_run = (run.id, run.scenario, run.workload, run.knobs, run.device)
-        events.append(RunOpened(now, *of_run, elsewhere=run.elsewhere, digest=run.command_digest, command=run.command))
+        events.append(RunOpened(now, *of_run, objective=objective, elsewhere=run.elsewhere, digest=run.command_digest, command=run.command))
         if run.job is not None:
             events.append(JobKnown(now, 0, run.job))
         events += [msgspec.structs.replace(joined, t=now) for joined in state.record.ranks.joined]

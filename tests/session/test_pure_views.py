@@ -11,10 +11,10 @@ import pytest
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.machine.device import Device, Peaks
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.model.serving import Request
+from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.snapshot import Environment, encode
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import bucketed, make_snapshot, make_view, points, prelude
+from gpuconsole.session.view import bucketed, make_snapshot, make_view, points, prelude, run_now
 from gpuconsole.wire.events import (
     AnyEvent,
     DeviceLost,
@@ -166,3 +166,15 @@ def test_a_snapshot_says_when_each_trial_began_and_ended() -> None:
         state.apply(event)
     (kept,) = make_snapshot(state, Environment(), 121.0).trials
     assert (kept.begun_s, kept.ended_s, kept.state) == (12.0, 20.0, "done")
+
+
+def test_a_recording_that_begins_in_a_serving_run_counts_the_requests_within_the_objective() -> None:
+    opened, started, *work = serving()
+    limited = msgspec.structs.replace(opened, objective=Objective(ttft_s=0.5))
+    state = fed(machine(), [limited, started])
+    recorded = prelude(state, state.environment, started if isinstance(started, Started) else None, 0.0)
+    replayed = fed([Hello(0.0, "runtime", 1, "x", 1e9), *recorded, *work])
+    assert replayed.record is not None
+    summary = run_now(replayed, replayed.record).summary
+    assert summary.requests_per_s is not None
+    assert summary.goodput_per_s == summary.requests_per_s.mean, "each request has its first token after 0.1 s"
