@@ -159,6 +159,32 @@ def test_a_knob_stays_chosen_when_its_row_moves() -> None:
     on_screen(many_knobs(), body)
 
 
+def test_a_typed_value_never_goes_to_another_knob_than_the_one_that_is_edited() -> None:
+    """A model server that restarts reports no settings for a while: the edited knob leaves the list, and a neighbour is selected."""
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        before = api.shown
+        await pilot.press("k")
+        await shows(app, "> batch_size")
+        await pilot.press("enter", "backspace", "1", "6")
+        await shows(app, "batch_size: int 1..65536")
+        knobs = {name: value for name, value in before.runs[-1].knobs.items() if name != "batch_size"}
+        api.shown = msgspec.structs.replace(before, runs=(msgspec.structs.replace(before.runs[-1], knobs=knobs),))
+        await shows(app, "> log_every")
+        assert "batch_size: int 1..65536" in text_of(app), "the heading says what is edited"
+        await pilot.press("enter")
+        await shows(app, "batch_size: the run has no such knob now")
+        assert "1 -> 16" not in text_of(app)
+        api.shown = before
+        await shows(app, "> batch_size")
+        await pilot.press("enter")
+        await shows(app, "batch_size 8 -> 16")
+        await pilot.press("escape")
+        await until(lambda: isinstance(app.screen, MainScreen))
+
+    on_screen(gpu_view(), body)
+
+
 @pytest.mark.parametrize(("width", "height"), [(120, 35), (80, 19)])
 @pytest.mark.parametrize("device", [Device("cpu", "host CPU"), H200], ids=lambda device: device.id)
 def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, device: Device) -> None:

@@ -28,6 +28,8 @@ class KnobsScreen(ListScreen):
     def __init__(self, api: SessionApi, actions: Actions) -> None:
         super().__init__(api, actions)
         self._pending: Knobs = {}
+        self._edited = ""
+        """The knob whose value is being typed; empty while none is. Its row may leave the list meanwhile, and another row is selected then."""
         self._input = Input(compact=True, id="value")
         self._input.display = False
         self._message = ("", "")
@@ -54,6 +56,8 @@ class KnobsScreen(ListScreen):
         """New values. An edited value waits until it is in force."""
         values = view.run.settings if view.run is not None else {}
         self._pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
+        if self._edited:
+            self.list_zone.select(self._edited)
         super().show(view)
 
     def show_summary(self) -> None:
@@ -83,7 +87,8 @@ class KnobsScreen(ListScreen):
         self.action_edit()
 
     def on_move(self) -> None:
-        self._message = ("", "")
+        if not self._edited:
+            self._message = ("", "")
         super().on_move()
 
     def action_edit(self) -> None:
@@ -91,6 +96,7 @@ class KnobsScreen(ListScreen):
             return
         knob = CATALOGUE[self._selected]
         self._say(f"{knob.name}: {knob.allowed()}; enter takes the value, escape does not")
+        self._edited = knob.name
         self._input.value = show(self._pending.get(knob.name, self._state.values[knob.name]))
         self._input.display = self.list_zone.locked = True
         self.set_focus(self._input)
@@ -99,19 +105,23 @@ class KnobsScreen(ListScreen):
         if event.input is not self._input:
             super().on_input_submitted(event)
             return
+        name, values = self._edited, self._state.values
+        if name not in values:
+            self._say(f"{name}: the run has no such knob now; escape ends the edit", "alert")
+            return
         try:
-            value = CATALOGUE[self._selected].parse(event.value.strip())
+            value = CATALOGUE[name].parse(event.value.strip())
         except KnobError as error:
             self._say(str(error), "alert")
             return
-        self._pending.pop(self._selected, None)
-        if value != self._state.values[self._selected]:
-            self._pending[self._selected] = value
+        self._pending.pop(name, None)
+        if value != values[name]:
+            self._pending[name] = value
         self._end_edit()
 
     def _end_edit(self) -> None:
         self._input.display = self.list_zone.locked = False
-        self._message = ("", "")
+        self._message, self._edited = ("", ""), ""
         self.set_focus(None)
         self.show(self._view)
 
