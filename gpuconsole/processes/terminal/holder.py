@@ -43,6 +43,7 @@ class Holder:
         self._tail = bytearray()
         self._left_out = 0
         self._next_send = 0.0
+        os.set_blocking(master, False)  # nothing may be left of what `select` saw, and the console must not wait for more output then
         console.setblocking(False)
 
     def run(self) -> None:
@@ -72,6 +73,8 @@ class Holder:
         """Take what the job has printed; False when nobody can print any more."""
         try:
             chunk = os.read(self._master, 1 << 16)
+        except BlockingIOError:  # nothing to read now: the terminal was closed and opened again, or its output was discarded
+            return True
         except OSError:  # EIO: no process has the terminal open
             return False
         if not chunk:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from gpuconsole.processes.terminal.holder import Holder
 from gpuconsole.processes.terminal.pty import JobTerminal
 from tests.waiting import gone, until, wait_until
 
@@ -150,3 +156,42 @@ def test_a_command_that_cannot_be_run_has_the_exit_code_of_a_shell(tmp_path: Pat
                 assert process.returncode == code
 
     run(work)
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["after typing", "nothing typed"])
+def test_a_terminal_with_nothing_to_read_after_all_is_not_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool) -> None:
+    """The last process of the job that has the terminal open closes it, and another one opens it again between the holder's look and its read.
+    The holder goes on: its end would end the job by SIGHUP. What it has read already goes to the console without waiting for more.
+    `typed`: the console has typed a line before, which makes reads of the terminal return at once."""
+    master, slave = os.openpty()
+    name, slaves = os.ttyname(slave), [slave]
+    ours, theirs = socket.socketpair()
+    really_select, looks = select.select, itertools.count(1)
+
+    def look(*files: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        if next(looks) != 2:
+            return really_select(*files)
+        os.close(slaves.pop())
+        ready = really_select(*files)
+        slaves.append(os.open(name, os.O_RDWR | os.O_NOCTTY))
+        return ready
+
+    monkeypatch.setattr(select, "select", look)
+    holder = Holder(master, theirs, "", str(tmp_path / "job.log"))
+    if typed:
+        os.set_blocking(master, False)
+    holding = threading.Thread(target=holder.run, daemon=True)
+    ours.settimeout(5)
+    os.write(slave, b"before")
+    holding.start()
+    try:
+        assert ours.recv(100) == b"before"
+        os.write(slaves[0], b"after")
+        assert ours.recv(100) == b"after", "the holder reads on"
+    finally:
+        os.close(slaves[0])
+        holding.join(5)
+        os.close(master)
+        ours.close()
+        theirs.close()
+    assert not holding.is_alive(), "the holder ends with the job"
