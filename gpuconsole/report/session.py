@@ -8,13 +8,13 @@ from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.report.ansi import Paint, plain
 from gpuconsole.report.experiments.trial import trial_report
-from gpuconsole.report.parts import BLANK, Report, labelled, printed
+from gpuconsole.report.parts import BLANK, Report, printed
 from gpuconsole.report.run.attainable import attainable_report
 from gpuconsole.report.run.findings import firing_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.profile import profile_report
 from gpuconsole.report.run.runs import runs_table
-from gpuconsole.report.run.summary import figures, run_head
+from gpuconsole.report.run.summary import cause_report, figures, run_head
 
 
 def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
@@ -40,9 +40,8 @@ def run_text(run: Run, trials: list[Trial], paint: Paint = plain) -> str:
 
 
 def run_report(run: Run) -> Report:
-    """The error of a run, its figures, attainable rate, models and profile."""
-    inside: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
-    inside += figures(run)
+    """What went wrong in a run, its figures, attainable rate, models and profile."""
+    inside = [*cause_report(run), *figures(run)]
     larger = [part for part in (attainable_report(run), models_report(run), profile_report(run)) if part]
     for part in larger:
         inside += [BLANK, *part]

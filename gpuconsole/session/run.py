@@ -44,6 +44,9 @@ LIVE_EVERY_S = 1.0
 STEP_TIMES = 1000
 """Number of recent steps whose durations are in a view; in a serving run, of recent requests."""
 
+TRACEBACK_LINES, TRACEBACK_COLUMNS = 12, 300
+"""What is kept of a traceback: its last lines, each with so many characters. The message of an error of torch may have hundreds of lines."""
+
 
 class RunRecord:
     """Builds the stored part of a `Run` from its events.
@@ -100,6 +103,7 @@ class RunRecord:
         self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
         self.run.job, self.run.unavailable, self.run.effects = before.run.job, dict(before.run.unavailable), before.run.effects
+        self.run.traceback = before.run.traceback
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -113,6 +117,7 @@ class RunRecord:
                 self._started(event)
             case AgentOff() if event.where:
                 self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
+                self.run.traceback = _last_lines(event.detail)
             case JobKnown():
                 self.run.job = event.facts
             case RankJoined():
@@ -130,7 +135,7 @@ class RunRecord:
             case Profiled():
                 self._profiled(event)
             case Failed():
-                self.run.error = event.cause
+                self.run.error, self.run.traceback = event.cause, _last_lines(event.detail)
             case RunClosed():
                 self._close(event)
             case Processes():
@@ -272,3 +277,8 @@ class RunRecord:
         if start is not None:
             self.steady_t = steps[start].t
             self.run.steady_from_s = steps[start].t - (self.first_step_t or steps[start].t)
+
+
+def _last_lines(detail: str) -> list[str]:
+    """The last lines of a traceback that are not empty."""
+    return [row[:TRACEBACK_COLUMNS] for row in detail.splitlines() if row.strip()][-TRACEBACK_LINES:]

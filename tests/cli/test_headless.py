@@ -100,4 +100,7 @@ def test_a_failing_workload_is_exit_code_1_with_its_cause(cli: Cli, tmp_path: Pa
     done = cli("run", "train-gpt", "--headless", *args, preexec_fn=little_memory)
     assert done.returncode == 1
     assert "out of memory at batch_size 65536" in done.stderr
-    assert json.loads((tmp_path / "s.json").read_text())["runs"][0]["state"] == "failed"
+    assert '  File "' in done.stdout, "the end of the traceback"
+    (run,) = json.loads((tmp_path / "s.json").read_text())["runs"]
+    assert run["state"] == "failed"
+    assert any("Error" in row for row in run["traceback"])

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+
+import jsonschema
 import msgspec
+import pytest
 
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job.facts import JOB
 from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.model.snapshot import Environment, decode, encode, json_schema
 from gpuconsole.report import facts
 from gpuconsole.report.experiments.trial import paint_done
 from gpuconsole.report.parts import printed
-from gpuconsole.report.run.findings import firing_report
+from gpuconsole.report.run.findings import firing_report, paint_details
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.run.summary import figures, run_head
+from gpuconsole.report.session import session_text
 from gpuconsole.session.api import View
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import make_snapshot, run_now
+from gpuconsole.wire.events import AgentOff, AnyEvent, Failed, RunClosed, RunOpened
 from tests.tui.fake_session import KNOBS, cpu_view, gpu_view
 from tests.tui.test_paint import text
 
@@ -97,3 +106,43 @@ def test_a_job_with_one_step_and_without_known_samples() -> None:
     job = Run("1", "train.py", JOB, {}, "cpu", "finished", duration_s=6.0, summary=Summary(steps=1))
     assert "6.0 s, 1 steady step)" in printed([run_head(job)])
     assert "n/a: the number of samples in a batch is not known" in printed(figures(job))
+
+
+DETAIL = "\n".join(f'  File "gpt.py", line {n}, in forward' for n in range(30)) + "\n\n\tx = y\x1b[2J\nRuntimeError: " + "bad " * 200 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("workload", "end", "label"),
+    [
+        ("training.gpt", [Failed(2.0, "a bad shape", DETAIL), RunClosed(3.0, "1", "failed", "a bad shape")], "error"),
+        (JOB, [AgentOff(2.0, 12, 0, "data.next", "KeyError: 'x'", DETAIL)], "agent"),
+    ],
+    ids=["failed", "agent off"],
+)
+def test_the_end_of_a_traceback_is_in_the_details_in_the_summary_and_in_the_snapshot(
+    workload: str, end: list[AnyEvent], label: str
+) -> None:
+    state = SessionState()
+    for event in [RunOpened(1.0, "1", "x", workload, {}, "cpu"), *end]:
+        state.apply(event)
+    snapshot = make_snapshot(state, Environment(), 4.0)
+    assert state.record is not None
+    shown = msgspec.structs.replace(cpu_view(), runs=(run_now(state, state.record),))
+    for report in (session_text(snapshot), text(paint_details(shown, 120))):
+        lines = report.splitlines()
+        first = next(n for n, row in enumerate(lines) if row.lstrip().startswith(label))
+        assert "a bad shape" in lines[first] or "KeyError: 'x'" in lines[first]
+        assert lines[first + 1].strip() == 'File "gpt.py", line 20, in forward', "the last twelve lines that are not empty"
+        assert "x = y\\x1b[2J" in report and "\x1b" not in report
+        assert "RuntimeError: bad bad" in report and "bad " * 100 not in report
+    raw = json.loads(encode(snapshot))
+    jsonschema.validate(raw, json_schema())
+    assert len(raw["runs"][0]["traceback"]) == 12
+    assert decode(encode(snapshot))[0] == snapshot
+
+
+def test_a_run_without_a_traceback_has_no_such_field_in_the_snapshot() -> None:
+    state = SessionState()
+    for event in (RunOpened(1.0, "1", "x", "training.gpt", {}, "cpu"), Failed(2.0, "out of memory"), RunClosed(3.0, "1", "failed")):
+        state.apply(event)
+    assert b"traceback" not in encode(make_snapshot(state, Environment(), 4.0))

@@ -17,7 +17,7 @@ from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
 from gpuconsole.report.run.attainable import attainable_report
 from gpuconsole.report.run.serving import server_report
-from gpuconsole.report.run.summary import figures, run_head
+from gpuconsole.report.run.summary import cause_report, figures, run_head
 from gpuconsole.session.api import View
 
 RULE_COLUMN = 38
@@ -34,8 +34,9 @@ def paint_details(view: View, width: int) -> list[Row]:
 
 
 def details_report(run: Run) -> Report:
-    """The findings that fire, the attainable rate, the other findings by state, then the figures of the run."""
-    found: Report = []
+    """What went wrong, the findings that fire, the attainable rate, the other findings by state, then the figures of the run."""
+    cause = cause_report(run)
+    found: Report = [heading("What went wrong"), *cause, BLANK] if cause else []
     firing = facts.firing(run)
     if not firing:
         why = why_no_claim(run)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from gpuconsole.model.job.facts import AGENT
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
+from gpuconsole.model.text import visible
 from gpuconsole.report import units
+from gpuconsole.report.cells import clean
 from gpuconsole.report.parts import Line, Report, labelled
 from gpuconsole.report.run.account import account_segments
 from gpuconsole.report.run.attainable import share_text
 from gpuconsole.report.run.figures import costs, step_time, throughput, utilization, work
 from gpuconsole.report.run.serving import latency_report, request_report
 from gpuconsole.report.run.validity import validity_report
+
+
+def cause_report(run: Run) -> Report:
+    """Why a run failed, or why the agent of a job is off, with the last lines of the traceback; empty where nothing went wrong."""
+    found: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
+    if run.is_job and run.traceback:
+        found.append(labelled("agent", visible(run.unavailable.get(AGENT, "")), "alert"))
+    return [*found, *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback)]
 
 
 def figures(run: Run) -> Report:
