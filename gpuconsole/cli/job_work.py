@@ -231,7 +231,8 @@ def sweep_by_restarting(args: argparse.Namespace, vary: dict[str, list[Value]], 
 async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]], target: Path | None) -> int:
     engine = live_engine(args)
     words, mapped = tuple(args.job), {one.knob: one for one in args.restart_knobs}
-    base: Knobs = {name: _parsed(name, mapped[name].value_in(words)) or values[0] for name, values in vary.items()}
+    given = {name: _parsed(name, mapped[name].value_in(words)) for name in vary}
+    base: Knobs = {name: values[0] if (value := given[name]) is None else value for name, values in vary.items()}
     settings = points(vary, base, args.grid)
     commands = []
     for setting in settings:
