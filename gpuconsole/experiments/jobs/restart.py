@@ -139,9 +139,14 @@ async def sweep_by_restarts(
 
 
 async def _block_of(start: Start, point: Knobs) -> list[Step]:
-    """The steps of one block. Raises WorkerGone."""
+    """The steps of one block. Raises WorkerGone.
+
+    They have an arm, although there is one side only: the agent reads the run-queue delay on every such step, and on few of the others.
+    """
     knobs: Knobs = {**(start.started.knobs if start.started is not None else {}), **point}
-    plan, first = BlockPlan(knobs, point, of_job=True), len(start.steps)
-    while not plan.complete(start.steps[first:]):
+    plan = BlockPlan(knobs, point, of_job=True)
+    start.handle.trial_steps.clear()
+    start.handle.resume(BASELINE)
+    while not plan.complete(steps := [step for step in start.handle.trial_steps if step.kind == COUNTS]):
         await start.handle.next_steps()
-    return list(plan.trimmed(start.steps[first:]))
+    return list(plan.trimmed(steps))
