@@ -134,6 +134,17 @@ def chain(view: View) -> list[Run]:
     return found[::-1]
 
 
+def kept_changes(runs: Sequence[Run]) -> Knobs:
+    """The knobs that the console changed in the course of `runs` and that differ from the first run, with their values in the end.
+
+    The knobs of the user's own job are those that the agent has observed. They may differ without a change: where batches vary in size, the batch
+    size is that of the largest batch so far.
+    """
+    first, last = runs[0].knobs, runs[-1].knobs
+    changes: Knobs = {name: last.get(name, value) for run in runs[1:] for name, value in run.changes.items()}
+    return {name: value for name, value in changes.items() if first.get(name) != value}
+
+
 class Gain(NamedTuple):
     """The rate of the current run over the rate at the start of this work. `proven`: paired blocks measured it. Otherwise two times are compared,
     and other programs may have used the machine in one of them."""
@@ -149,7 +160,7 @@ class Gain(NamedTuple):
 def since_start(view: View) -> Gain | None:
     """The gain of all kept changes together. None where the settings are those of the start, or where a rate is not known."""
     runs = chain(view)
-    if len(runs) < 2 or runs[-1].knobs == runs[0].knobs:
+    if len(runs) < 2 or not kept_changes(runs):
         return None
     if (proven := _proven_gain(runs, view.trials)) is not None:
         return Gain(proven, True)
@@ -177,9 +188,9 @@ def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
 def proof(runs: Sequence[Run], trials: Sequence[Trial]) -> Trial | None:
     """The trial at the end of a tuning session: from the last of `runs` back to the knobs of the first. None before its verdict."""
     first, last = runs[0], runs[-1]
-    changed = {name: value for name, value in first.knobs.items() if last.knobs.get(name) != value}
-    decided = (one for one in trials if one.state == "done" and one.verdict not in (None, "undecided"))
-    return next((one for one in decided if changed and one.baseline_run == last.id and one.changes == changed), None)
+    back = {name: first.knobs[name] for name in kept_changes(runs) if name in first.knobs}
+    decided = (trial for trial in trials if trial.state == "done" and trial.verdict not in (None, "undecided"))
+    return next((trial for trial in decided if back and trial.baseline_run == last.id and trial.changes == back), None)
 
 
 def current_trials(view: View) -> list[Trial]:

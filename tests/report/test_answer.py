@@ -10,7 +10,7 @@ import pytest
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.figure import Attainable, RatePair
 from gpuconsole.model.finding import Finding
-from gpuconsole.model.job.facts import AGENT
+from gpuconsole.model.job.facts import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
@@ -319,3 +319,17 @@ def test_the_gain_since_the_start_is_the_proven_gain_where_trials_measured_it() 
     assert words([first, second, third], [one]) == "1.40x since start, not proven"
     assert words([first, second], []) == "1.50x since start, not proven"
     assert words([first, second, after(second, 3, num_workers=0)], [one]) == "", "the settings of the start again"
+
+
+def test_the_last_trial_of_a_tuning_session_is_known_where_the_observed_batch_size_has_grown() -> None:
+    """The batch size of a job is that of the largest batch so far. It is no change of the console, and no part of the way back."""
+    first = Run("1", "t.py", JOB, {"num_workers": 0, "optim": "adamw", "batch_size": 50}, "cpu")
+    second = after(first, 2, num_workers=4)
+    third = after(second, 3, optim="adamw_fused")
+    third.knobs["batch_size"] = 57
+    back = Trial("3", "3", {"num_workers": 0, "optim": "adamw"}, "done", Speedup(0.4, 0.38, 0.42), verdict="worse")
+    assert facts.proof([first, second, third], [back]) is back
+    assert facts.proof([third], [back]) is None
+    at_start = msgspec.structs.replace(after(third, 4, num_workers=0, optim="adamw"), summary=Summary(tokens_per_s=distribution([900.0])))
+    first.summary = Summary(tokens_per_s=distribution([1000.0]))
+    assert facts.since_start(idle_view(runs=(first, second, third, at_start))) is None, "the settings of the start again"

@@ -6,12 +6,17 @@ import ast
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpuconsole.cli.options.patch import base, name_in_patch, write_patch
-from gpuconsole.model.job.facts import JobFacts, Site
+from gpuconsole.cli.options.patch import base, name_in_patch, patch_of, write_patch
+from gpuconsole.model.job.facts import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.report.experiments.patch import Patch, kept_changes, make_patch, patch_text
+from gpuconsole.model.knobs.knob import Value
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.report.experiments.patch import Patch, make_patch, patch_text
+from gpuconsole.report.facts import kept_changes
 
 BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
 
@@ -117,7 +122,29 @@ def test_the_patch_applies_where_the_command_ran(tmp_path: Path, monkeypatch: py
     assert "no patch" in write_patch(tmp_path / "p.diff", Patch())
 
 
-def test_kept_changes_are_the_difference_of_the_knobs() -> None:
-    assert kept_changes({"num_workers": 0, "optim": "adamw"}, {"num_workers": 4, "optim": "adamw", "prefetch_factor": 2}) == {
-        "num_workers": 4
-    }
+def of_job(number: int, knobs: Knobs, **changes: Value) -> Run:
+    """A run of the job in which `knobs` were observed, after `changes`."""
+    return Run(str(number), "train.py", JOB, knobs, "cpu", changes=changes)
+
+
+def test_kept_changes_are_what_the_console_changed() -> None:
+    """The program may change the others by itself: the observed batch size is that of the largest batch so far."""
+    first = of_job(1, {"num_workers": 0, "optim": "adamw", "batch_size": 50})
+    second = of_job(2, {"num_workers": 4, "prefetch_factor": 2, "optim": "adamw", "batch_size": 57}, num_workers=4)
+    third = of_job(3, {**second.knobs, "optim": "adamw_fused"}, optim="adamw_fused")
+    assert kept_changes([first]) == {}
+    assert kept_changes([first, second]) == {"num_workers": 4}
+    assert kept_changes([first, second, third]) == {"num_workers": 4, "optim": "adamw_fused"}
+    assert kept_changes([first, second, third, of_job(4, second.knobs, optim="adamw")]) == {"num_workers": 4}, "taken back"
+    refused = msgspec.structs.replace(third, knobs=second.knobs)
+    assert kept_changes([first, second, refused]) == {"num_workers": 4}, "the program went back by itself"
+
+
+def test_the_patch_names_no_setting_that_the_console_left_alone(tmp_path: Path) -> None:
+    code = tmp_path / "train.py"
+    code.write_text("loader = DataLoader(data, batch_size=8)\n")
+    first = of_job(1, {"num_workers": 0, "batch_size": 50})
+    second = of_job(2, {"num_workers": 4, "prefetch_factor": 2, "batch_size": 57}, num_workers=4)
+    second.job = JobFacts("train.py", sites=[Site("loader", str(code), 1)])
+    _, lines = patch_of(Snapshot(created="", gpuconsole="", environment=Environment(), runs=[first, second], trials=[]))
+    assert lines[0] == "for your own code (num_workers=4):"

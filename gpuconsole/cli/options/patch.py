@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from gpuconsole.model.snapshot import Snapshot
-from gpuconsole.report.experiments.patch import Patch, kept_changes, make_patch, patch_text
+from gpuconsole.report.experiments.patch import Patch, make_patch, patch_text
+from gpuconsole.report.facts import kept_changes
 
 
 def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
@@ -15,7 +16,7 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
     facts = next((run.job for run in reversed(runs) if run.job is not None), None)
     if facts is None:
         return Patch(), []
-    changes = kept_changes(runs[0].knobs, runs[-1].knobs)
+    changes = kept_changes(runs)
     patch = make_patch(changes, facts, runs[0].knobs, source, name_in_patch)
     return patch, patch_text(patch, changes)
 

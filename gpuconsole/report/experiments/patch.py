@@ -50,11 +50,6 @@ class NotPatchable(Exception):
     """The call cannot be changed by machine; the message is the reason."""
 
 
-def kept_changes(first: Knobs, last: Knobs) -> Knobs:
-    """The knobs that the console changed between the first run of a job and its last run, and their values in the end."""
-    return {name: value for name, value in last.items() if name in first and first[name] != value}
-
-
 def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[[str], str], name: Callable[[str], str]) -> Patch:
     """The patch for `changes`. `before`: the knobs of the program. `source` returns the text of a file (raises OSError), `name` its name in
     the diff."""
