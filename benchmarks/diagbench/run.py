@@ -25,7 +25,7 @@ from gpuconsole.experiments.trial import USUAL, TrialLimits
 from gpuconsole.experiments.until_diagnosed import until_diagnosed
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
-from gpuconsole.model.knobs.faults import FAULTS
+from gpuconsole.model.knobs.training import FAULTS
 from gpuconsole.model.run import Run
 from gpuconsole.session.api import SessionError, View
 

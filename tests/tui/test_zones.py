@@ -11,8 +11,7 @@ import pytest
 
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.knobs.catalogue import CATALOGUE, Value, describe_changes, show
-from gpuconsole.model.knobs.words import in_words
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Value, describe_changes, in_words, show
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import facts
 from gpuconsole.report.machine.tiles import tiles

@@ -20,6 +20,7 @@ __all__ = [
     "check_knobs",
     "describe_changes",
     "find",
+    "in_words",
     "nearest",
     "parse_assignment",
     "show",
@@ -57,3 +58,16 @@ def describe_changes(changes: Knobs, before: Knobs | None = None) -> str:
         old = f"{show(before[name])} -> " if before and name in before else ""
         parts.append(f"{name} {old}{show(value)}")
     return ", ".join(parts)
+
+
+def in_words(changes: Knobs) -> str:
+    """`use 4 DataLoader workers and load batches into page-locked memory`. A knob without an instruction: `set NAME to VALUE`."""
+    parts = [_instruction(name, show(value)) for name, value in changes.items()]
+    return " and ".join((", ".join(parts[:-1]), parts[-1])) if len(parts) > 1 else "".join(parts)
+
+
+def _instruction(name: str, value: str) -> str:
+    words = CATALOGUE[name].words if name in CATALOGUE else ""
+    if not isinstance(words, str):
+        words = words.get(value, words.get("", ""))
+    return words.format(value) if words else f"set {name} to {value}"

@@ -28,6 +28,7 @@ class Knob(msgspec.Struct, frozen=True):
     `changes_numerics`: the change alters the numbers that a step computes, so a trial compares the loss of held-out batches too.
     `default`: the value where a scenario sets none. A scenario must set a knob without a default.
     `changes_training`: the change alters what the model learns per step (batch size), not only the speed.
+    `words`: the change as an instruction (`use {} DataLoader workers`), one for all values or one for each; `` is the instruction for all other values.
     `lowered_live`: a cold knob whose value a model server can lower, and raise again, while it runs (see `live_limit`).
     """
 
@@ -47,6 +48,7 @@ class Knob(msgspec.Struct, frozen=True):
     default: Value | None = None
     examples: tuple[Value, ...] = ()
     lowered_live: bool = False
+    words: str | Mapping[str, str] = ""
 
     def live_limit(self, facts: Mapping[str, float]) -> float | None:
         """The largest value that the running worker accepts without a restart; None where its `facts` report no limit."""

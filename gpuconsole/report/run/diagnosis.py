@@ -6,8 +6,7 @@ from gpuconsole.diagnosis.rule import NOT_ON_GPU
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
 from gpuconsole.model.job.facts import EFFECTS
-from gpuconsole.model.knobs.catalogue import describe_changes, show
-from gpuconsole.model.knobs.words import in_words
+from gpuconsole.model.knobs.catalogue import describe_changes, in_words, show
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, inner_width, line, panel, row_width, spread, wrap

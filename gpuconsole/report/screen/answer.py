@@ -8,8 +8,7 @@ from typing import NamedTuple
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.job.facts import AGENT
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.model.knobs.words import in_words
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, line_of, row_width, spread

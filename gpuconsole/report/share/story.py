@@ -9,8 +9,7 @@ from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.finding import Finding
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.model.knobs.words import in_words
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report import facts, units
