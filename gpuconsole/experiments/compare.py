@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdic
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.run import LOAD_KNOBS, Distribution, Run, Summary
+from gpuconsole.model.run import LOAD_KNOBS, Distribution, Run, Summary, summary_figures
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.units import NA
 
@@ -36,34 +36,6 @@ WORK_KNOBS = (
 """Knobs that give a sample or a request other work: the shape of the model and its data, and the load on a server."""
 STEP_KNOBS = ("batch_size", "gradient_accumulation_steps", "nproc")
 """Knobs that give a step more samples. The work of a sample stays."""
-HIGHER_IS_BETTER = (
-    "tokens_per_s",
-    "samples_per_s",
-    "requests_per_s",
-    "goodput_per_s",
-    "mfu_ratio",
-    "mbu_ratio",
-    "flops_per_s",
-    "tokens_per_j",
-    "samples_per_j",
-    "flops_per_j",
-    "prefix_hit_ratio",
-)
-LOWER_IS_BETTER = (
-    "step_time_s",
-    "ttft_s",
-    "tpot_s",
-    "itl_s",
-    "e2e_s",
-    "chunk_gap_s",
-    "memory_peak_bytes",
-    "energy_j",
-    "cost_per_million_tokens",
-    "failed_requests",
-    "failed_requests_per_s",
-    "preemptions_per_s",
-    "overhead_s_per_step",
-)
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
 ONE_FIGURE = "one figure per run: no interval"
@@ -208,21 +180,7 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
     name = key.removeprefix("summary.").partition(" ")[0]
     if before == after == 0.0:
         return None
-    unit = next((metric.unit for known, metric in CATALOGUE.items() if known.endswith(f".{name}")), UNITS.get(name, ""))
-    return MetricChange(key, unit, before, after, "not judged", None, ONE_FIGURE)
-
-
-UNITS: Mapping[str, str] = {
-    "step_time_s": "s",
-    "memory_peak_bytes": "bytes",
-    "energy_j": "J",
-    "overhead_s_per_step": "s",
-    "chunk_gap_s": "s",
-    "client_queue_s": "s",
-    "client_runq_ratio": "ratio",
-    "mbu_ratio": "ratio",
-    "memory_bytes_per_s": "bytes/s",
-}
+    return MetricChange(key, summary_figures()[name]["unit"], before, after, "not judged", None, ONE_FIGURE)
 
 
 def _verdict(name: str, found: RateChange | None, other_work: bool) -> ComparisonVerdict:
@@ -233,13 +191,17 @@ def _verdict(name: str, found: RateChange | None, other_work: bool) -> Compariso
     low, high = math.log1p(found.low), math.log1p(found.high)
     if low > MINIMUM_EFFECT or high < -MINIMUM_EFFECT:
         up = low > MINIMUM_EFFECT
-        short = "" if other_work else name.rpartition(".")[2]
-        if short in HIGHER_IS_BETTER:
-            return "better" if up else "worse"
-        if short in LOWER_IS_BETTER:
-            return "worse" if up else "better"
+        better = "" if other_work else _better(name)
+        if better:
+            return "better" if up == (better == "higher") else "worse"
         return "higher" if up else "lower"
     return "same" if low > -SAME_WITHIN and high < SAME_WITHIN else "undecided"
+
+
+def _better(name: str) -> str:
+    """Which direction of the metric `name` is better. A metric of the machine or the server may be a figure of the summary too."""
+    figure = summary_figures().get(name.rpartition(".")[2])
+    return figure["better"] if figure is not None else CATALOGUE[name].better
 
 
 def _place(metric: str) -> int:

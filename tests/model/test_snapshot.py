@@ -43,3 +43,12 @@ def test_what_is_no_snapshot_is_said_in_one_line(data: bytes, words: str) -> Non
     with pytest.raises(SnapshotError, match=words) as caught:
         decode(data)
     assert "\n" not in str(caught.value)
+
+
+def test_each_number_of_a_summary_is_a_figure_with_a_unit_and_a_direction() -> None:
+    """One row says what a figure is. `compare` and the reports read it there."""
+    from gpuconsole.model.run import Summary, summary_figures
+
+    no_figures = {"phases_ratio", "mfu_peak_source", "mbu_peak_source", "requests", "failures", "steps"}
+    assert set(Summary.__struct_fields__) - no_figures == set(summary_figures())
+    assert summary_figures()["ttft_s"] == {"unit": "s", "better": "lower"}

@@ -34,7 +34,7 @@ _WORKLOAD = (
     declare("workload.mfu_ratio", "ratio", "step account", "Model FLOP/s over the peak that the run is compared with"),
     declare("workload.memory_bytes", "bytes", "worker", "Peak device memory of the worker; on a CPU the resident set size of the worker"),
     declare("workload.tokens_per_j", "tokens/J", "derived", "Tokens per joule: tokens/s over the power of the device"),
-    declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule: samples/s over the power of the device"),
+    declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule: samples/s over the power of the device", better="higher"),
     declare("workload.flops_per_j", "FLOP/s/W", "derived", "Model FLOP/s per watt of device power"),
     declare(
         "workload.cost_per_million_tokens",
@@ -69,7 +69,7 @@ _SERVING = (
     ),
     declare("workload.e2e_s", "s", "load generator", "From sending the request to the last token; median over one second", "distribution"),
     declare("workload.active_requests", "requests", "load generator", "Requests that the client has sent and that are not finished"),
-    declare("workload.failed_requests_per_s", "requests/s", "load generator", "Requests that failed, per second"),
+    declare("workload.failed_requests_per_s", "requests/s", "load generator", "Requests that failed, per second", better="lower"),
     declare("server.requests_running", "requests", "server /metrics", "Sequences in the server's current iteration"),
     declare(
         "server.requests_waiting", "requests", "server /metrics", "Sequences that wait in the server for a sequence slot or for KV cache"
@@ -80,11 +80,16 @@ _SERVING = (
         "/s",
         "server /metrics",
         "Preempted sequences: the server frees their KV cache and computes it again later",
+        better="lower",
     ),
     declare("server.prompt_tokens_per_s", "tokens/s", "server /metrics", "Prompt tokens computed"),
     declare("server.generation_tokens_per_s", "tokens/s", "server /metrics", "Tokens generated for all clients"),
     declare(
-        "server.prefix_hit_ratio", "ratio", "server /metrics", "Prompt tokens found in the prefix cache over all prompt tokens looked up"
+        "server.prefix_hit_ratio",
+        "ratio",
+        "server /metrics",
+        "Prompt tokens found in the prefix cache over all prompt tokens looked up",
+        better="higher",
     ),
     declare("server.flops_per_s", "FLOP/s", "server /metrics", "Model FLOP/s per GPU, estimated by vLLM (--enable-mfu-metrics)"),
     declare(
