@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,10 +29,14 @@ CORES = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each test process its own two cores where the machine has more.
+    """Let children be interrupted, and give each test process its own two cores where the machine has more.
+
+    A shell starts a job in the background with SIGINT ignored, and every child would inherit that: with a handler here, children have the default.
 
     A model server takes all cores except one for its threads. Several such servers at the same time would wait for each other's threads.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None and config.getoption("numprocesses", None):
         return  # the process that only hands out the tests
