@@ -23,7 +23,7 @@ from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
 from gpuconsole.agent.service import Profiler, Service, explain
-from gpuconsole.agent.world import World
+from gpuconsole.agent.world import PlainError, World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
@@ -150,8 +150,9 @@ def warm_up(channel: Channel) -> None:
 
 
 def failed(error: BaseException, knobs: Knobs, prefix: str = "") -> Failed:
-    """The message that reports the end of the workload by `error`."""
-    return Failed(now(), prefix + explain(error, knobs), "".join(traceback.format_exception(error)[-6:]))
+    """The message that reports the end of the workload by `error`. An error with a plain message needs no traceback."""
+    detail = "" if isinstance(error, PlainError) else "".join(traceback.format_exception(error)[-6:])
+    return Failed(now(), prefix + explain(error, knobs), detail)
 
 
 def serve(channel: Channel, inbox: Inbox, scratch: Path) -> int:

@@ -161,10 +161,13 @@ def test_the_log_of_a_left_job_is_never_written_through_a_link(guessed: Path) ->
     log = log_path()
     log.symlink_to(guessed)
     ours, theirs = socket.socketpair()
+    master, slave = os.openpty()
     with ours, theirs:
-        holder = Holder(-1, theirs, "", str(log))
+        holder = Holder(master, theirs, "", str(log))
         holder._pending += b"output of the job"
         holder._lose()
+    os.close(master)
+    os.close(slave)
     assert guessed.read_text() == "precious"
     assert log.with_name("gpuconsole-output-20261124-120000-2.txt").read_text() == "output of the job"
 

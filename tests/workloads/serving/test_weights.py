@@ -14,7 +14,7 @@ from gpuconsole.workloads.training.gpt import GPT
 
 
 @torch.inference_mode()
-def perplexity(model: GPT) -> float:
+def perplexity(gpt: GPT) -> float:
     losses = []
     for window in fixed_text():
         tokens = torch.tensor([list(window.encode())])
@@ -38,21 +38,21 @@ def test_trained_weights_know_the_text_and_are_trained_once(tmp_path: Path, monk
 
 def test_int8_weights_answer_nearly_alike() -> None:
     torch.manual_seed(0)
-    model = GPT(128, 2, 256).eval()
-    before = perplexity(model)
-    assert perplexity(weights.in_int8(model)) == pytest.approx(before, rel=0.02)
+    gpt = GPT(128, 2, 256).eval()
+    before = perplexity(gpt)
+    assert perplexity(weights.in_int8(gpt)) == pytest.approx(before, rel=0.02)
 
 
 def test_int8_weights_of_a_gpu_answer_nearly_alike() -> None:
     torch.manual_seed(0)
-    model = GPT(128, 2, 256).eval()
-    before = perplexity(model)
-    int8.quantize(model)
-    int8.warm_up(model, torch.float32)
-    assert {one.weight.dtype for one in model.modules() if isinstance(one, int8.Int8Linear)} == {torch.int8}
-    assert perplexity(model) == pytest.approx(before, rel=0.005)
-    assert not any(isinstance(one, torch.nn.Linear) for one in model.modules())
-    assert model.to(torch.bfloat16).blocks[0].up.weight.dtype == torch.int8, "a change of precision leaves them"
+    gpt = GPT(128, 2, 256).eval()
+    before = perplexity(gpt)
+    int8.quantize(gpt)
+    int8.warm_up(gpt, torch.float32)
+    assert {one.weight.dtype for one in gpt.modules() if isinstance(one, int8.Int8Linear)} == {torch.int8}
+    assert perplexity(gpt) == pytest.approx(before, rel=0.005)
+    assert not any(isinstance(one, torch.nn.Linear) for one in gpt.modules())
+    assert gpt.to(torch.bfloat16).blocks[0].up.weight.dtype == torch.int8, "a change of precision leaves them"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -86,8 +86,8 @@ def test_a_model_is_made_in_its_own_precision() -> None:
     hook = torch.nn.modules.module.register_module_parameter_registration_hook(lambda module, name, value: made.append(value.dtype))
     try:
         knobs = {"d_model": 64, "n_layer": 1, "weights": "random"}
-        model = build.make_model(knobs, 128, torch.device("cpu"), torch.bfloat16, lambda text: None)
+        gpt = build.make_model(knobs, 128, torch.device("cpu"), torch.bfloat16, lambda text: None)
     finally:
         hook.remove()
     assert set(made) == {torch.bfloat16}, "no weight ever was fp32"
-    assert next(model.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    assert next(gpt.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
