@@ -17,10 +17,9 @@ import sys
 
 from benchmarks.machine import keep
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.experiments.blocks import BlockPlan, rate
-from gpuconsole.experiments.statistics import student
+from gpuconsole.experiments.statistics import BlockPlan, rate, student
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.processes.pool import ignore
 from gpuconsole.processes.worker import WorkerHandle
 

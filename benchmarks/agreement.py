@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.machine import keep
-from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.processes.once import Reading, read_devices
 
 MIB = float(1 << 20)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.metrics import CATALOGUE
 
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """# Metrics

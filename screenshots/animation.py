@@ -11,7 +11,7 @@ from shots import HERE, ONE, TITLE, Cells, until, write_png
 
 from gpuconsole.engine.replay import DEMO, Replay
 from gpuconsole.report import facts
-from gpuconsole.report.guide import narrate
+from gpuconsole.report.screen.guide import narrate
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.widgets.bars import KeyBar
 

@@ -19,7 +19,7 @@ from benchmarks.headless import options, session
 from benchmarks.machine import fingerprint, keep
 from gpuconsole.cli.options.scenario import assignments
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.report.units import change, quantity

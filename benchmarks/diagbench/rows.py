@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from benchmarks.diagbench.knobs import FAULTS
-from gpuconsole.model.experiments.trial import Speedup
+from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 

@@ -17,12 +17,12 @@ from benchmarks.diagbench.cases import Case, Half
 from benchmarks.diagbench.knobs import changes_to_try
 from benchmarks.diagbench.rows import WORTH, Realised, Row, best
 from benchmarks.machine import commit
-from gpuconsole.diagnosis.case import Case as RuleCase
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.probes import PROBE_OF
+from gpuconsole.diagnosis.rule import Case as RuleCase
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.trial import USUAL, TrialLimits
-from gpuconsole.experiments.until_diagnosed import until_diagnosed
+from gpuconsole.experiments.tune import until_diagnosed
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.model.knobs.training import FAULTS

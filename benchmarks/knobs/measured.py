@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks.headless import last_line, options, run_command
 from benchmarks.knobs.rows import Row
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.training import LOSS_AT
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.wire.events import AnyEvent, Steps
 

@@ -35,11 +35,10 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.experiments.tune import Tuner
-from gpuconsole.model.experiments.certificate import Certificate
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.certificate import Certificate
+from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.processes.serving import ServingChoice
 
 FINALISTS = 4

@@ -22,7 +22,7 @@ from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.model.text import visible
 from gpuconsole.processes.torchrun import MEETING_S
 from gpuconsole.processes.worker import SERVER_START_S, START_S
-from gpuconsole.report.run.validity import outage, verdict
+from gpuconsole.report.run.figures import outage, verdict
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded

@@ -23,8 +23,7 @@ from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.processes.job import JobChild, JobCommand
-from gpuconsole.report.ansi import plain
-from gpuconsole.report.cells import clean
+from gpuconsole.report.cells import clean, plain
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note

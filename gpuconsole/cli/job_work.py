@@ -19,22 +19,20 @@ from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
-from gpuconsole.experiments.blocks import BASELINE
-from gpuconsole.experiments.jobs.restart import RestartSides, sweep_by_restarts
+from gpuconsole.experiments.restart import RestartSides, sweep_by_restarts
+from gpuconsole.experiments.statistics import BASELINE
 from gpuconsole.experiments.sweep import JobSweeper, points
 from gpuconsole.experiments.trial import TrialFailed, TrialLimits, run_trial
 from gpuconsole.experiments.tune import Tuner
-from gpuconsole.model.experiments.certificate import Certificate, encode
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.certificate import Certificate, encode
+from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
 from gpuconsole.model.files import write_whole
-from gpuconsole.model.job.facts import JOB
+from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.knobs.knob import KnobError, Value
 from gpuconsole.model.run import Run
 from gpuconsole.processes.job import JobCommand
-from gpuconsole.report.experiments.sweep import sweep_report
-from gpuconsole.report.experiments.tuning import attempt_line, certificate_report
+from gpuconsole.report.experiments import attempt_line, certificate_report, sweep_report
 from gpuconsole.report.parts import printed
 from gpuconsole.report.session import trial_text
 from gpuconsole.session.api import SessionError

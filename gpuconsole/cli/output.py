@@ -14,7 +14,7 @@ from typing import TextIO
 
 from gpuconsole.machine.settings import COLORS, settings
 from gpuconsole.model.text import visible
-from gpuconsole.report.ansi import Paint, ansi, plain
+from gpuconsole.report.cells import Paint, ansi, plain
 from gpuconsole.report.parts import Part, printed
 
 _quiet = False

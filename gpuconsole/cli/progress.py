@@ -10,7 +10,7 @@ from typing import TextIO
 from gpuconsole.cli.output import quiet
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import clean, cut
-from gpuconsole.report.run.validity import doubtful, outage
+from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session.api import View
 
 LINE_EVERY_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gpuconsole.diagnosis.standing import in_doubt
+from gpuconsole.diagnosis.engine import in_doubt
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes

@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.diagnosis.case import CantTell, Case
 from gpuconsole.diagnosis.probes import PROBE_OF
+from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.diagnosis.rules import _cores, _serving
 from gpuconsole.model.finding import Finding
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule
+from gpuconsole.diagnosis.rule import Case, Rule
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 from gpuconsole.model.knobs.knob import Knob, Value

@@ -1,14 +1,125 @@
-"""What a rule is: one class per file in `rules/`."""
+"""What a rule is (one class per file in `rules/`), its input (the knobs and signals of one run), and its suggestions with the intervals that they predict."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.model.finding import Confidence, Evidence, Finding, Resource, Suggestion
+from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Resource, Signal, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.knob import Value
+from gpuconsole.model.run import Run
+
+# --- the input of a rule -------------------------------------------------------------------------------------
+
+SEEN = "job."
+"""Prefix of signals that are settings of a user's own job: the step account shows them, and nobody set them as knobs."""
+
+
+class CantTell(Exception):
+    """A rule has no conclusion. The message is the reason: one clause for the user."""
+
+
+class Missing(CantTell):
+    """A rule needs a signal that was not measured."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__(f"needs {signal}")
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class Case:
+    """The input of all rules about one run. `signals` by name; `serves`: a model server under load, not training.
+
+    `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has only the settings that the server reports.
+    `read` collects the names of the requested signals, measured or not, in the order of the first request.
+    """
+
+    knobs: Knobs
+    signals: dict[str, Signal]
+    serves: bool = False
+    elsewhere: bool = False
+    read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
+        """The case of `run` with its present `signals`."""
+        seen = {name.removeprefix(SEEN): int(signal.value) for name, signal in signals.items() if name.startswith(SEEN)}
+        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere)
+
+    def setting(self, name: str) -> Value:
+        """A knob of the model server. Raises CantTell where the server does not report the setting."""
+        if name not in self.knobs:
+            raise CantTell(f"the server does not report its {name}")
+        return self.knobs[name]
+
+    def has(self, *signals: str) -> bool:
+        """Whether all of these signals were measured."""
+        for name in signals:
+            self.read[name] = None
+        return all(name in self.signals for name in signals)
+
+    def signal(self, name: str) -> Signal:
+        """The signal with its unit and source; raises Missing."""
+        self.read[name] = None
+        found = self.signals.get(name)
+        if found is None:
+            raise Missing(name)
+        return found
+
+    def value(self, signal: str) -> float:
+        """The signal's value; raises Missing."""
+        return self.signal(signal).value
+
+    def get(self, signal: str, default: float) -> float:
+        """The value of a signal that only refines a result, or `default` if it was not measured."""
+        self.read[signal] = None
+        found = self.signals.get(signal)
+        return default if found is None else found.value
+
+    def evidence(self, signal: str, threshold: float | None = None) -> Evidence:
+        """The signal and its threshold as evidence (None: shown for context); raises Missing."""
+        found = self.signal(signal)
+        return Evidence(signal, found.value, found.unit, threshold, found.source)
+
+    def if_known(self, *signals: str, threshold: float | None = None) -> tuple[Evidence, ...]:
+        """Evidence from the signals that were measured."""
+        return tuple(self.evidence(name, threshold) for name in signals if self.has(name))
+
+
+# --- suggestions of the rules, with the intervals that they predict ------------------------------------------
+
+TRIAL_ERROR = 0.06
+"""Relative difference between two trials of the same change on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
+
+
+def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
+    """A suggestion, or None if the workload lacks one of the knobs or has all of the values already.
+
+    A server that was not started here may have settings that it does not report: the suggestion then names no value of today.
+
+    `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up also has an error, so the
+    interval is widened by TRIAL_ERROR. A predicted gain never becomes a predicted loss that way.
+    """
+    missing = [name for name in changes if name not in case.knobs]
+    if (missing and not case.elsewhere) or all(case.knobs.get(name) == value for name, value in changes.items()):
+        return None
+    if predicted is not None:
+        low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))
+        predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
+    return Suggestion(changes, predicted, f"{describe_changes(changes, case.knobs)}: {why}", code)
+
+
+def speedup_interval(estimate: float, relative_error: float) -> Interval:
+    """A predicted speed-up with `relative_error` applied to its gain; never below 1."""
+    gain = max(0.0, estimate - 1)
+    return Interval(1 + gain * (1 - relative_error), 1 + gain * (1 + relative_error))
+
+
+# --- what a rule is ------------------------------------------------------------------------------------------
 
 NOT_ON_GPU = "the run is not on a GPU"
 """The summary of a rule about GPUs for a run on a CPU."""

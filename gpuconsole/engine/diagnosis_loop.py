@@ -9,14 +9,14 @@ import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
 from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE, NO_CONSENT, PASSIVE
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.engine.run_control import RunLock
 from gpuconsole.machine.environment import cores
-from gpuconsole.machine.own_processes import OwnProcesses
+from gpuconsole.machine.load import OwnProcesses
 from gpuconsole.model.finding import Finding
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 from gpuconsole.session.api import Busy

@@ -24,13 +24,12 @@ from gpuconsole.engine.watch_baseline import BaselineWatch, Keeps
 from gpuconsole.experiments.trial import USUAL, TrialLimits
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
 from gpuconsole.machine.environment import fingerprint, watch_self
-from gpuconsole.model.experiments.certificate import Certificate
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.certificate import Certificate
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.folders import sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario

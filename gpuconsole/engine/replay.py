@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.engine.reader import StateReader, write_snapshot
-from gpuconsole.model.experiments.certificate import Certificate
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.certificate import Certificate
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario

@@ -16,10 +16,10 @@ from gpuconsole.engine import catalog
 from gpuconsole.engine.devices import ChosenDevices, RoomBeside
 from gpuconsole.experiments.forecast import forecast_restart, noise_s
 from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
-from gpuconsole.model.experiments.trial import Forecast, Trial
+from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario
@@ -27,7 +27,7 @@ from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.pool import WorkerPool, ignore
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle, ending
-from gpuconsole.report.experiments.trial import forecast_line, refusal
+from gpuconsole.report.experiments import forecast_line, refusal
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState

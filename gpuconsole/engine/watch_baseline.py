@@ -9,15 +9,13 @@ from typing import Literal, NamedTuple
 
 from gpuconsole import __version__
 from gpuconsole.engine.background import BackgroundTasks
-from gpuconsole.experiments.against_baseline import compare, doubts, nearest_baseline, unlike
-from gpuconsole.experiments.baselines import BaselineError, baselines_folder, keep_run, read_all
-from gpuconsole.experiments.blocks import block_rates
-from gpuconsole.experiments.statistics import MIN_BLOCKS
-from gpuconsole.machine.other_load import OtherLoad
-from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
+from gpuconsole.experiments.baselines import BaselineError, baselines_folder, compare, doubts, keep_run, nearest_baseline, read_all, unlike
+from gpuconsole.experiments.statistics import MIN_BLOCKS, block_rates
+from gpuconsole.machine.load import OtherLoad
+from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run, Step, Validity
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment

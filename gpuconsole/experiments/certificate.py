@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuconsole.experiments.statistics import speedup, verdict
-from gpuconsole.model.experiments.certificate import Certificate
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.certificate import Certificate
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 
 ROUNDING = 1e-6

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from gpuconsole.experiments.against_baseline import doubts
+from gpuconsole.experiments.baselines import doubts
 from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN, rate_change
-from gpuconsole.model.experiments.baseline import RateChange
-from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.baseline import RateChange
+from gpuconsole.model.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.knob import show
-from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.run import LOAD_KNOBS, Distribution, Run, Summary, summary_figures
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.units import NA

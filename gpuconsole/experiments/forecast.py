@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gpuconsole.experiments.blocks import CHANGED, plans, rate
-from gpuconsole.experiments.statistics import BETWEEN, MIN_PAIRS, pairs_needed, resolution
+from gpuconsole.experiments.statistics import BETWEEN, CHANGED, MIN_PAIRS, pairs_needed, plans, rate, resolution
 from gpuconsole.experiments.trial import MAX_PAIRS, TrialLimits
-from gpuconsole.model.experiments.trial import Forecast
+from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run, Step

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from gpuconsole.experiments.blocks import BlockPlan, rate
-from gpuconsole.experiments.statistics import MIN_PAIRS, simultaneous_interval
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, rate, simultaneous_interval
+from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.processes.pool import Devices

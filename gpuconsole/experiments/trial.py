@@ -14,9 +14,21 @@ from typing import Protocol
 
 import msgspec
 
-from gpuconsole.experiments.blocks import BASELINE, CHANGED, BlockPlan, order, plans, rate
-from gpuconsole.experiments.statistics import BETWEEN, MIN_PAIRS, exhausted, resolution, speedup, verdict
-from gpuconsole.model.experiments.trial import HeldOutLoss, Method, Perplexity, Trial
+from gpuconsole.experiments.statistics import (
+    BASELINE,
+    BETWEEN,
+    CHANGED,
+    MIN_PAIRS,
+    BlockPlan,
+    exhausted,
+    order,
+    plans,
+    rate,
+    resolution,
+    speedup,
+    verdict,
+)
+from gpuconsole.model.experiments import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle

@@ -8,7 +8,7 @@ import msgspec
 import platformdirs
 
 from gpuconsole.model.files import write_whole
-from gpuconsole.model.machine.calibration import CalibrationRecord, Machine
+from gpuconsole.model.machine import CalibrationRecord, Machine
 from gpuconsole.model.snapshot import Environment
 
 SCHEMA = "gpuconsole.calibration/1"

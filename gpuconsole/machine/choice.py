@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 

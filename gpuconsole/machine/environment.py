@@ -15,7 +15,7 @@ from importlib import metadata
 import psutil
 
 from gpuconsole.machine.calibration import figures
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.events import AnyEvent, Sample
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 
-from gpuconsole.model.experiments.baseline import BaselineComparison
+from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.job.facts import EFFECTS, JOB, JobFacts
+from gpuconsole.model.job import EFFECTS, JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.server_facts import ServerFacts
+from gpuconsole.model.serving import ServerFacts
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
 """The exclusive parts of a step; their times sum to the wall time of the step."""

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from gpuconsole.model.job.facts import JOB
+from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 
 SIZE = re.compile(r"([1-9][0-9]*)GB")
 """The name of a table such as `[gpu.80GB]`."""

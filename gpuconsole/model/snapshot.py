@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from gpuconsole.model.experiments.sweep import Sweep
-from gpuconsole.model.experiments.trial import Trial
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.experiments import Sweep, Trial
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
 
 SCHEMA = "gpuconsole.snapshot/1"

@@ -26,7 +26,7 @@ from gpuconsole.model.run import RunState
 from gpuconsole.processes.analysis import analysed
 from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.processes.terminal.failure import failure_words
-from gpuconsole.session.job.segments import SegmentFold
+from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import (
     AgentOff,
     AnyEvent,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.calibration import Reached
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device, Reached
 from gpuconsole.processes.child import Child
 from gpuconsole.wire.events import AnyEvent, Calibrated, Command, Failed, ProbeDone, Progress, Start
 

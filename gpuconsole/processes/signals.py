@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.session.api import SessionError
 
 _SAME_S = 0.02

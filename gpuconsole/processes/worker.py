@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpuconsole.model.folders import Scratch, data_folder, runtime_folder
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import RunState, Step
 from gpuconsole.processes.child import STOP_S, Child
 from gpuconsole.processes.job import JobChild, JobCommand

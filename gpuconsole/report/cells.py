@@ -1,4 +1,4 @@
-"""Rows of cells: the one shape that every report has on the screen.
+"""Rows of cells, the one shape that every report has on the screen; sparklines; and the colours of a row in a terminal.
 
 A row is a list of (text, style name). `line` makes every row: it makes control characters visible, cuts and pads the text,
 so that a row has exactly the requested width for any text.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from gpuconsole.model.text import visible
+
+# --- rows of cells -------------------------------------------------------------------------------------------
 
 Segment = tuple[str, str]
 Row = list[Segment]
@@ -201,3 +203,72 @@ def _ascii(text: str) -> str:
         return text
     text = text.translate(_ASCII)
     return "".join(char if char.isascii() else "?" * _char_width(char) for char in text)
+
+
+# --- sparklines of block characters --------------------------------------------------------------------------
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def spark(values: Sequence[float | None], height: int = 1, high: float | None = None) -> list[str]:
+    """`height` texts, top first, one column for each value, from 0 to `high` (None: the largest value).
+
+    A column without a sample is empty. A sample of zero shows the lowest block, so that it differs from a missing sample.
+    """
+    present = [value for value in values if value is not None]
+    top = high if high is not None else max(present, default=0.0)
+    if not values:
+        return [""] * height
+    columns = [_column(_steps(value, top, height * 8), height) for value in values]
+    return ["".join(cells) for cells in zip(*columns, strict=True)]
+
+
+@lru_cache(4096)
+def _column(steps: int, height: int) -> str:
+    """A column of `height` cells, top first, filled to `steps` eighths of a cell."""
+    return "".join(LEVELS[max(0, min(8, steps - 8 * level))] for level in range(height - 1, -1, -1))
+
+
+def _steps(value: float | None, top: float, most: int) -> int:
+    """The height of a column in eighths of a cell."""
+    if value is None:
+        return 0
+    if top <= 0:
+        return 1
+    return max(1, min(most, round(value / top * most)))
+
+
+# --- colours of text in a terminal ---------------------------------------------------------------------------
+
+Paint = Callable[[str, str], str]
+"""Text and the name of its style, to the text as it is printed."""
+
+SGR = {
+    "dim": "2",
+    "title": "1",
+    "heading": "1",
+    "code": "1",
+    "accent": "36",
+    "key": "1;36",
+    "mark": "1;7",
+    "good": "1;32",
+    "wait": "33",
+    "loss": "1;33",
+    "alert": "1;31",
+    "work": "90",
+}
+"""Parameters of the escape sequence of each style. A style without one has no colour."""
+
+
+def plain(text: str, style: str) -> str:
+    """The text without colours."""
+    return text
+
+
+def ansi(text: str, style: str) -> str:
+    """The text in the colour of `style`. Blanks around the text stay plain."""
+    words = text.strip(" ")
+    if style not in SGR or not words:
+        return text
+    before, _, after = text.partition(words)
+    return f"{before}\x1b[{SGR[style]}m{words}\x1b[m{after}"

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from gpuconsole.diagnosis.engine import wanted_probes
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.job.facts import AGENT, CHANGES_NUMERICS
+from gpuconsole.model.job import AGENT, CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment

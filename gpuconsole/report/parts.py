@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpuconsole.report.ansi import Paint, plain
-from gpuconsole.report.cells import Row, Segment, cell_width, clean, fit, line, line_of, row_width, spread
+from gpuconsole.report.cells import Paint, Row, Segment, cell_width, clean, fit, line, line_of, plain, row_width, spread
 
 GAP = "  "
 

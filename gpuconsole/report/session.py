@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
-from gpuconsole.report.ansi import Paint, plain
-from gpuconsole.report.experiments.trial import trial_report
+from gpuconsole.report.cells import Paint, plain
+from gpuconsole.report.experiments import trial_report
 from gpuconsole.report.parts import BLANK, Report, printed
-from gpuconsole.report.run.attainable import attainable_report
-from gpuconsole.report.run.findings import firing_report
+from gpuconsole.report.run.account import attainable_report
+from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.profile import profile_report
-from gpuconsole.report.run.runs import runs_table
-from gpuconsole.report.run.summary import cause_report, figures, run_head
+from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_table
 
 
 def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:

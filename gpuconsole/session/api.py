@@ -12,12 +12,11 @@ from typing import Protocol
 
 import msgspec
 
-from gpuconsole.model.experiments.certificate import Certificate, Tuning
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.certificate import Certificate, Tuning
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device, Link
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario

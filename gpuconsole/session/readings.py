@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
+from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.series import Series
 from gpuconsole.wire.events import Sample
 

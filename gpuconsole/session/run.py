@@ -6,15 +6,15 @@ import itertools
 from collections import deque
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job.facts import AGENT, EFFECT, FIXED
+from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.model.run import COUNTS, Run, Step
 from gpuconsole.model.serving import Objective
 from gpuconsole.session.counters import CompileCounts, WorkCounts
-from gpuconsole.session.energy import Energy
 from gpuconsole.session.figures.account import steady_from
+from gpuconsole.session.machine import Energy
 from gpuconsole.session.ranks import Ranks
 from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (

@@ -7,16 +7,15 @@ from collections import deque
 
 import msgspec
 
-from gpuconsole.model.experiments.certificate import Tuning
-from gpuconsole.model.experiments.trial import Trial
-from gpuconsole.model.job.facts import JobFacts
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.certificate import Tuning
+from gpuconsole.model.experiments import Trial
+from gpuconsole.model.job import JobFacts
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.energy import devices_used
 from gpuconsole.session.figures.summary import peaks_of, summarized
 from gpuconsole.session.freshness import fresh_value
-from gpuconsole.session.machine import MachineState
+from gpuconsole.session.machine import MachineState, devices_used
 from gpuconsole.session.points import Rates, RunPoints
 from gpuconsole.session.readings import USUAL, WORKLOAD
 from gpuconsole.session.run import RunRecord

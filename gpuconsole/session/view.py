@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
+from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View

@@ -25,9 +25,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.metrics.dcgm import FIELDS, DcgmField
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import CATALOGUE, FIELDS, DcgmField
 from gpuconsole.telemetry.source import Readings, Reasons
 from gpuconsole.wire.events import Sample
 

@@ -1,4 +1,4 @@
-"""The host as a source: cores, pressure, memory, disk and network, from psutil and /proc/pressure."""
+"""The host as a source: cores, pressure, memory (of the container, where there is one), disk and network, from psutil and /proc/pressure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import psutil
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.telemetry.host_memory import memory_bytes
+from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.source import Readings, Reasons
 from gpuconsole.wire.events import Sample
+
+# --- the host as a source ------------------------------------------------------------------------------------
 
 HOST = "cpu"
 PRESSURE = {
@@ -172,3 +173,32 @@ def _usable(cores: list[float]) -> list[float]:
     """The entries of the cores that this console may use: a container or `taskset` may leave it only some."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(cores)))
     return [busy for core, busy in enumerate(cores) if core in allowed] or cores
+
+
+# --- total and used memory of this host, or of the container of this process ---------------------------------
+
+_CGROUP = Path("/sys/fs/cgroup")  # inside a container this is the container's own control group (version 2)
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(used, total) in bytes. Used memory is not available to new programs. In a container the total is the container's limit."""
+    machine = psutil.virtual_memory()
+    limit = _cgroup_limit_bytes()
+    if limit is None or limit >= machine.total:
+        return machine.total - machine.available, machine.total
+    return _cgroup_used_bytes(), limit
+
+
+def _cgroup_limit_bytes() -> int | None:
+    try:
+        text = (_CGROUP / "memory.max").read_text()
+    except OSError:  # no such control group: no limit
+        return None
+    return None if text.strip() == "max" else int(text)
+
+
+def _cgroup_used_bytes() -> int:
+    """Bytes charged to the control group, minus reclaimable file cache. Raises OSError."""
+    charged = int((_CGROUP / "memory.current").read_text())
+    fields = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    return charged - int(fields.get("inactive_file", "0"))

@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.gpu import GPU_METRICS
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import GPU_METRICS
 from gpuconsole.telemetry.source import Readings, Reasons
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 
 COMMAND_LIMIT = 4096
 """Maximum characters of a command line; some command lines have 64 KB."""

@@ -17,14 +17,12 @@ import traceback
 from collections.abc import Sequence
 
 from gpuconsole import __version__
-from gpuconsole.model.machine.device import Device
-from gpuconsole.telemetry.fallback import Fallback, Preferred
+from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
 from gpuconsole.telemetry.other_gpus import find_other_gpus
-from gpuconsole.telemetry.poller import STUCK_S, Poller
-from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, Source
+from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, STUCK_S, Fallback, Poller, Preferred, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, SourceState, Stop
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.job.facts import CHANGES_NUMERICS
+from gpuconsole.model.job import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
-from gpuconsole.report.experiments.trial import verdict_line
+from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys
 from gpuconsole.tui.screens.base import BackScreen, ListScreen

@@ -35,7 +35,7 @@ from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
 from gpuconsole.tui.theme import DARK, LIGHT
 from gpuconsole.tui.widgets.bars import KeyBar
-from gpuconsole.tui.widgets.zone import Zone
+from gpuconsole.tui.widgets.live import Zone
 
 REFRESH_HZ = 2.0
 FASTEST_HZ = 20.0

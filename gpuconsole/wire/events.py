@@ -10,19 +10,16 @@ from typing import cast
 
 import msgspec
 
-from gpuconsole.model.experiments.baseline import BaselineComparison
-from gpuconsole.model.experiments.certificate import Tuning
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.certificate import Tuning
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.job.facts import JobFacts
+from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.calibration import Reached
-from gpuconsole.model.machine.device import Device, Link
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Link, Process, Reached
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState, Step
-from gpuconsole.model.server_facts import ServerFacts
-from gpuconsole.model.serving import Objective, Request
+from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.marks import MarkedStep
 

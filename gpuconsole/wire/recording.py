@@ -15,7 +15,7 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.wire.events import AnyEvent, Event, Hello, Processes, decode_event, encode
 
 MODE = 0o600

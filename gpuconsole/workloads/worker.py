@@ -84,7 +84,7 @@ class Announcer:
         self._noted: set[str] = set()
 
     def __call__(self) -> None:
-        from gpuconsole.workloads.training.loop.ineffective_knobs import without_effect
+        from gpuconsole.workloads.training.loop.settings import without_effect
 
         knobs = self._loop.knobs
         notes = {"peak": f"{knobs.get('precision', 'fp32')} {self._loop.task.dense_kind}"}

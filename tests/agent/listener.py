@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.processes.job import JobFolder
-from gpuconsole.session.job.segments import SegmentFold
+from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import (
     AgentOff,
     AnyEvent,

@@ -20,7 +20,7 @@ from gpuconsole.agent.hooks.evidence import catalogue
 from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job.facts import EFFECTS
+from gpuconsole.model.job import EFFECTS
 from gpuconsole.wire import events, marks
 
 AGENT = Path(gpuconsole.agent.__file__).parent

@@ -21,7 +21,7 @@ from benchmarks.diagbench.text import page
 from benchmarks.pictures import svg
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.model.experiments.trial import Speedup
+from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, check_knobs
 from gpuconsole.workloads.training.gpt import check_width

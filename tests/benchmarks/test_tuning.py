@@ -10,8 +10,8 @@ from benchmarks.tuning.searches import best_rate, held, median_curve, random_ord
 from benchmarks.tuning.spaces import SPACES
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.experiments.sweep import points
-from gpuconsole.model.experiments.certificate import Attempt, Certificate
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.certificate import Attempt, Certificate
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import check_knobs
 from gpuconsole.model.snapshot import Environment
 

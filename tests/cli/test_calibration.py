@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.model.machine import calibration
-from gpuconsole.model.machine.calibration import CalibrationRecord, Reached, unit_of
-from gpuconsole.model.machine.device import Device, Peaks
-from gpuconsole.report.machine.calibration import calibration_report
+from gpuconsole.model import machine
+from gpuconsole.model.machine import CalibrationRecord, Device, Peaks, Reached, unit_of
+from gpuconsole.report.machine.environment import calibration_report
 from gpuconsole.report.parts import printed
 from tests.conftest import Cli, Machine
 from tests.waiting import gone, wait_until
@@ -123,7 +122,7 @@ def test_the_table_has_the_share_of_the_datasheet_and_the_load_of_others() -> No
         Reached("gemm_bf16_flops_per_s", "FLOP/s", 791.5e12, 780e12, 0.01, 200, "8192 x 8192"),
         Reached("allreduce_latency_s", "s", reason="one GPU in sight"),
     ]
-    record = CalibrationRecord(calibration.Machine("box", "cpu", 2, ()), "gpu:0", "2026-01-01T00:00:00Z", reached, 1.5, 1.4)
+    record = CalibrationRecord(machine.Machine("box", "cpu", 2, ()), "gpu:0", "2026-01-01T00:00:00Z", reached, 1.5, 1.4)
     lines = printed(calibration_report(record, gpu, now_s=1_800_000_000)).splitlines()
     assert "other processes used 1.4 of 2 cores: these figures may be too low" in lines
     assert any("792 TFLOP/s" in line and "989 TFLOP/s" in line and " 80 % " in line for line in lines)

@@ -20,7 +20,7 @@ from gpuconsole.cli.exits import CODES
 from gpuconsole.cli.main import main
 from gpuconsole.cli.options.help import WIDEST
 from gpuconsole.cli.parser import COMMANDS
-from gpuconsole.model.experiments.certificate import encode as encode_certificate
+from gpuconsole.model.certificate import encode as encode_certificate
 from gpuconsole.model.snapshot import encode
 from gpuconsole.wire.recording import RecordingWriter
 from tests.conftest import Cli

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gpuconsole.cli import job_work
-from gpuconsole.model.experiments.sweep import Sweep
-from gpuconsole.model.job.restart_knob import parse_restart_knob
+from gpuconsole.model.experiments import Sweep
+from gpuconsole.model.job import parse_restart_knob
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.processes.job import JobCommand
 
 

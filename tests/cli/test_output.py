@@ -15,7 +15,7 @@ from gpuconsole.cli.options.console import device, eco, interval, price_per_hour
 from gpuconsole.cli.parser import parse
 from gpuconsole.cli.progress import Progress
 from gpuconsole.machine import settings
-from gpuconsole.report.ansi import SGR, ansi, plain
+from gpuconsole.report.cells import SGR, ansi, plain
 from gpuconsole.report.parts import Column, Table, labelled, printed, text
 from gpuconsole.session.api import View
 from gpuconsole.tui.theme import STYLES, THEMES

@@ -11,7 +11,7 @@ import pytest
 
 from gpuconsole.cli.commands.experiments.scaling import with_nproc
 from gpuconsole.model.run import Distribution, Run, Summary
-from gpuconsole.report.experiments.scaling import scaling_table
+from gpuconsole.report.experiments import scaling_table
 from gpuconsole.report.parts import printed
 
 SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]

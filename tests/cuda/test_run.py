@@ -12,7 +12,7 @@ import pytest
 
 from gpuconsole.engine import devices
 from gpuconsole.engine.engine import Engine
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.events import KnobsSet
 from tests.cuda.conftest import Machines

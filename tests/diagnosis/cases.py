@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 

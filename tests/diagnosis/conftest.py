@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.diagnosis.reads import signals_read
-from gpuconsole.diagnosis.rule import Rule
+from gpuconsole.diagnosis.rule import Case, Rule
 from gpuconsole.model.finding import Finding
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import check

@@ -7,8 +7,8 @@ import pytest
 
 from gpuconsole.diagnosis.expected.card import Card
 from gpuconsole.diagnosis.expected.check import WORKS, Check, check
-from gpuconsole.diagnosis.expected.others import LENGTHS_OF
 from gpuconsole.diagnosis.expected.teaching import TESTS
+from gpuconsole.diagnosis.expected.works import LENGTHS_OF
 from gpuconsole.engine.catalog import scenarios, workloads
 from gpuconsole.machine.peaks import known_devices, peaks_of
 from gpuconsole.model.knobs.catalogue import Knobs

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate, wanted_probes
-from gpuconsole.diagnosis.suggest import TRIAL_ERROR
+from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.session.figures.trend import steady_growth

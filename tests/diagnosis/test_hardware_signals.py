@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch, joined_by_nvlink
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
-from gpuconsole.model.machine.device import Device, Link, Peaks
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Link, Peaks, Process
 from gpuconsole.model.run import Step
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, ProbeDone, RunOpened, Started, Steps

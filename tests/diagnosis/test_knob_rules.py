@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from tests.diagnosis.cases import case
 

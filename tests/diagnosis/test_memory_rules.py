@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 from tests.diagnosis.cases import case, loader

@@ -17,7 +17,7 @@ from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
-from gpuconsole.report.run.attainable import share_text, why_no_share
+from gpuconsole.report.run.account import share_text, why_no_share
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude

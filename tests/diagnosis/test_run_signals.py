@@ -11,10 +11,9 @@ from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.machine.device import Device, Peaks
+from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import Step, Summary
-from gpuconsole.model.server_facts import Fact, ServerFacts
-from gpuconsole.model.serving import Request
+from gpuconsole.model.serving import Fact, Request, ServerFacts
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, Devices, Found, Requests, RunOpened, ServerKnown, ServerState, Steps
 

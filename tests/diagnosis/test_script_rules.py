@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case, Missing
 from gpuconsole.diagnosis.engine import Steadied, evaluate
-from gpuconsole.diagnosis.suggest import TRIAL_ERROR
+from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case, Missing
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case, check, loader

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.model.server_facts import Fact, ServerFacts
+from gpuconsole.model.serving import Fact, ServerFacts
 from tests.diagnosis.cases import check
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {"max_num_seqs": 32}

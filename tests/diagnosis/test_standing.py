@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuconsole.diagnosis.standing import DOUBT_S, NOT_STEADY_S, SERVING_S, SETTLED_S, Standing
+from gpuconsole.diagnosis.engine import DOUBT_S, NOT_STEADY_S, SERVING_S, SETTLED_S, Standing
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run
 

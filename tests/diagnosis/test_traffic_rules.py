@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate, wanted_probes
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.engine.catalog import find_scenario, read_scenario, scenarios, shipped_folder, user_folder, workloads
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.scenario import ScenarioError
 
 GOOD = (shipped_folder() / "train-gpt.toml").read_text()

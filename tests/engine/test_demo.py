@@ -6,7 +6,7 @@ import asyncio
 from importlib import resources
 
 from gpuconsole.engine.replay import DEMO, Replay
-from gpuconsole.report.guide import narrate
+from gpuconsole.report.screen.guide import narrate
 from gpuconsole.wire.recording import read_recording
 
 MOST_BYTES = 200_000

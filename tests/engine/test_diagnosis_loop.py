@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.probes import ALWAYS, IN_JOB, NO_CONSENT, PASSIVE
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.engine import diagnosis_loop
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuconsole.engine.watch_baseline import key_of
 from gpuconsole.experiments.compare import compare
-from gpuconsole.model.job.facts import JobFacts
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.job import JobFacts
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.model.snapshot import Environment

@@ -12,10 +12,10 @@ from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.machine import environment
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.model.server_facts import Fact, ServerFacts
+from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import SERVING, WorkerHandle
 from gpuconsole.session.api import SessionError

@@ -1,5 +1,5 @@
-from gpuconsole.experiments.against_baseline import compare, nearest_baseline, unlike
-from gpuconsole.model.experiments.baseline import Baseline, BaselineKey, BaselineRun
+from gpuconsole.experiments.baselines import compare, nearest_baseline, unlike
+from gpuconsole.model.baseline import Baseline, BaselineKey, BaselineRun
 from gpuconsole.model.knobs.knob import Knobs
 
 KEY = BaselineKey("train-gpt", {}, "NVIDIA H200", "AMD EPYC 9654", 96, "2.13.0", "580")

@@ -12,9 +12,9 @@ import pytest
 
 from gpuconsole.engine.watch_baseline import BaselineWatch, Keeps, look_up
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, check_folder, keep_run, read_all, read_baseline, remove
-from gpuconsole.machine.other_load import OtherLoad
-from gpuconsole.model.experiments.baseline import MOST_RUNS, BaselineKey, BaselineRun
-from gpuconsole.model.machine.device import Device
+from gpuconsole.machine.load import OtherLoad
+from gpuconsole.model.baseline import MOST_RUNS, BaselineKey, BaselineRun
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, RunState, Step, Validity
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment

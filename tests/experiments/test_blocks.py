@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from gpuconsole.experiments.blocks import BASELINE, CHANGED, BlockPlan, order, plans, rate
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, order, plans, rate
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 

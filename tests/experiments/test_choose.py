@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gpuconsole.experiments.certificate import mistakes
-from gpuconsole.experiments.choose import LIVE_S, Allowed, candidates, left_alone, trial_s
 from gpuconsole.experiments.statistics import speedup
-from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
-from gpuconsole.model.experiments.trial import Trial, Verdict
+from gpuconsole.experiments.tune import LIVE_S, Allowed, candidates, left_alone, trial_s
+from gpuconsole.model.certificate import Attempt, Certificate, CertificateError, decode, encode
+from gpuconsole.model.experiments import Trial, Verdict
 from gpuconsole.model.finding import Confidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run

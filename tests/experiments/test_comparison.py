@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from gpuconsole.experiments.compare import compare
-from gpuconsole.model.experiments.comparison import Comparison
-from gpuconsole.model.experiments.trial import Trial
-from gpuconsole.model.job.facts import JobFacts
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.comparison import Comparison
+from gpuconsole.model.experiments import Trial
+from gpuconsole.model.job import JobFacts
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
 from gpuconsole.model.snapshot import Environment
 

@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from gpuconsole.engine.engine import Engine
-from gpuconsole.experiments import blocks
 from gpuconsole.experiments import forecast as forecasts
+from gpuconsole.experiments import statistics
 from gpuconsole.experiments import statistics as trial_statistics
 from gpuconsole.experiments import trial as trials
 from gpuconsole.experiments.forecast import forecast_restart
 from gpuconsole.experiments.trial import USUAL
-from gpuconsole.model.experiments.trial import Forecast
+from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import Distribution, Run, Step, Summary
-from gpuconsole.report.experiments.trial import forecast_line, refusal
+from gpuconsole.report.experiments import forecast_line, refusal
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note
 from tests.waiting import until
@@ -76,7 +76,7 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(m
     """With two pairs of short blocks in place of four, so that the test is short."""
     for module in (trials, forecasts, trial_statistics):
         monkeypatch.setattr(module, "MIN_PAIRS", 2)
-    monkeypatch.setattr(blocks, "MIN_SERVING_BLOCK_S", 0.5)
+    monkeypatch.setattr(statistics, "MIN_SERVING_BLOCK_S", 0.5)
     limits = msgspec.structs.replace(USUAL, serving_cap_s=1.0)
     notes: list[str] = []
 

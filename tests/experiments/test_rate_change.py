@@ -3,8 +3,7 @@ import random
 
 import pytest
 
-from gpuconsole.experiments.blocks import MOST_RUN_BLOCKS, block_rates
-from gpuconsole.experiments.statistics import estimate, rate_change, rate_verdict
+from gpuconsole.experiments.statistics import MOST_RUN_BLOCKS, block_rates, estimate, rate_change, rate_verdict
 from gpuconsole.model.run import PHASES, Step
 
 ZERO = (0.0,) * (len(PHASES) - 1)

@@ -12,9 +12,9 @@ import pytest
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.experiments import sweep as sweeping
 from gpuconsole.experiments.sweep import MIN_REPEATS, Sweeper, evaluate, points, rounds
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Step
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.wire.events import KnobsSet, Started

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpuconsole.experiments.blocks import BASELINE, CHANGED
+from gpuconsole.experiments.statistics import BASELINE, CHANGED
 from gpuconsole.experiments.trial import with_quality, with_training_loss
-from gpuconsole.model.experiments.trial import HeldOutLoss, Speedup, Trial
+from gpuconsole.model.experiments import HeldOutLoss, Speedup, Trial
 from gpuconsole.model.finding import Signal
 from gpuconsole.wire.events import ProbeDone
 

@@ -10,16 +10,16 @@ from typing import cast
 
 import pytest
 
-from gpuconsole.diagnosis import standing
+from gpuconsole.diagnosis import engine
 from gpuconsole.diagnosis.probes import NO_CONSENT
-from gpuconsole.experiments import until_diagnosed as waiting
+from gpuconsole.experiments import tune as waiting
 from gpuconsole.experiments.tune import Tuner
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.report.experiments.tuning import certificate_report
+from gpuconsole.report.experiments import certificate_report
 from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError, View
 
@@ -69,7 +69,7 @@ class Engine:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "READ_EVERY_S", 0.01)
-    monkeypatch.setattr(standing, "SETTLED_S", 0.02)
+    monkeypatch.setattr(engine, "SETTLED_S", 0.02)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpuconsole.diagnosis import standing
+from gpuconsole.diagnosis import engine
 from gpuconsole.experiments import tune as tuner
-from gpuconsole.experiments import until_diagnosed as waiting
+from gpuconsole.experiments import tune as waiting
 from gpuconsole.experiments.tune import TuningSession
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
@@ -67,7 +67,7 @@ FINE = Finding("host.logging_io", "clear", "Logging takes little time")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "READ_EVERY_S", 0.01)
-    monkeypatch.setattr(standing, "SETTLED_S", 0.02)
+    monkeypatch.setattr(engine, "SETTLED_S", 0.02)
     monkeypatch.setattr(tuner, "BUSY_S", 0.01)
 
 

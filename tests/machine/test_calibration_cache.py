@@ -9,8 +9,7 @@ import pytest
 
 from gpuconsole.machine.calibration import KEPT, cache_path, figures, load, machine_of, of_this_machine, save
 from gpuconsole.machine.environment import fingerprint
-from gpuconsole.model.machine.calibration import CalibrationRecord, Reached
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import CalibrationRecord, Device, Reached
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot

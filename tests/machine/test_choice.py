@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.machine.choice import DeviceChoiceError, choose_device, choose_devices, cuda_names, visible_gpus
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 
 CPU = Device("cpu", "host")
 GPUS = [Device("gpu:0", "H200"), Device("gpu:1", "H200")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.machine import other_load
+from gpuconsole.machine import load
 
 
 class Times(tuple):
@@ -24,7 +24,7 @@ class Times(tuple):
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
     def make(online: str, usable: set[int], busy: list[float]) -> None:
         (tmp_path / "online").write_text(online + "\n")
-        monkeypatch.setattr(other_load, "ONLINE", tmp_path / "online")
+        monkeypatch.setattr(load, "ONLINE", tmp_path / "online")
         monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [Times(user) for user in busy])
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable)
 
@@ -42,10 +42,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no
 )
 def test_the_time_of_a_cpu_is_found_by_its_number(machine, online: str, usable: set[int], expected: float) -> None:  # type: ignore[no-untyped-def]
     machine(online, usable, [10.0, 20.0, 30.0, 40.0])
-    assert other_load.busy_s() == pytest.approx(expected)
+    assert load.busy_s() == pytest.approx(expected)
 
 
 def test_without_the_list_of_cpus_all_count(machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     machine("0-3", {1}, [10.0, 20.0])
-    monkeypatch.setattr(other_load, "ONLINE", tmp_path / "missing")
-    assert other_load.busy_s() == pytest.approx(30.0)
+    monkeypatch.setattr(load, "ONLINE", tmp_path / "missing")
+    assert load.busy_s() == pytest.approx(30.0)

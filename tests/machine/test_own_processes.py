@@ -2,8 +2,8 @@
 
 import os
 
-from gpuconsole.machine.own_processes import OwnProcesses
-from gpuconsole.model.machine.process import Process
+from gpuconsole.machine.load import OwnProcesses
+from gpuconsole.model.machine import Process
 
 
 def test_ours_are_this_process_and_what_it_started() -> None:

@@ -7,8 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from gpuconsole.machine.peaks import peaks_of
-from gpuconsole.machine.published import published_of
+from gpuconsole.machine.peaks import peaks_of, published_of
 
 ENTRIES = tomllib.loads((files("gpuconsole") / "data/devices.toml").read_text())["device"]
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from gpuconsole.model.metrics.gpu import GPU_METRICS
+from gpuconsole.model.metrics import GPU_METRICS
 from gpuconsole.model.series import BUCKETS, RAW, Series
 
 

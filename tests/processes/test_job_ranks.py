@@ -12,7 +12,7 @@ import pytest
 
 from gpuconsole.agent.hooks import described
 from gpuconsole.agent.hooks.connection import Connection
-from gpuconsole.experiments.blocks import CHANGED
+from gpuconsole.experiments.statistics import CHANGED
 from gpuconsole.experiments.trial import OneWorker
 from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.processes.worker import WorkerHandle

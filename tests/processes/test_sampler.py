@@ -15,7 +15,7 @@ import pytest
 
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.publish import publish
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.processes import sampler as sampling
 from gpuconsole.processes.signals import send_signal
 from gpuconsole.session.api import SessionError

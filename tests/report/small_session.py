@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report.share.markdown import markdown_page

@@ -7,21 +7,20 @@ import itertools
 import msgspec
 import pytest
 
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.figure import Attainable, RatePair
 from gpuconsole.model.finding import Finding
-from gpuconsole.model.job.facts import AGENT, JOB
+from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.report import facts
 from gpuconsole.report.cells import _char_width, cell_width
-from gpuconsole.report.guide import guide
 from gpuconsole.report.run.account import LOOKS
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.screen.answer import paint_answer
-from gpuconsole.report.screen.chart import marks, paint_throughput
-from gpuconsole.report.screen.window import window
+from gpuconsole.report.screen.chart import marks, paint_throughput, window
+from gpuconsole.report.screen.guide import guide
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.account import distribution
 from gpuconsole.tui import keys

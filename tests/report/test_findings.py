@@ -9,8 +9,15 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.report import facts
 from gpuconsole.report.parts import printed
-from gpuconsole.report.run.diagnosis import paint_diagnosis, state_words
-from gpuconsole.report.run.findings import finding_report, firing_report, paint_details, recoverable, rule_counts
+from gpuconsole.report.run.diagnosis import (
+    finding_report,
+    firing_report,
+    paint_details,
+    paint_diagnosis,
+    recoverable,
+    rule_counts,
+    state_words,
+)
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.account import distribution
 from tests.tui.fake_session import FP32, STARVED, gpu_view

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from gpuconsole.cli.options.patch import base, name_in_patch, patch_of, write_patch
-from gpuconsole.model.job.facts import JOB, JobFacts, Site
+from gpuconsole.model.job import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.report.experiments.patch import Patch, make_patch, patch_text
 from gpuconsole.report.facts import kept_changes
+from gpuconsole.report.patch import Patch, make_patch, patch_text
 
 BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
 

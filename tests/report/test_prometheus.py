@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.metrics.dcgm import FIELDS
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import CATALOGUE, FIELDS
 from gpuconsole.model.serving import Request
 from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape

@@ -8,18 +8,15 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from gpuconsole.model.experiments.baseline import BaselineComparison
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Row
-from gpuconsole.report.experiments.sweep import sweep_report
-from gpuconsole.report.experiments.trial import paint_done, paint_running
-from gpuconsole.report.experiments.tuning import certificate_report, paint_tuning
+from gpuconsole.report.experiments import certificate_report, paint_done, paint_running, paint_tuning, sweep_report
 from gpuconsole.report.parts import lay_out, printed
 from gpuconsole.report.run.account import paint_steps
-from gpuconsole.report.run.diagnosis import paint_diagnosis
-from gpuconsole.report.run.findings import paint_details
+from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.run.runs import paint_runs

@@ -10,16 +10,16 @@ import pytest
 from markdown_it import MarkdownIt
 
 from gpuconsole.experiments.compare import compare
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.figure import Attainable, RatePair, TimePart
 from gpuconsole.model.finding import Evidence
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, SeriesData, Validity
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report import units
 from gpuconsole.report.parts import printed
+from gpuconsole.report.run.diagnosis import details_report
 from gpuconsole.report.run.figures import utilization
-from gpuconsole.report.run.findings import details_report
 from gpuconsole.report.session import session_text
 from gpuconsole.report.share import markdown
 from gpuconsole.report.share.comparison import Side, comparison_document

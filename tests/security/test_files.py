@@ -16,10 +16,10 @@ import pytest
 
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.experiments.baselines import keep_run
-from gpuconsole.model.experiments.baseline import BaselineKey, BaselineRun
+from gpuconsole.model.baseline import BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.folders import BOOT_ID
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.processes.terminal.holder import Holder
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Processes

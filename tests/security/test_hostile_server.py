@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from gpuconsole.agent.clock import now
-from gpuconsole.model.server_facts import ServerFacts
+from gpuconsole.model.serving import ServerFacts
 from gpuconsole.workloads.serving.facts import ask_facts
 from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.load.client import Client, RequestFailed

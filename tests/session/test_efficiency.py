@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.figures.efficiency import NO_POWER, NO_PRICE
+from gpuconsole.session.figures.summary import NO_POWER, NO_PRICE
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import Devices, EnvironmentKnown, Hello, RunClosed, RunOpened, Sample, Started, Steps

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.run import PHASES, Run, Step
-from gpuconsole.session.energy import FOREIGN_SERVER, OTHER_MACHINES
-from gpuconsole.session.figures.efficiency import NO_POWER
+from gpuconsole.session.figures.summary import NO_POWER
+from gpuconsole.session.machine import FOREIGN_SERVER, OTHER_MACHINES
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import Devices, Hello, Processes, RankJoined, RunClosed, RunOpened, Sample, Started, Steps

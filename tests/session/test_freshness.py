@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.session.freshness import fresh_value, silent_devices, why_not_fresh
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import DeviceLost, Devices, RunOpened, Sample, SamplerEnded, SourceState, Steps, Unavailable

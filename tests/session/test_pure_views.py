@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuconsole.model.experiments.trial import Trial
-from gpuconsole.model.machine.device import Device, Peaks
+from gpuconsole.model.experiments import Trial
+from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.snapshot import Environment, encode

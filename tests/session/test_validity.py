@@ -16,7 +16,7 @@ from gpuconsole.report import units
 from gpuconsole.report.parts import printed
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
-from gpuconsole.report.run.findings import details_report
+from gpuconsole.report.run.diagnosis import details_report
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, make_view, run_now

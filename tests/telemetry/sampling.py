@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from gpuconsole.model.machine.device import Link
+from gpuconsole.model.machine import Link
 from gpuconsole.wire.events import (
     AnyEvent,
     Command,

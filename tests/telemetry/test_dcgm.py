@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from gpuconsole.model.machine.device import Device, Peaks
-from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.metrics.dcgm import FIELDS
+from gpuconsole.model.machine import Device, Peaks
+from gpuconsole.model.metrics import CATALOGUE, FIELDS
 from gpuconsole.telemetry.dcgm import DcgmSource
 from gpuconsole.wire.events import Sample
 from tests.fakes.dcgm import FakeDcgm, dcgm_page

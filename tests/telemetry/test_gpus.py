@@ -8,9 +8,9 @@ import os
 import psutil
 import pytest
 
-from gpuconsole.model.machine.device import Link
-from gpuconsole.model.metrics.gpu import GPU_METRICS as DECLARED
-from gpuconsole.model.metrics.gpu import LINK_METRICS
+from gpuconsole.model.machine import Link
+from gpuconsole.model.metrics import GPU_METRICS as DECLARED
+from gpuconsole.model.metrics import LINK_METRICS
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, Stop, Topology, Unavailable, Xid
 from tests.conftest import Machine
 from tests.fakes.nvml.scripted import MIB, SCRIPT, SCRIPTED

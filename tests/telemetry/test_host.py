@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.telemetry import host, host_memory
+from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.telemetry import host
 from gpuconsole.wire.events import Sample
 
 
@@ -134,10 +134,10 @@ def test_loopback_does_not_count_and_bridges_only_where_no_card_is_seen(
 
 
 def test_a_container_limit_is_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{1 << 30}\n")
     (tmp_path / "memory.current").write_text("700000000\n")
     (tmp_path / "memory.stat").write_text("anon 500000000\ninactive_file 150000000\n")
-    assert host_memory.memory_bytes() == (550000000, 1 << 30)
+    assert host.memory_bytes() == (550000000, 1 << 30)
     (tmp_path / "memory.max").write_text("max\n")
-    assert host_memory.memory_bytes()[1] == psutil.virtual_memory().total
+    assert host.memory_bytes()[1] == psutil.virtual_memory().total

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.model.metrics.gpu import GPU_METRICS
+from gpuconsole.model.metrics import GPU_METRICS
 from gpuconsole.telemetry import other_gpus
 from gpuconsole.telemetry.other_gpus import architecture, find_other_gpus
 from tests.conftest import Cli

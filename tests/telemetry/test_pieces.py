@@ -10,7 +10,7 @@ import pytest
 from gpuconsole.model.text import visible
 from gpuconsole.telemetry.nvml import library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
-from gpuconsole.telemetry.poller import next_time
+from gpuconsole.telemetry.source import next_time
 
 
 @pytest.mark.parametrize(("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)])

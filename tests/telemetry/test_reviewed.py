@@ -11,8 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuconsole.model.machine.device import Device, Link
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.processes.once import read_devices
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.nvml import fields

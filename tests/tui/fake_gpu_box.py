@@ -9,11 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 import msgspec
 from textual.pilot import Pilot
 
-from gpuconsole.model.machine.device import Device, Link, Peaks
-from gpuconsole.model.machine.process import Process
-from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.model.metrics.gpu import GPU_METRICS, LINK_METRICS
-from gpuconsole.model.metrics.metric import Metric
+from gpuconsole.model.machine import Device, Link, Peaks, Process
+from gpuconsole.model.metrics import GPU_METRICS, LINK_METRICS, Metric, series_key
 from gpuconsole.report.cells import Row, cell_width, to_ascii
 from gpuconsole.report.machine.devices import device_items, paint_item
 from gpuconsole.report.page import Lines

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.certificate import Attempt, Certificate, Tuning
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device, Peaks
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Device, Peaks
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Distribution, Run, RunState, Summary
 from gpuconsole.model.scenario import Scenario, Teaches, Workload

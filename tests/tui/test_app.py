@@ -14,7 +14,7 @@ from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
-from gpuconsole.tui.widgets.zone import Zone
+from gpuconsole.tui.widgets.live import Zone
 from tests.tui.fake_session import SCENARIOS, STARVED, FakeSession, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_paint import HOSTILE, hostile_view
 from tests.waiting import until

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.model.metrics.gpu import GPU_METRICS
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import GPU_METRICS, series_key
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.devices import (
     device_items,

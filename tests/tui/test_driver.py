@@ -16,9 +16,8 @@ from gpuconsole.report.cells import row_width
 from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import terminal as terminals
-from gpuconsole.tui.driver.cells import clip, split
+from gpuconsole.tui.driver.cells import PLAIN, after, cell_style, change, clip, split
 from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Screen
-from gpuconsole.tui.driver.styles import PLAIN, after, cell_style, change
 from gpuconsole.tui.driver.terminal import Colours, Terminal, terminal, why_no_screen
 from gpuconsole.tui.driver.wanted import Effect, Wanted
 from gpuconsole.tui.driver.writer import Writer

@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.fleet import fleet_rows, paint_fleet
 from gpuconsole.session.api import View

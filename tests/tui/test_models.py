@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 from gpuconsole.engine import catalog
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.models import entries, error, model_lines
 from gpuconsole.session.api import View

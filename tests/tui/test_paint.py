@@ -8,24 +8,21 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpuconsole.model.experiments.baseline import BaselineComparison, BaselineVerdict
+from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Summary
-from gpuconsole.model.server_facts import Fact, ServerFacts
+from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.report import charts, facts
-from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
-from gpuconsole.report.experiments.trial import paint_done, paint_running
-from gpuconsole.report.experiments.tuning import paint_tuning
+from gpuconsole.report.cells import Row, cell_width, cut, fit, spark, to_ascii, wrap
+from gpuconsole.report.experiments import paint_done, paint_running, paint_tuning
 from gpuconsole.report.run.account import columns_of, paint_steps
-from gpuconsole.report.run.diagnosis import paint_diagnosis
-from gpuconsole.report.run.findings import paint_details
+from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.runs import entries, paint_runs
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.report.screen.devices import paint_devices as paint_history
-from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.screens.pages import paint_help

@@ -15,10 +15,9 @@ import pyte
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.report.cells import cell_width
-from gpuconsole.report.machine.process import paint_process
-from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, process_lines, question, title
+from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, paint_process, process_lines, question, title
 from gpuconsole.report.names import plain, spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.machine.device import Peaks
+from gpuconsole.model.machine import Peaks
 from gpuconsole.model.profile import OpClass
 from gpuconsole.report.cells import row_width
+from gpuconsole.report.run.models import NO_PEAK, Roof, paint_roofline, roof_of
 from gpuconsole.report.run.profile import paint_profile
-from gpuconsole.report.run.roofline import NO_PEAK, Roof, paint_roofline, roof_of
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.pages import ProfileScreen

@@ -9,7 +9,7 @@ import pytest
 from rich.color import ColorSystem
 
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.driver.styles import PLAIN, after
+from gpuconsole.tui.driver.cells import PLAIN, after
 from gpuconsole.tui.driver.terminal import Colours
 from gpuconsole.tui.theme import DARK, LIGHT, STYLES, THEMES, style_of
 from gpuconsole.tui.widgets.live import AnswerZone

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.model.machine import Device, Link
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.topology import last_column, letters, read_net, topology_lines, wants_folding
 from gpuconsole.session.api import View

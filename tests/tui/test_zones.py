@@ -12,7 +12,7 @@ import pytest
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Value, describe_changes, in_words, show
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report import facts
 from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.report.run.diagnosis import paint_diagnosis

@@ -12,9 +12,9 @@ import torch
 from gpuconsole.engine.catalog import scenarios
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
-from gpuconsole.workloads.profiling import recorder
+from gpuconsole.workloads.profiling import window
 from gpuconsole.workloads.serving.engine import build as server_build
-from gpuconsole.workloads.training.loop.model_settings import check_compile
+from gpuconsole.workloads.training.loop.settings import check_compile
 from tests.workloads.small import small_gpt_loop
 
 CUDA = torch.device("cuda", 0)
@@ -77,7 +77,7 @@ def test_cupti_is_let_go_where_that_is_safe(monkeypatch: pytest.MonkeyPatch, ver
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setenv("TEARDOWN_CUPTI", "x")
     monkeypatch.delenv("TEARDOWN_CUPTI")
-    recorder._let_cupti_go_afterwards()
+    window._let_cupti_go_afterwards()
     assert os.environ.get("TEARDOWN_CUPTI") == expected
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.input import records, shared_memory
+from gpuconsole.workloads.training.input import loader, samples
 from gpuconsole.workloads.training.input.loader import LoaderStream
-from gpuconsole.workloads.training.input.records import RECORD, RECORDS, prepare_records
+from gpuconsole.workloads.training.input.samples import RECORD, RECORDS, prepare_records
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU
 
@@ -46,9 +46,9 @@ def test_the_loader_hands_out_batches_in_order_or_not() -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    records._opened.cache_clear()
+    samples._opened.cache_clear()
     yield tmp_path
-    records._opened.cache_clear()
+    samples._opened.cache_clear()
 
 
 def test_records_are_read_from_the_disk_and_batches_stay_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_disk_that_cannot_be_read_directly_is_told_in_one_line(cache: Path, mo
 
 def test_batches_that_do_not_fit_into_shared_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where /dev/shm is full, a DataLoader worker dies with a bus error and no message. Docker's default is 64 MB."""
-    monkeypatch.setattr(shared_memory, "total_bytes", lambda: 64 * 2**20)
+    monkeypatch.setattr(loader, "total_bytes", lambda: 64 * 2**20)
     knobs = knobs_of("vision-healthy", batch_size=64, image_size=224, width=8, num_workers=0)
     task = vision.create(knobs, CPU, 0)
     task.open_stream(knobs).close()  # without workers nothing travels
@@ -101,10 +101,10 @@ def test_batches_that_do_not_fit_into_shared_memory_are_refused(monkeypatch: pyt
         with pytest.raises(ValueError, match=said) as caught:
             refused(too_many)
         assert "\n" not in str(caught.value)
-    monkeypatch.setattr(shared_memory, "total_bytes", lambda: None)
+    monkeypatch.setattr(loader, "total_bytes", lambda: None)
     task.check(too_many)  # a system without /dev/shm
 
 
 def test_the_size_of_shared_memory_is_that_of_the_system() -> None:
-    found = shared_memory.total_bytes()
+    found = loader.total_bytes()
     assert found is None or found == shutil.disk_usage("/dev/shm").total

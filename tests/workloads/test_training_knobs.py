@@ -24,11 +24,10 @@ from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.facts import model_facts
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded
-from gpuconsole.workloads.training.input.copying import Copier
-from gpuconsole.workloads.training.loop import float8, model_settings, optimizers
-from gpuconsole.workloads.training.loop.ineffective_knobs import without_effect
+from gpuconsole.workloads.training.input.loader import Copier
+from gpuconsole.workloads.training.loop import settings
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.loop.schedule import FLOOR, HORIZON, factor
+from gpuconsole.workloads.training.loop.settings import FLOOR, HORIZON, factor, without_effect
 from gpuconsole.workloads.training.loop.side_work import largest_gradient_percentiles
 from gpuconsole.workloads.training.parallel.choose import plan_for
 from gpuconsole.workloads.training.probes.memory import held_bytes, saved_bytes, state_bytes
@@ -150,7 +149,7 @@ def test_an_optimizer_takes_over_the_moments_of_another(tmp_path: Path) -> None:
 
 
 def test_8_bit_says_what_to_install_and_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
     loop = small_gpt_loop(tmp_path)
     with pytest.raises(ValueError, match="pip install torchao") as refusal:
         loop.set_knobs({"optim": "adamw_8bit"}, 0)
@@ -171,7 +170,7 @@ def test_the_rate_follows_the_steps_across_a_change_of_optimizer(tmp_path: Path)
     loop = small_gpt_loop(tmp_path, lr_scheduler="linear", warmup_steps=10, optim="adamw")
 
     def rate() -> float:
-        return float(loop.optimizer.param_groups[0]["lr"]) / optimizers.LEARNING_RATE
+        return float(loop.optimizer.param_groups[0]["lr"]) / settings.LEARNING_RATE
 
     losses(loop, 4)
     assert rate() == pytest.approx(0.5)
@@ -187,7 +186,7 @@ def test_the_rate_follows_the_steps_across_a_change_of_optimizer(tmp_path: Path)
 def test_with_gradient_accumulation_the_schedule_counts_optimizer_steps(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path, warmup_steps=10, gradient_accumulation_steps=3)
     losses(loop, 2)
-    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.3 * optimizers.LEARNING_RATE)
+    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.3 * settings.LEARNING_RATE)
     loop.close()
 
 
@@ -339,9 +338,9 @@ def test_compile_is_asked_for_as_the_knobs_say(monkeypatch: pytest.MonkeyPatch) 
     asked: list[dict[str, Any]] = []
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(torch, "compile", lambda model, **how: asked.append(how) or model)
-    assert model_settings.compiled(model, {"torch_compile": "off"}) is model
-    model_settings.compiled(model, {"torch_compile": "max-autotune", "compile_dynamic": "true"})
-    model_settings.compiled(model, {"torch_compile": "default", "compile_dynamic": "auto"})
+    assert settings.compiled(model, {"torch_compile": "off"}) is model
+    settings.compiled(model, {"torch_compile": "max-autotune", "compile_dynamic": "true"})
+    settings.compiled(model, {"torch_compile": "default", "compile_dynamic": "auto"})
     assert asked == [{"mode": "max-autotune", "dynamic": True}, {"mode": "default", "dynamic": None}]
 
 
@@ -413,17 +412,17 @@ def test_fp8_is_refused_where_it_is_not_possible(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], capability: tuple[int, int], said: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(float8, "find_spec", lambda name: name)
+    monkeypatch.setattr(settings, "find_spec", lambda name: name)
     knobs: Any = {"float8_linear": True, "precision": "bf16", **changes}
     if not said:
-        float8.check_float8(knobs, torch.device("cuda"))
-        monkeypatch.setattr(float8, "find_spec", lambda name: None)
+        settings.check_float8(knobs, torch.device("cuda"))
+        monkeypatch.setattr(settings, "find_spec", lambda name: None)
         said = "needs torchao: pip install torchao"
     with pytest.raises(ValueError, match=re.escape(said)):
-        float8.check_float8(knobs, torch.device("cuda"))
+        settings.check_float8(knobs, torch.device("cuda"))
     with pytest.raises(ValueError, match="a CPU has none"):
-        float8.check_float8(knobs, torch.device("cpu"))
-    float8.check_float8({**knobs, "float8_linear": False}, torch.device("cpu"))
+        settings.check_float8(knobs, torch.device("cpu"))
+    settings.check_float8({**knobs, "float8_linear": False}, torch.device("cpu"))
 
 
 def test_fp8_products_train_nearly_alike() -> None:
@@ -431,7 +430,7 @@ def test_fp8_products_train_nearly_alike() -> None:
     pytest.importorskip("torchao", reason="torchao is an option: pip install torchao")
     torch.manual_seed(0)
     plain = gpt.GPT(64, 2, 64)
-    narrow = float8.in_float8(copy.deepcopy(plain), emulate=True)
+    narrow = settings.in_float8(copy.deepcopy(plain), emulate=True)
     swapped = [name for name, module in narrow.named_modules() if type(module).__name__ == "Float8Linear"]
     assert swapped == [f"blocks.{block}.{layer}" for block in (0, 1) for layer in ("qkv", "proj", "up", "down")]
     tokens = torch.randint(0, 256, (4, 33))

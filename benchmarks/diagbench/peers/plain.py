@@ -29,10 +29,9 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.device_memory import set_up_allocator
 from gpuconsole.workloads.training.input.loader import as_they_are
-from gpuconsole.workloads.training.loop import model_settings
+from gpuconsole.workloads.training.loop import settings
 from gpuconsole.workloads.training.loop.loop import EVAL_BATCHES
-from gpuconsole.workloads.training.loop.optimizers import make_optimizer
-from gpuconsole.workloads.training.loop.schedule import Schedule
+from gpuconsole.workloads.training.loop.settings import Schedule, make_optimizer
 from gpuconsole.workloads.training.loop.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.parallel.plan import trained
 from gpuconsole.workloads.training.task import Batch, Stream, Task
@@ -52,7 +51,7 @@ class WithLoss(nn.Module):
         self._precision = precision
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        with model_settings.autocast(CPU, self._precision):
+        with settings.autocast(CPU, self._precision):
             return self._task.loss(batch)
 
 
@@ -144,11 +143,11 @@ def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: in
     set_up_allocator(knobs)
     torch.manual_seed(seed)
     task: Task = importlib.import_module(f"gpuconsole.workloads.{workload}").create(knobs, CPU, seed)
-    model_settings.apply_model_knobs(task.model, knobs)
-    task.model = model_settings.compiled(task.model, knobs)
+    settings.apply_model_knobs(task.model, knobs)
+    task.model = settings.compiled(task.model, knobs)
     model = WithLoss(task, str(knobs["precision"]))
     optimizer = make_optimizer(trained(task.model), str(knobs["optim"]))
-    model_settings.set_memory_format(task.model, optimizer, bool(knobs.get("channels_last")))
+    settings.set_memory_format(task.model, optimizer, bool(knobs.get("channels_last")))
     schedule = Schedule(optimizer, knobs)
     passes = int(knobs["gradient_accumulation_steps"])
     steps = batches = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuconsole.cli.options.nodes import NODE_OPTIONS
 from gpuconsole.cli.options.serving import OPTIONS as SERVING_OPTIONS
 from gpuconsole.cli.options.usage import UsageError, given, refuse_given, written
-from gpuconsole.model.job.restart_knob import RestartKnob, parse_restart_knob
+from gpuconsole.model.job import RestartKnob, parse_restart_knob
 from gpuconsole.model.knobs.knob import KnobError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126

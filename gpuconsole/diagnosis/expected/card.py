@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuconsole.model.machine.device import Peaks
+from gpuconsole.model.machine import Peaks
 
 MATMUL_SHARE = 0.75
 """Share of the dense peak that large matrix products reach: 80 to 87 % at best (ml-engineering: A100 87 %, H100 80 %), less within a model."""

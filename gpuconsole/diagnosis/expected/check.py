@@ -7,20 +7,20 @@ from collections.abc import Callable
 import msgspec
 
 from gpuconsole.diagnosis.expected.card import ALLOCATOR_SHARE, Card
-from gpuconsole.diagnosis.expected.gpt import gpt_work
-from gpuconsole.diagnosis.expected.others import (
+from gpuconsole.diagnosis.expected.teaching import TESTS, Verdict, verdict
+from gpuconsole.diagnosis.expected.works import (
+    Work,
     chain_work,
     churn_work,
     exchange_work,
     gemm_work,
+    gpt_work,
     ragged_work,
     recommender_work,
+    serving_work,
     stream_work,
     vision_work,
 )
-from gpuconsole.diagnosis.expected.serving import serving_work
-from gpuconsole.diagnosis.expected.teaching import TESTS, Verdict, verdict
-from gpuconsole.diagnosis.expected.work import Work
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.scenario import Scenario
 

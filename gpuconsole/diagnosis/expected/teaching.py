@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.expected.work import Work
+from gpuconsole.diagnosis.expected.works import Work
 from gpuconsole.diagnosis.rules import (
     _comm,
     _input,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.models.activations import Activations, weight_casts
-from gpuconsole.diagnosis.models.memory import FP32, States
+from gpuconsole.diagnosis.models.memory import FP32, Activations, States, weight_casts
 from gpuconsole.diagnosis.models.shape import GptShape
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Threshold
+from gpuconsole.diagnosis.rule import Case, Threshold
 
 UNFUSED = ("adamw", "adamw_foreach")
 """Values of `optim` that a fused optimizer would replace."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Threshold
+from gpuconsole.diagnosis.rule import Case, Threshold
 
 EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step is notable, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
 LATE = Threshold("late", 1.10, "x", "10 % slower than the median of the others is notable, 20 % is serious (TraceML; alloc 20 %)")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Threshold
+from gpuconsole.diagnosis.rule import Case, Threshold
 
 DELAY = Threshold("run_queue", 0.15, "ratio", "15 % of step time on the run queue; below that the other rules need no correction")
 

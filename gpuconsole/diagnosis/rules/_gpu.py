@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Case
 
 MOST = 0.9
 """The largest share of a step that a rule claims."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.rules import _input, _side_work
 from gpuconsole.model.finding import Evidence
 from gpuconsole.model.text import percent

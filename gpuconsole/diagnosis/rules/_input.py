@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, Cause
-from gpuconsole.diagnosis.rule import Threshold
-from gpuconsole.diagnosis.suggest import speedup_interval
+from gpuconsole.diagnosis.rule import Case, Threshold, speedup_interval
 from gpuconsole.model.finding import Evidence, Interval
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Evidence
 from gpuconsole.model.text import percent
 

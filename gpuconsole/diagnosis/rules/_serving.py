@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import CantTell, Case
-from gpuconsole.diagnosis.rule import Threshold
-from gpuconsole.diagnosis.suggest import suggest
+from gpuconsole.diagnosis.rule import CantTell, Case, Threshold, suggest
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.knob import Knobs, Value, show
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Threshold
+from gpuconsole.diagnosis.rule import Case, Threshold, speedup_interval
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.diagnosis.suggest import speedup_interval
 from gpuconsole.model.finding import Confidence, Evidence, Interval
 
 GAIN = Threshold("recoverable", 0.05, "ratio", "a gain below 5 % of the step counts as none")

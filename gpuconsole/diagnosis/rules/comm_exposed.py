@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule
+from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _comm
-from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import percent

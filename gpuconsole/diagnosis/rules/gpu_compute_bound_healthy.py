@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold
 from gpuconsole.diagnosis.rules import _comm, _healthy
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.text import percent

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule
+from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _claims
 from gpuconsole.diagnosis.rules._claims import SHARE, TOUCHED
-from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.text import percent
 

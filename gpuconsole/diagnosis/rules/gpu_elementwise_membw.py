@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
 from gpuconsole.diagnosis.rules import _claims
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
 from gpuconsole.model.text import percent
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
 from gpuconsole.diagnosis.rules import _claims
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch takes 3.1x the time or less: fixed cost is 30 % or more of the step")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule
+from gpuconsole.diagnosis.rule import Case, Rule, suggest
 from gpuconsole.diagnosis.rules import _side_work
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.text import percent
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.text import percent
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.training import GRAPH_MODES

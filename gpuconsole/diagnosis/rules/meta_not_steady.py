@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold
 from gpuconsole.model.finding import Finding
 
 PATIENCE = Threshold("patience", 15.0, "s", "warm-up, compilation and autotuning take less in the built-in scenarios")

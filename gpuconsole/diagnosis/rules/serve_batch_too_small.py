@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.rules._serving import MORE_USERS as GAIN
-from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding
 
 DOMINATE = Threshold(

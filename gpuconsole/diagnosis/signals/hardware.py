@@ -10,9 +10,8 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.machine.device import Link
-from gpuconsole.model.machine.process import Process
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Link, Process
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.trend import steady_growth
 from gpuconsole.session.run import RunRecord

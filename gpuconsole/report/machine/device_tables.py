@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.machine.device import Device, Peaks
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Device, Peaks
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment
 from gpuconsole.report.machine.processes import age

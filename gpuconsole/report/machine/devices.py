@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.machine.process import Process
-from gpuconsole.model.metrics import gpu as gpu_metrics
-from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
-from gpuconsole.model.metrics.metric import Metric
+from gpuconsole.model import metrics as gpu_metrics
+from gpuconsole.model.machine import Device, Process
+from gpuconsole.model.metrics import CATALOGUE, Metric, series_key
 from gpuconsole.report import units
-from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, wrap
+from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, spark, wrap
 from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
 from gpuconsole.report.machine.processes import age
 from gpuconsole.report.names import plain
 from gpuconsole.report.page import heading
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, labelled, lay_out, text
-from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
 History = Callable[[str, int], list[float | None]]

@@ -12,10 +12,9 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.report.cells import Row, Segment, fill, line
+from gpuconsole.model.metrics import series_key
+from gpuconsole.report.cells import LEVELS, Row, Segment, fill, line
 from gpuconsole.report.facts import silent_s
-from gpuconsole.report.spark import LEVELS
 from gpuconsole.report.units import NA, digits
 from gpuconsole.session.api import View
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, beside, blank, cell_width, fill, fit, inner_width, line, panel, wrap
+from gpuconsole.report.cells import Row, beside, blank, cell_width, fill, fit, inner_width, line, panel, spark, wrap
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.report.names import plain
-from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
 WIDE = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report import facts, units
 from gpuconsole.session.api import View
 

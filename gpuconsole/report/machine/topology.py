@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gpuconsole.model.machine.device import Device, Link
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.machine import Device, Link
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, blank, fit, line
 from gpuconsole.report.names import plain, spans

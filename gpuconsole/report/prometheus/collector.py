@@ -14,10 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from gpuconsole import __version__
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.metrics.dcgm import FIELDS, XID_FIELD
-from gpuconsole.model.metrics.metric import Metric as Declared
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import CATALOGUE, FIELDS, XID_FIELD
+from gpuconsole.model.metrics import Metric as Declared
 from gpuconsole.model.text import visible as _visible
 from gpuconsole.report.prometheus.scrape import Scrape
 from gpuconsole.session.readings import parent

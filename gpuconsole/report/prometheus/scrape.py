@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.models.figures.run import with_figures
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.session.freshness import (
     fresh_values,
     reported_at,

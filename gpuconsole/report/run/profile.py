@@ -8,7 +8,7 @@ from gpuconsole.report import units
 from gpuconsole.report.cells import Row, beside, blank, fill, line
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Part, Report, Table, heading, labelled, lay_out, text
-from gpuconsole.report.run.roofline import paint_roofline, roof_of
+from gpuconsole.report.run.models import paint_roofline, roof_of
 from gpuconsole.session.api import View
 
 WIDE = 110

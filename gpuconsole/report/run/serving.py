@@ -10,8 +10,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line, row_width
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled
-from gpuconsole.report.run.figures import costs, utilization
-from gpuconsole.report.run.validity import client_report, starved
+from gpuconsole.report.run.figures import client_report, costs, starved, utilization
 from gpuconsole.session.api import View
 
 LATENCIES = (

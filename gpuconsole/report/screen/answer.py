@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.job.facts import AGENT
+from gpuconsole.model.job import AGENT
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, line_of, row_width, spread
-from gpuconsole.report.experiments.trial import NO_CAUSE, measured, verdict
-from gpuconsole.report.run.diagnosis import state_words
-from gpuconsole.report.run.findings import missing_signals, rule_counts, stake
-from gpuconsole.report.run.validity import doubtful, outage
-from gpuconsole.report.run.validity import verdict as validity_words
+from gpuconsole.report.experiments import NO_CAUSE, measured, verdict
+from gpuconsole.report.run.diagnosis import missing_signals, rule_counts, stake, state_words
+from gpuconsole.report.run.figures import doubtful, outage
+from gpuconsole.report.run.figures import verdict as validity_words
 from gpuconsole.session.api import View
 
 GAP = "   "

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuconsole.model.experiments.comparison import Comparison, MetricChange
+from gpuconsole.model.comparison import Comparison, MetricChange
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
-from gpuconsole.report.experiments.comparison import (
-    difference,
-    difference_report,
-    metric_table,
-    relative_words,
-    step_caution,
-    throughput_of,
-)
+from gpuconsole.report.comparison import difference, difference_report, metric_table, relative_words, step_caution, throughput_of
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import labelled, text
-from gpuconsole.report.run.findings import firing_report
-from gpuconsole.report.run.summary import run_head
-from gpuconsole.report.run.validity import client_report
+from gpuconsole.report.run.diagnosis import firing_report
+from gpuconsole.report.run.figures import client_report
+from gpuconsole.report.run.runs import run_head
 from gpuconsole.report.share.document import Document, Folded, Section, Words
 from gpuconsole.report.share.pair import pair_table, step_bars, tiles
 from gpuconsole.report.share.session import every_figure, extent, foot, knob_table

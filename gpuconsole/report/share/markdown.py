@@ -7,15 +7,29 @@ from collections.abc import Sequence
 from html import escape
 
 from gpuconsole.report import units
-from gpuconsole.report.cells import Segment, clean
+from gpuconsole.report.cells import Segment, clean, spark
 from gpuconsole.report.parts import Line, Report, Table, printed
 from gpuconsole.report.run.account import NAMES
-from gpuconsole.report.share.document import Block, Document, Folded, Ranges, Steps, Tiles, Timeline, Verbatim, Waterfall, Words
+from gpuconsole.report.share.document import (
+    Block,
+    Document,
+    Folded,
+    Ranges,
+    Steps,
+    Tiles,
+    Timeline,
+    Verbatim,
+    Waterfall,
+    Words,
+    code,
+    compact,
+    groups,
+    joined,
+    whole,
+)
 from gpuconsole.report.share.pair import part_words, step_parts
-from gpuconsole.report.share.sentences import code, compact, groups, joined, whole
 from gpuconsole.report.share.story import Answer
 from gpuconsole.report.share.timeline import usual_step
-from gpuconsole.report.spark import spark
 
 MOST = 65_000
 """Characters. GitHub takes 65 536 in an issue or a comment, GitLab takes more."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuconsole.model.experiments.trial import Speedup
+from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.run import PHASES, Distribution, Run
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table
-from gpuconsole.report.run.account import visible_parts
-from gpuconsole.report.run.attainable import share_text, why_no_share
+from gpuconsole.report.run.account import share_text, visible_parts, why_no_share
 from gpuconsole.report.run.figures import costs, step_time, throughput, utilization
 from gpuconsole.report.run.serving import goodput, request_rate
 from gpuconsole.report.share.document import Bar, Steps, Tile, Tiles

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuconsole.model.experiments.sweep import Sweep
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments import Sweep, Trial
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.report import facts, units
-from gpuconsole.report.experiments.sweep import setting, sweep_report
-from gpuconsole.report.experiments.trial import measured, trial_report, verdict
+from gpuconsole.report.experiments import measured, setting, sweep_report, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.run.figures import work
-from gpuconsole.report.run.findings import finding_report, firing_report, other_rules, rule_counts
+from gpuconsole.report.run.diagnosis import finding_report, firing_report, other_rules, rule_counts
+from gpuconsole.report.run.figures import client_report, work
+from gpuconsole.report.run.figures import verdict as validity
 from gpuconsole.report.run.models import rank_table
-from gpuconsole.report.run.runs import runs_table
+from gpuconsole.report.run.runs import run_head, runs_table
 from gpuconsole.report.run.serving import server_report
-from gpuconsole.report.run.summary import run_head
-from gpuconsole.report.run.validity import client_report
-from gpuconsole.report.run.validity import verdict as validity
 from gpuconsole.report.session import run_report
 from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, Verbatim, Words
 from gpuconsole.report.share.pair import pair_table, step_bars, tiles

@@ -7,7 +7,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
 from gpuconsole.report.parts import labelled
-from gpuconsole.report.run.attainable import attainable_report, share_text, why_no_share
+from gpuconsole.report.run.account import attainable_report, share_text, why_no_share
 from gpuconsole.report.share.document import Block, Folded, Loss, Waterfall, Words
 
 

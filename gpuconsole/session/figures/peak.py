@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.calibration import sustained_name
-from gpuconsole.model.machine.device import Peaks
+from gpuconsole.model.machine import Peaks, sustained_name
 from gpuconsole.model.serving import served_precision
 
 Peak = tuple[float, str]

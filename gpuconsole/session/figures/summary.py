@@ -1,4 +1,4 @@
-"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it."""
+"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it; and its cost: tokens per joule, price per million tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,46 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.energy import devices_used
 from gpuconsole.session.figures.account import add_bandwidth, summarize
-from gpuconsole.session.figures.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, flops_peak
 from gpuconsole.session.figures.serving_account import add_served_work
 from gpuconsole.session.figures.validity import validity
+from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
+
+# --- cost of work --------------------------------------------------------------------------------------------
+
+SECONDS_PER_HOUR = 3600.0
+NO_PRICE = "no price is known: --price PER_HOUR"
+NO_POWER = "the device reports no power"
+
+
+def rates_per_watt(
+    tokens_per_s: float | None, samples_per_s: float | None, flops_per_s: float | None, power_w: float | None
+) -> dict[str, float]:
+    """Work per joule, by metric: work per second over watts of the same time. Empty if the power is not known."""
+    if not power_w:
+        return {}
+    found = {}
+    if samples_per_s:
+        found["workload.samples_per_j"] = samples_per_s / power_w
+    if tokens_per_s:
+        found["workload.tokens_per_j"] = tokens_per_s / power_w
+    if flops_per_s:
+        found["workload.flops_per_j"] = flops_per_s / power_w
+    return found
+
+
+def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float:
+    """Price of a million tokens, in the currency of `price_per_hour`, which is the price of everything that the run uses."""
+    return price_per_hour / (tokens_per_s * SECONDS_PER_HOUR) * 1e6
+
+
+# --- the summary of a run, computed from its record when a view, a snapshot or a rule asks for it ------------
 
 LOSS_STEPS = 5
 

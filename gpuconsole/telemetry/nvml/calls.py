@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
-from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.telemetry.nvml.library import ARGUMENT_VERSION_MISMATCH, FUNCTION_NOT_FOUND, NOT_SUPPORTED, CallFailed, Meter, call
 
 # Constants of the NVML ABI, by value: an older binding may lack the names.

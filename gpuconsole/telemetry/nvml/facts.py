@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuconsole.machine.peaks import peaks_of
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import CallFailed, call
 

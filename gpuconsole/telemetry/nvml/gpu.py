@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.metrics.gpu import GPU_METRICS as DECLARED
+from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.model.metrics import GPU_METRICS as DECLARED
 from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, is_plausible
 from gpuconsole.telemetry.nvml.facts import describe, describe_slice, fact, is_mig_on
 from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_FIELDS, FieldReader, reason_fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuconsole.model.metrics.gpu import LINK_METRICS
+from gpuconsole.model.metrics import LINK_METRICS
 from gpuconsole.telemetry.nvml.calls import GARBAGE, is_plausible
 from gpuconsole.telemetry.nvml.fields import FieldReader, link_fields
 from gpuconsole.telemetry.nvml.gpm import GpmReader, link_gpm_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 
 _KINDS = {"compute": "nvmlDeviceGetComputeRunningProcesses", "graphics": "nvmlDeviceGetGraphicsRunningProcesses"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Device, Process
 from gpuconsole.telemetry.nvml.calls import SlowCalls
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
 from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations
 
-from gpuconsole.model.machine.device import Link
+from gpuconsole.model.machine import Link
 from gpuconsole.telemetry.nvml.facts import fact, pci_address
 from gpuconsole.telemetry.nvml.gpu import Gpu
 from gpuconsole.telemetry.nvml.library import meter

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from gpuconsole.tui.driver.cells import is_narrow, is_steady
-from gpuconsole.tui.driver.styles import PLAIN, CellStyle, change
+from gpuconsole.tui.driver.cells import PLAIN, CellStyle, change, is_narrow, is_steady
 
 UNKNOWN = -1
 _BLANKS = re.compile(" {8,}")

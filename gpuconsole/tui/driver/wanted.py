@@ -10,8 +10,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from gpuconsole.tui.driver.cells import clip, split
-from gpuconsole.tui.driver.styles import PLAIN, CellStyle, after, linked
+from gpuconsole.tui.driver.cells import PLAIN, CellStyle, after, clip, linked, split
 from gpuconsole.tui.driver.terminal import Terminal
 
 _TOKENS = re.compile(

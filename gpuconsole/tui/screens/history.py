@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 
-from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report import charts, facts, units
 from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.session.api import SessionApi

@@ -11,7 +11,7 @@ from textual.screen import Screen
 
 from gpuconsole.model.finding import Suggestion
 from gpuconsole.report import facts
-from gpuconsole.report.experiments.trial import trial_rows
+from gpuconsole.report.experiments import trial_rows
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.run.account import rows_below
 from gpuconsole.report.run.diagnosis import needed_rows

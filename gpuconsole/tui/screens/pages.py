@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuconsole.report.cells import Row, blank
-from gpuconsole.report.experiments.tuning import paint_tuning
+from gpuconsole.report.experiments import paint_tuning
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
-from gpuconsole.report.run.findings import paint_details
+from gpuconsole.report.run.diagnosis import paint_details
 from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session.api import SessionApi, View

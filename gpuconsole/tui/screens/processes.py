@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING
 from textual import events
 from textual.widget import Widget
 
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.report.cells import Row, line
-from gpuconsole.report.machine.process import paint_process
-from gpuconsole.report.machine.processes import ORDERS, Choice, Entry, arrange, identity, order_in_words, process_lines, question, title
+from gpuconsole.report.machine.processes import (
+    ORDERS,
+    Choice,
+    Entry,
+    arrange,
+    identity,
+    order_in_words,
+    paint_process,
+    process_lines,
+    question,
+    title,
+)
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import SessionApi, SessionError, View
 from gpuconsole.tui.screens.base import ListScreen

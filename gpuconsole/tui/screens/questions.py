@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
-from gpuconsole.model.experiments.trial import MOST_LOSS_COST
-from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.experiments import MOST_LOSS_COST
+from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.model.machine import Device, Link
 from gpuconsole.report.machine.topology import last_column, read_net, topology_lines, wants_folding
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from textual import events
 
 from gpuconsole.report.cells import Row, Segment, cell_width, line, spread
-from gpuconsole.report.guide import STEPS, guide, narrate
+from gpuconsole.report.screen.guide import STEPS, guide, narrate
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
-from gpuconsole.tui.widgets.zone import Zone
+from gpuconsole.tui.widgets.live import Zone
 
 GAP = 3
 """Cells between two keys."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.fleet import fleet_rows
-from gpuconsole.report.run.attainable import share_text
-from gpuconsole.report.run.validity import doubtful, outage
+from gpuconsole.report.run.account import share_text
+from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session.api import View
 
 CUT = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, text_lines

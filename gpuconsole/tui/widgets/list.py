@@ -8,7 +8,7 @@ from textual import events
 
 from gpuconsole.report.cells import Row, beside, fill
 from gpuconsole.report.page import Lines, follow
-from gpuconsole.tui.widgets.zone import Zone
+from gpuconsole.tui.widgets.live import Zone
 
 WHEEL_ROWS = 3
 UNKNOWN_SIZE = (80, 24)

@@ -7,7 +7,7 @@ from functools import cached_property
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.overview import Hint, paint_overview
-from gpuconsole.report.screen.window import HOLD_S, window
+from gpuconsole.report.screen.chart import HOLD_S, window
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import LiveZone

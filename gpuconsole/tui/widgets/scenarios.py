@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, describe_changes, show
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, paragraph, text_lines

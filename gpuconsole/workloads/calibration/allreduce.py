@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gpuconsole.agent.clock import now
-from gpuconsole.model.machine.calibration import Reached
+from gpuconsole.model.machine import Reached
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.workloads.calibration.repeats import LEAST, MOST, as_rate, as_time, missing, synchronize
 

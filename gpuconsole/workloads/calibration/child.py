@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
-from gpuconsole.model.machine.calibration import Reached
+from gpuconsole.model.machine import Reached
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Calibrated, Failed, Hello, Progress
 
@@ -117,8 +117,8 @@ def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
 
     from gpuconsole.workloads.arithmetic import set_matmul_precision
     from gpuconsole.workloads.calibration.dense import fitting_side, not_native, product
-    from gpuconsole.workloads.calibration.memory import threads_text
     from gpuconsole.workloads.calibration.repeats import as_rate, missing, repeats_s
+    from gpuconsole.workloads.calibration.transfers import threads_text
 
     reason = not_native(bench.device, precision)
     if reason:
@@ -137,8 +137,8 @@ def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
 
 def _convolution(bench: Bench) -> list[Reached]:
     from gpuconsole.workloads.calibration.dense import convolution
-    from gpuconsole.workloads.calibration.memory import threads_text
     from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
+    from gpuconsole.workloads.calibration.transfers import threads_text
 
     flops, work = convolution(bench.device, "fp32")
 
@@ -151,13 +151,13 @@ def _convolution(bench: Bench) -> list[Reached]:
 
 
 def _copy(bench: Bench) -> list[Reached]:
-    from gpuconsole.workloads.calibration.memory import copy
+    from gpuconsole.workloads.calibration.transfers import copy
 
     return _fastest(bench, lambda threads: copy(bench.device, bench.budget_s, threads))
 
 
 def _triad(bench: Bench) -> list[Reached]:
-    from gpuconsole.workloads.calibration.memory import triad
+    from gpuconsole.workloads.calibration.transfers import triad
 
     return _fastest(bench, lambda threads: triad(bench.device, bench.budget_s, threads))
 
@@ -166,9 +166,9 @@ def _reading(precision: str) -> Callable[[Bench], list[Reached]]:
     def measure(bench: Bench) -> list[Reached]:
         from gpuconsole.workloads.arithmetic import DTYPES
         from gpuconsole.workloads.calibration.dense import not_native
-        from gpuconsole.workloads.calibration.memory import threads_text
         from gpuconsole.workloads.calibration.reading import BLOCK, WIDTH, reading
         from gpuconsole.workloads.calibration.repeats import as_rate, missing, repeats_s
+        from gpuconsole.workloads.calibration.transfers import threads_text
 
         name = gemv_name(precision)
         if reason := not_native(bench.device, precision):
@@ -187,8 +187,8 @@ def _reading(precision: str) -> Callable[[Bench], list[Reached]]:
 
 def _transfer(name: str) -> Callable[[Bench], list[Reached]]:
     def measure(bench: Bench) -> list[Reached]:
-        from gpuconsole.workloads.calibration.memory import transfer
         from gpuconsole.workloads.calibration.repeats import missing
+        from gpuconsole.workloads.calibration.transfers import transfer
 
         if not bench.on_gpu:
             return [missing(name, ON_CPU)]
@@ -204,7 +204,7 @@ def _all_reduce(bench: Bench) -> list[Reached]:
 
 
 def _disk(bench: Bench) -> list[Reached]:
-    from gpuconsole.workloads.calibration.disk import disk
+    from gpuconsole.workloads.calibration.transfers import disk
 
     return disk(bench.scratch, bench.budget_s)
 

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from gpuconsole.agent.clock import ThreadTimes, now
-from gpuconsole.model.machine.calibration import Reached, unit_of
+from gpuconsole.model.machine import Reached, unit_of
 
 LEAST, MOST = 3, 200
 """Limits of the number of repeats, whatever the budget."""

@@ -13,9 +13,9 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from gpuconsole.model.knobs.knob import Knobs
-from gpuconsole.model.server_facts import Fact, ServerFacts
+from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.workloads.serving.http import read_json
-from gpuconsole.workloads.serving.server_metrics import CACHE_INFO, SGLANG_TOKENS
+from gpuconsole.workloads.serving.scraping import CACHE_INFO, SGLANG_TOKENS
 
 Values = dict[str, float | str | None]
 """Facts of one source, by the names of ServerFacts. None: the source does not report the fact."""

@@ -1,19 +1,23 @@
-"""Reads the /metrics page of a model server again and again, at most as often as its cost allows."""
+"""The /metrics page of any supported model server, under one set of names; read again and again, at most as often as its cost allows."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
+from collections.abc import Iterable
 from urllib.parse import quote
 
 import aiohttp
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.agent.clock import now
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.http import read_body, redirection
 from gpuconsole.workloads.serving.problems import explain
-from gpuconsole.workloads.serving.server_metrics import NAMES, read_families, server_state
+
+# --- reads the /metrics page of a model server again and again, at most as often as its cost allows ----------
 
 SHARE = 0.01
 """The share of the time that readings may take: below the noise of a measurement on a shared machine (2 to 5 %)."""
@@ -81,3 +85,105 @@ class Scraper:
         self._costs.append(cost + time.thread_time() - begun)
         self._read += 1
         return (state, families) if state.gauges or state.totals else None
+
+
+# --- the /metrics page of any supported model server, under one set of names ---------------------------------
+
+GAUGES = {
+    "vllm:num_requests_running": "requests_running",
+    "vllm:num_requests_waiting": "requests_waiting",
+    "vllm:kv_cache_usage_perc": "kv_cache_usage_ratio",
+    "vllm:gpu_cache_usage_perc": "kv_cache_usage_ratio",
+    "sglang:num_running_reqs": "requests_running",
+    "sglang:num_queue_reqs": "requests_waiting",
+    "sglang:token_usage": "kv_cache_usage_ratio",
+    "tgi_batch_current_size": "requests_running",
+    "tgi_queue_size": "requests_waiting",
+    "llamacpp:requests_processing": "requests_running",
+    "llamacpp:requests_deferred": "requests_waiting",
+    "llamacpp:kv_cache_usage_ratio": "kv_cache_usage_ratio",
+}
+TOTALS = {
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
+    "vllm:gpu_prefix_cache_hits_total": "prefix_hits",
+    "vllm:request_success_total": "requests",
+    "vllm:estimated_flops_per_gpu_total": "flops",
+    "vllm:estimated_read_bytes_per_gpu_total": "read_bytes",
+    "vllm:estimated_write_bytes_per_gpu_total": "write_bytes",
+    "sglang:num_requests_total": "requests",
+    "sglang:num_retracted_requests_total": "preemptions",
+    "sglang:prompt_tokens_total": "prompt_tokens",
+    "sglang:generation_tokens_total": "generation_tokens",
+    "tgi_request_success": "requests",
+    "tgi_request_generated_tokens_sum": "generation_tokens",
+    "tgi_request_input_length_sum": "prompt_tokens",
+    "llamacpp:prompt_tokens_total": "prompt_tokens",
+    "llamacpp:tokens_predicted_total": "generation_tokens",
+}
+TIMES = {
+    "vllm:time_to_first_token_seconds": "ttft_s",
+    "vllm:inter_token_latency_seconds": "itl_s",
+    "vllm:time_per_output_token_seconds": "itl_s",
+    "vllm:e2e_request_latency_seconds": "e2e_s",
+    "vllm:request_queue_time_seconds": "queue_s",
+    "vllm:request_prefill_time_seconds": "prefill_s",
+    "vllm:request_decode_time_seconds": "decode_s",
+    "vllm:iteration_tokens_total": "iteration_tokens",
+    "sglang:time_to_first_token_seconds": "ttft_s",
+    "sglang:e2e_request_latency_seconds": "e2e_s",
+    "sglang:inter_token_latency_seconds": "itl_s",
+    "sglang:queue_time_seconds": "queue_s",
+    "tgi_request_duration": "e2e_s",
+    "tgi_request_queue_duration": "queue_s",
+    "tgi_request_mean_time_per_token_duration": "itl_s",
+}
+"""Histograms of which only sum and count are kept: the means are exact, but the buckets are too coarse for percentiles."""
+SUMMED = ("_sum", "_count")
+CACHE_USAGE = "kv_cache_usage_ratio"
+CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_tokens"
+"""Metrics that hold facts about the server (facts.py)."""
+
+
+NAMES = tuple(
+    name for name in (*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED), CACHE_INFO) if name.startswith("vllm:")
+)
+"""What vLLM is asked for, where it answers with the named metrics only."""
+_KNOWN = {*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED), CACHE_INFO, SGLANG_TOKENS}
+_NAME = re.compile(r"[^{\s]*")
+
+
+def read_families(text: str) -> list[Metric]:
+    """The known metrics of the exposition `text`. Raises ValueError for an invalid page.
+
+    A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13 ms.
+    """
+    lines = [line for line in text.splitlines() if _NAME.match(line)[0] in _KNOWN]  # type: ignore[index]  # the pattern matches any line
+    return list(text_string_to_metric_families("\n".join(lines) + "\n"))
+
+
+def server_state(families: Iterable[Metric], t: float) -> ServerState:
+    """The values of `families` at `t`, summed over engines (shares: the maximum)."""
+    gauges: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.labels.get("priority"):  # SGLang reports each priority, and the sum under an empty label
+                continue
+            if (gauge := GAUGES.get(sample.name)) is not None:
+                old = gauges.get(gauge, 0.0)
+                gauges[gauge] = max(old, sample.value) if gauge == CACHE_USAGE else old + sample.value
+            elif (total := TOTALS.get(sample.name) or _of_histogram(sample.name)) is not None:
+                totals[total] = totals.get(total, 0.0) + sample.value
+    return ServerState(t, gauges, totals)
+
+
+def _of_histogram(name: str) -> str | None:
+    for suffix in SUMMED:
+        if name.endswith(suffix) and (known := TIMES.get(name.removesuffix(suffix))):
+            return known + suffix
+    return None

@@ -27,8 +27,7 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
-from gpuconsole.model.server_facts import ServerFacts
-from gpuconsole.model.serving import FORMULAS
+from gpuconsole.model.serving import FORMULAS, ServerFacts
 from gpuconsole.wire.channel import ChildChannel, end_others_in_group, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,

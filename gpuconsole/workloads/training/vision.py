@@ -11,10 +11,8 @@ from torch.utils.data import default_collate
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.arithmetic import Kind
-from gpuconsole.workloads.training.input.images import CLASSES, EPOCH, Exercise, Photographs, prepare_images
-from gpuconsole.workloads.training.input.loader import LoaderStream
-from gpuconsole.workloads.training.input.records import prepare_records
-from gpuconsole.workloads.training.input.shared_memory import check_room
+from gpuconsole.workloads.training.input.loader import LoaderStream, check_room
+from gpuconsole.workloads.training.input.samples import CLASSES, EPOCH, Exercise, Photographs, prepare_images, prepare_records
 from gpuconsole.workloads.training.task import Batch, count_training_flops
 
 PIXEL_BYTES = 4

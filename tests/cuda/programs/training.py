@@ -17,10 +17,10 @@ from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.marks import MarkedStep
 from gpuconsole.workloads.calibration.dense import dense_flops_per_s
-from gpuconsole.workloads.calibration.memory import best_copy_bytes_per_s
+from gpuconsole.workloads.calibration.transfers import best_copy_bytes_per_s
 from gpuconsole.workloads.training import churn, gpt
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import catalog, gpu, memory, stacks, swaps
+from gpuconsole.workloads.training.probes import catalog, gpu, loader, memory, swaps
 from gpuconsole.workloads.training.probes.catalog import PROBES, cached_batch, memory_parts
 from tests.workloads.running import knobs_of
 
@@ -30,7 +30,7 @@ device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
 found: dict[str, object] = {}
 AHEAD, TRIES = 0.8, 5
 """The host is ahead if it issues the work in less than this share of its time."""
-for probes in (catalog, gpu, memory, stacks, swaps):
+for probes in (catalog, gpu, memory, loader, swaps):
     probes.BUDGET_S = 0.05  # type: ignore[attr-defined]  # few repetitions are enough here
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.activations import activations
+from gpuconsole.diagnosis.models.memory import activations
 from gpuconsole.diagnosis.models.shape import HEAD_SIZE, VOCABULARY, GptShape
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.probes import memory

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from gpuconsole.diagnosis.models.activations import activations
-from gpuconsole.diagnosis.models.memory import states
+from gpuconsole.diagnosis.models.memory import activations, states
 from gpuconsole.diagnosis.models.peak import Pass, peak_bytes
 from gpuconsole.diagnosis.models.shape import GptShape, gpt_tensors
 from tests.diagnosis.models.gpt import POSITIONS, Case, batch_of, build, forward

@@ -6,7 +6,7 @@ import pytest
 
 from gpuconsole.diagnosis.models.figures.serving import serving_figures
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.machine.device import Peaks
+from gpuconsole.model.machine import Peaks
 
 SIGNALS = {
     name: Signal(value, "", "test")

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gpuconsole.experiments.jobs import restart
-from gpuconsole.experiments.jobs.restart import sweep_by_restarts
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.experiments import restart
+from gpuconsole.experiments.restart import sweep_by_restarts
+from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.processes.job import JobCommand
 from gpuconsole.wire.events import Started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.job.restart_knob import parse_restart_knob
+from gpuconsole.model.job import parse_restart_knob
 from gpuconsole.model.knobs.knob import KnobError
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.certificate import Attempt, Certificate, Tuning
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Device, Peaks
+from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Request
 from gpuconsole.model.snapshot import Environment

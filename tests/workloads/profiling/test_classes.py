@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.model.profile import OpClassName
-from gpuconsole.workloads.profiling.classes import class_of_kernel, class_of_op, on_tensor_cores
+from gpuconsole.workloads.profiling.trace import class_of_kernel, class_of_op, on_tensor_cores
 
 KERNELS: dict[str, tuple[OpClassName, bool]] = {
     "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNN": ("gemm", True),

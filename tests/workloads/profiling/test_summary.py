@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from gpuconsole.model.profile import OpClassName, ProfileReport
-from gpuconsole.workloads.profiling.shapes import work_of
-from gpuconsole.workloads.profiling.summary import Update, summarize
+from gpuconsole.workloads.profiling.summary import Update, summarize, work_of
 from gpuconsole.workloads.profiling.trace import Args, TraceError, TraceEvent, read_trace
 
 Json = dict[str, Any]

@@ -11,10 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.wire.events import Pause, Profile, Profiled, Resume
-from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.profiling.summary import Update
 from gpuconsole.workloads.profiling.trace import read_trace
-from gpuconsole.workloads.profiling.window import Profiling, update_of
+from gpuconsole.workloads.profiling.window import ProfileError, Profiling, profile_passes, update_of
 from gpuconsole.workloads.training import gpt, vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.catalog import op_mix

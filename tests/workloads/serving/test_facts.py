@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuconsole.model.server_facts import Fact, ServerFacts
+from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.workloads.serving.facts import ARGUMENTS, ASK_S, LOG, ask_facts, complete, of_arguments, of_log
 
 ANSWERS = Path(__file__).parents[2] / "fakes" / "server_answers"

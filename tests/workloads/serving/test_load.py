@@ -21,9 +21,8 @@ from gpuconsole.model.recorded import shared_ratio
 from gpuconsole.model.serving import Request
 from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.load import client
-from gpuconsole.workloads.serving.load.client import Arrivals, Client
-from gpuconsole.workloads.serving.load.extras import EFFECTS, refused_fields
-from gpuconsole.workloads.serving.load.prompts import Prompts
+from gpuconsole.workloads.serving.load.client import EFFECTS, Arrivals, Client, refused_fields
+from gpuconsole.workloads.serving.load.tokens import Prompts
 from gpuconsole.workloads.serving.load.traffic import Traffic
 from tests.fakes.model_server import ITL_S, KEY, TTFT_S, FakeServer
 

@@ -13,8 +13,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuconsole.workloads.serving.scraping import LONGEST_S, QUICK, SHARE, SHORTEST_S, Scraper
-from gpuconsole.workloads.serving.server_metrics import read_families, server_state
+from gpuconsole.workloads.serving.scraping import LONGEST_S, QUICK, SHARE, SHORTEST_S, Scraper, read_families, server_state
 
 VLLM = (Path(__file__).parents[2] / "fakes" / "server_answers" / "vllm-0.32" / "metrics.txt").read_text()
 T = TypeVar("T")

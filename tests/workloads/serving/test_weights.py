@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuconsole.workloads.serving.engine import build, int8, weights
+from gpuconsole.workloads.serving.engine import build, model
 from gpuconsole.workloads.serving.load.quality import fixed_text
 from gpuconsole.workloads.training.gpt import GPT
 
@@ -24,14 +24,14 @@ def perplexity(gpt: GPT) -> float:
 
 def test_trained_weights_know_the_text_and_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(weights, "TRAIN_S", 4.0)
+    monkeypatch.setattr(model, "TRAIN_S", 4.0)
     torch.manual_seed(0)
     said: list[str] = []
-    trained = perplexity(weights.trained_model(64, 1, said.append).eval())
+    trained = perplexity(model.trained_model(64, 1, said.append).eval())
     assert trained < 0.5 * perplexity(GPT(64, 1, 256).eval()), "after four seconds already"
     assert said and "of 4 s" in said[-1]
     said.clear()
-    again = perplexity(weights.trained_model(64, 1, said.append).eval())
+    again = perplexity(model.trained_model(64, 1, said.append).eval())
     assert again == trained and not said, "from the cache"
     assert [path.name for path in (tmp_path / "gpuconsole" / "models").iterdir()] == ["gpt-bytes-64-1.pt"]
 
@@ -40,16 +40,16 @@ def test_int8_weights_answer_nearly_alike() -> None:
     torch.manual_seed(0)
     gpt = GPT(128, 2, 256).eval()
     before = perplexity(gpt)
-    assert perplexity(weights.in_int8(gpt)) == pytest.approx(before, rel=0.02)
+    assert perplexity(model.in_int8(gpt)) == pytest.approx(before, rel=0.02)
 
 
 def test_int8_weights_of_a_gpu_answer_nearly_alike() -> None:
     torch.manual_seed(0)
     gpt = GPT(128, 2, 256).eval()
     before = perplexity(gpt)
-    int8.quantize(gpt)
-    int8.warm_up(gpt, torch.float32)
-    assert {one.weight.dtype for one in gpt.modules() if isinstance(one, int8.Int8Linear)} == {torch.int8}
+    model.quantize(gpt)
+    model.warm_up(gpt, torch.float32)
+    assert {one.weight.dtype for one in gpt.modules() if isinstance(one, model.Int8Linear)} == {torch.int8}
     assert perplexity(gpt) == pytest.approx(before, rel=0.005)
     assert not any(isinstance(one, torch.nn.Linear) for one in gpt.modules())
     assert gpt.to(torch.bfloat16).blocks[0].up.weight.dtype == torch.int8, "a change of precision leaves them"
@@ -59,7 +59,7 @@ def test_int8_weights_of_a_gpu_answer_nearly_alike() -> None:
 def test_the_int8_product_of_one_row_is_that_of_many(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(256, 64).to(dtype)
-    layer = int8.Int8Linear(linear)
+    layer = model.Int8Linear(linear)
     x = torch.randn(3, 5, 256).to(dtype)
     many = layer(x)
     assert many.shape == (3, 5, 64)
@@ -74,11 +74,11 @@ def test_a_gpu_without_triton_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> No
     import torch.utils._triton
 
     monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: False)
-    layer = int8.Int8Linear(torch.nn.Linear(8, 8))
+    layer = model.Int8Linear(torch.nn.Linear(8, 8))
     layer.weight = torch.empty_like(layer.weight, device="meta")
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.is_meta), raising=False)
     with pytest.raises(ValueError, match=r"needs torch\.compile, and this torch has no Triton"):
-        int8.warm_up(layer, torch.float32)
+        model.warm_up(layer, torch.float32)
 
 
 def test_a_model_is_made_in_its_own_precision() -> None:

@@ -24,7 +24,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.worker import START_S
-from gpuconsole.report.experiments.scaling import scaling_table
+from gpuconsole.report.experiments import scaling_table
 from gpuconsole.session.api import SessionError
 
 DURATION_S = 20.0

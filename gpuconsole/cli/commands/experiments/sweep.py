@@ -22,14 +22,14 @@ from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario,
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.experiments.sweep import Sweeper, points
-from gpuconsole.model.experiments.sweep import Sweep
+from gpuconsole.model.experiments import Sweep
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import find
 from gpuconsole.model.knobs.knob import KnobError, Knobs, Value
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.report.experiments.sweep import sweep_report
+from gpuconsole.report.experiments import sweep_report
 from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError
 

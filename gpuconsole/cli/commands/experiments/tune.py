@@ -22,12 +22,12 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.tune import TUNE_S, Tuner
-from gpuconsole.model.experiments.certificate import MOST_BYTES, Certificate, CertificateError, decode, encode
+from gpuconsole.model.certificate import MOST_BYTES, Certificate, CertificateError, decode, encode
 from gpuconsole.model.files import read_limited, write_whole
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.model.text import visible
-from gpuconsole.report.experiments.tuning import attempt_line, certificate_report
+from gpuconsole.report.experiments import attempt_line, certificate_report
 from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted gain per second of trial, keeps the

@@ -21,13 +21,12 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.certificate import mistakes
-from gpuconsole.model.experiments.certificate import Certificate
-from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.certificate import Certificate
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
-from gpuconsole.report.experiments.trial import measured, verdict
-from gpuconsole.report.experiments.tuning import gain
+from gpuconsole.report.experiments import gain, measured, verdict
 from gpuconsole.report.parts import Report, labelled, text
 from gpuconsole.session.api import SessionError
 

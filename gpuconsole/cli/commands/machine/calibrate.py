@@ -17,13 +17,11 @@ from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.machine.calibration import cache_path, load, machine_of, save
 from gpuconsole.machine.choice import DeviceChoiceError, choose_device
 from gpuconsole.machine.environment import fingerprint, torch_version
-from gpuconsole.model.machine.calibration import CalibrationRecord
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import read_devices
-from gpuconsole.report.machine.calibration import calibration_report
+from gpuconsole.report.machine.environment import calibration_report
 from gpuconsole.wire.events import Progress
 
 DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
@@ -108,7 +106,7 @@ def measure(environment: Environment, chosen: Device, processes: list[Process], 
 
 async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | int:
     """The record, or the exit code if there is no record."""
-    from gpuconsole.machine.other_load import OtherCores
+    from gpuconsole.machine.load import OtherCores
     from gpuconsole.processes.one_shot import Interrupted, JobFailed, calibrate
 
     stop = asyncio.Event()

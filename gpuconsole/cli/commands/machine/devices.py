@@ -11,7 +11,7 @@ from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options.console import dcgm
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
-from gpuconsole.model.machine.process import Process
+from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.processes.once import Reading, read_devices
 from gpuconsole.report.machine.devices import devices_report

@@ -20,11 +20,11 @@ from gpuconsole.cli.options.usage import seconds
 from gpuconsole.machine.calibration import of_this_machine
 from gpuconsole.machine.environment import fingerprint
 from gpuconsole.machine.settings import SETTINGS, config_path, misspelt, settings
-from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine import Device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
 from gpuconsole.report import units
-from gpuconsole.report.machine.calibration import age
+from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
 from gpuconsole.session.state import SessionState
 

@@ -11,11 +11,10 @@ from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.models.figures.training import training_figures
 from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
-from gpuconsole.machine.peaks import known_devices, peaks_of
-from gpuconsole.machine.published import published_of
+from gpuconsole.machine.peaks import known_devices, peaks_of, published_of
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
-from gpuconsole.model.machine.device import Peaks
+from gpuconsole.model.machine import Peaks
 from gpuconsole.model.run import Summary
 from gpuconsole.report import units
 from gpuconsole.report.parts import Report, text

@@ -11,7 +11,7 @@ from gpuconsole.cli.options.files import read_snapshot, to_json
 from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.cli.sharing import add_sharing_options, check_sharing, share
 from gpuconsole.experiments.compare import compare
-from gpuconsole.report.experiments.comparison import comparison_report
+from gpuconsole.report.comparison import comparison_report
 from gpuconsole.report.share.comparison import Side, comparison_document
 
 EXAMPLES = """examples:

@@ -12,10 +12,10 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import read_snapshot, to_json, writable
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.models.figures.run import with_figures
-from gpuconsole.machine.published import published_of
+from gpuconsole.diagnosis.rule import Case
+from gpuconsole.machine.peaks import published_of
 from gpuconsole.model.files import write_whole
 from gpuconsole.report.session import run_text
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models import roofline
-from gpuconsole.diagnosis.models.activations import activations
 from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES, StepBytes, activation_bytes, least_time_s, step_bytes
 from gpuconsole.diagnosis.models.collective import HOOK_BYTES, exposed_s, last_bucket_share, sharding_s
 from gpuconsole.diagnosis.models.figures.flops import flops_per_sample
 from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
-from gpuconsole.diagnosis.models.memory import FP32
+from gpuconsole.diagnosis.models.memory import FP32, activations
 from gpuconsole.model.figure import Figure
 
 NO_BANDWIDTH = "the memory bandwidth is not known (run gpuconsole calibrate)"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models import flops
 from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
-from gpuconsole.diagnosis.models.mfu import mfu, nearest_anchor, published_tokens_per_s
+from gpuconsole.diagnosis.models.flops import mfu, nearest_anchor, published_tokens_per_s
 from gpuconsole.diagnosis.models.shape import lengths
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.text import percent

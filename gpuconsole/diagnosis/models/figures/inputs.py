@@ -13,7 +13,7 @@ from gpuconsole.diagnosis.models.shape import GptShape, Tensor, first_positions,
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Peaks, Published
+from gpuconsole.model.machine import Peaks, Published
 from gpuconsole.model.run import Summary
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, calibrated_product, flops_peak, world_size
 

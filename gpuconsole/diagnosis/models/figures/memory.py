@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.activations import activations
 from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES
 from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
-from gpuconsole.diagnosis.models.memory import FP32, States, fragmentation_bytes, gathered_bytes, states, states_by_count
+from gpuconsole.diagnosis.models.memory import FP32, States, activations, fragmentation_bytes, gathered_bytes, states, states_by_count
 from gpuconsole.diagnosis.models.peak import Pass, peak_bytes
 from gpuconsole.diagnosis.models.shape import GptShape, Tensor
 from gpuconsole.model.figure import Figure

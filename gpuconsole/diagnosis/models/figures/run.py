@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from gpuconsole.model.figure import Attainable
-from gpuconsole.model.machine.device import Device, Published
+from gpuconsole.model.machine import Device, Published
 from gpuconsole.model.run import Run
 
 MISSING = "models"
@@ -27,8 +27,7 @@ def with_figures(
     # These imports take 50 ms, for which the first picture must not wait.
     from gpuconsole.diagnosis.models.figures.attainable import training_attainable
     from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
-    from gpuconsole.diagnosis.models.figures.serving import serving_figures
-    from gpuconsole.diagnosis.models.figures.serving_attainable import serving_attainable
+    from gpuconsole.diagnosis.models.figures.serving import serving_attainable, serving_figures
     from gpuconsole.diagnosis.models.figures.training import training_figures
 
     device = next((one for one in devices if one.id == run.device), Device(run.device, ""))

@@ -11,7 +11,7 @@ from gpuconsole.diagnosis.models.figures.memory import memory_figures
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine.device import Peaks, Published
+from gpuconsole.model.machine import Peaks, Published
 from gpuconsole.model.run import Summary
 
 

@@ -13,14 +13,11 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS
 from gpuconsole.workloads.arithmetic import set_threads
 from gpuconsole.workloads.serving.engine.core import Core
-from gpuconsole.workloads.serving.engine.decoder import Decoder
-from gpuconsole.workloads.serving.engine.int8 import quantize, warm_up
+from gpuconsole.workloads.serving.engine.model import POSITIONS, Decoder, in_int8, quantize, trained_model, warm_up
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack
-from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
 from gpuconsole.workloads.serving.engine.reference_rates import reference_rates
-from gpuconsole.workloads.serving.engine.scheduler import Scheduler
+from gpuconsole.workloads.serving.engine.scheduler import PrefixCache, Scheduler
 from gpuconsole.workloads.serving.engine.server import Server
-from gpuconsole.workloads.serving.engine.weights import POSITIONS, in_int8, trained_model
 from gpuconsole.workloads.training.gpt import GPT
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from gpuconsole.workloads.serving.engine.decoder import Decoder
-from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
-from gpuconsole.workloads.serving.engine.scheduler import Iteration, Scheduler, Sequence
+from gpuconsole.workloads.serving.engine.model import Decoder
+from gpuconsole.workloads.serving.engine.scheduler import Iteration, PrefixCache, Scheduler, Sequence
 
 END = 0
 """The byte that ends a text; no text contains this byte."""

@@ -49,9 +49,8 @@ from gpuconsole.workloads.serving import event_loop
 from gpuconsole.workloads.serving.http import api_key, connect
 from gpuconsole.workloads.serving.load.client import Client, RequestFailed
 from gpuconsole.workloads.serving.load.outage import Outage
-from gpuconsole.workloads.serving.load.prompts import FIRST_GUESS, Prompts, Variant
 from gpuconsole.workloads.serving.load.quality import perplexity
-from gpuconsole.workloads.serving.load.tokens import ask_tokenizer
+from gpuconsole.workloads.serving.load.tokens import FIRST_GUESS, Prompts, Variant, ask_tokenizer
 from gpuconsole.workloads.serving.load.traffic import Traffic
 
 TICK_S = 0.25

@@ -1,17 +1,24 @@
-"""Characters per token of a server's tokenizer, asked before the load begins."""
+"""Prompts of a requested length, cut from real text; and the characters per token of a server's tokenizer, asked before the load begins."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
 
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.recorded import RecordedPrompt
 from gpuconsole.workloads.serving.http import read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 from gpuconsole.workloads.serving.problems import explain
+
+# --- characters per token of a server's tokenizer, asked before the load begins ------------------------------
 
 SAMPLE_CHARACTERS = 2000
 LENGTHS = (80, 320)
@@ -91,3 +98,101 @@ async def _prompt_tokens(session: aiohttp.ClientSession, address: str, body: dic
     if not isinstance(tokens, int) or tokens <= 0:
         raise RequestFailed("the answer has no count of prompt tokens")
     return tokens
+
+
+# --- prompts of a requested length, cut from real text -------------------------------------------------------
+
+Variant = Literal["plain", "salted", "cut"]
+FIRST_GUESS = 4.0
+"""Initial estimate of characters per token of English text, until the server reports a count."""
+LEARNING = 0.2
+FIT = 0.95
+"""The part of `max_model_len` that a shortened prompt and its answer fill. The rest is for texts with more tokens than average."""
+DRAWS = 1000
+"""Number of drawn lengths for the share of shortened prompts."""
+BOUNDS = (0.25, 16.0)
+"""Bounds for characters per token. They stop prompts from growing without limit if a server counts wrong."""
+
+
+class Prompts:
+    """Windows of the King James Bible. The number of characters per token follows from the server's token counts.
+
+    With `shared_prefix_ratio` this share of each prompt is the same prefix, like a system prompt. Probe P13 uses two variants: `salted`
+    adds a unique prefix to each prompt, so that no cache can match, and `cut` removes the shared prefix.
+
+    With `max_model_len` (tokens of prompt and answer together) a generated prompt is shortened until it fits. A prompt that does not fit would
+    fail in a millisecond, and its user would send the next prompt: the server would then get another load than the load with these lengths.
+    Recorded prompts stay as they are.
+    """
+
+    def __init__(self, seed: int, characters_per_token: float = FIRST_GUESS, recorded: Sequence[RecordedPrompt] = ()) -> None:
+        """`recorded`: prompts to send unchanged in a cycle instead of generated prompts."""
+        self._recorded = itertools.cycle(recorded) if recorded else None
+        self._text = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8")
+        self._random = random.Random(seed)
+        self.characters_per_token = characters_per_token
+        self.overhead = 0
+        self.max_model_len: int | None = None
+        self.variant: Variant = "plain"
+
+    def next(self, knobs: Knobs) -> tuple[str, int]:
+        """A prompt and the number of output tokens to request. Both lengths are uniform within `length_spread` around the knobs."""
+        if self._recorded is not None:
+            return self._next_recorded(next(self._recorded), knobs)
+        wanted, output = self._lengths(self._random, knobs)
+        tokens = min(wanted, self._most(output) or wanted)
+        characters = max(1, round((tokens - self.overhead) * self.characters_per_token))
+        shared = round(characters * float(knobs["shared_prefix_ratio"]))
+        own = characters - shared
+        prompt = self._varied(self._cut(0, shared) + self._cut(self._random.randrange(len(self._text)), own), shared)
+        return prompt, output
+
+    def sample(self, characters: int) -> str:
+        """A text of `characters` characters, from anywhere."""
+        return self._cut(self._random.randrange(len(self._text)), characters)
+
+    def shortened_ratio(self, knobs: Knobs) -> float:
+        """The share of generated prompts that are shortened to fit in `max_model_len`."""
+        if self._recorded is not None:
+            return 0.0
+        draws = random.Random(0)
+        lengths = [self._lengths(draws, knobs) for _ in range(DRAWS)]
+        return sum(wanted > (self._most(output) or wanted) for wanted, output in lengths) / DRAWS
+
+    def _next_recorded(self, one: RecordedPrompt, knobs: Knobs) -> tuple[str, int]:
+        tokens = one.output_tokens if one.output_tokens is not None else _length(self._random, int(knobs["output_tokens"]), knobs)
+        return self._varied(one.text, one.shared), tokens
+
+    def _varied(self, prompt: str, shared: int) -> str:
+        """The requested variant of `prompt`, whose first `shared` characters other prompts have too."""
+        if self.variant == "cut":
+            return prompt[shared:] or " "
+        if self.variant == "salted":
+            return (f"{self._random.getrandbits(64):016x} " + prompt)[: len(prompt)]
+        return prompt
+
+    def learn(self, prompt: str, tokens: int) -> None:
+        """Update the characters per token: the server counted `tokens` in `prompt`."""
+        if tokens > self.overhead:
+            seen = min(BOUNDS[1], max(BOUNDS[0], len(prompt) / (tokens - self.overhead)))
+            self.characters_per_token += LEARNING * (seen - self.characters_per_token)
+
+    def _lengths(self, source: random.Random, knobs: Knobs) -> tuple[int, int]:
+        """Tokens of a prompt and of its answer."""
+        return _length(source, int(knobs["prompt_tokens"]), knobs), _length(source, int(knobs["output_tokens"]), knobs)
+
+    def _most(self, output: int) -> int | None:
+        """The most tokens of a prompt before an answer of `output` tokens; None without a limit, and where the answer alone does not fit."""
+        if self.max_model_len is None or self.max_model_len <= output:
+            return None
+        return max(1, int(FIT * (self.max_model_len - output)))
+
+    def _cut(self, begin: int, characters: int) -> str:
+        """`characters` characters from `begin`; the text repeats at its end."""
+        whole = self._text * (1 + (begin + characters) // len(self._text))
+        return whole[begin : begin + characters]
+
+
+def _length(source: random.Random, middle: int, knobs: Knobs) -> int:
+    spread = float(knobs["length_spread"])
+    return max(1, round(middle * source.uniform(1 - spread, 1 + spread)))

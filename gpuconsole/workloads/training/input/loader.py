@@ -1,4 +1,7 @@
-"""DataLoader streams: configured by knobs, endless, and without processes left after `close`."""
+"""The input of a training loop: DataLoader streams configured by knobs, copies to the device, room in /dev/shm, and the two sides of a trial.
+
+Streams are endless, and leave no process after `close`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from gpuconsole.agent import account as phase
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.training.task import Batch, Stream, Task
+
+# --- dataLoader streams --------------------------------------------------------------------------------------
 
 LOADER_KNOBS = tuple(name for name, knob in CATALOGUE.items() if knob.loader)
 
@@ -125,3 +131,138 @@ def settle_steps(knobs: Knobs) -> int:
     """Steps until an idle loader delivers at its own rate again: the steps must use up its full queue first."""
     workers = int(knobs.get("num_workers", 0))
     return workers * int(knobs.get("prefetch_factor", 0)) + 2 if workers else 1
+
+
+# --- copies of batches from the host to the device -----------------------------------------------------------
+
+
+class Copier:
+    """`take()` returns the batch to train on. `fetch_ahead()` starts with the next batch, once the work on the present batch is issued.
+
+    With `h2d_stream` the host waits for the next batch and copies it while the device computes. On a CPU nothing is copied.
+    """
+
+    def __init__(self, device: torch.device, knobs: Knobs) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ahead: Batch | None = None
+        self.knobs = knobs
+
+    def take(self, stream: Stream, mark: Callable[[int], None]) -> Batch:
+        """The next batch, on the device. Its time is marked as `data_wait` and `h2d`."""
+        if self._ahead is None or self._side is None:
+            host_batch = stream.next()
+            mark(phase.DATA_WAIT)
+            batch = self.to_device(host_batch)
+            if batch is not host_batch:  # on a CPU there is no copy
+                mark(phase.H2D)
+        else:
+            batch, self._ahead = self._ahead, None
+            present = torch.cuda.current_stream(self._device)
+            present.wait_stream(self._side)
+            for tensor in batch:
+                tensor.record_stream(present)  # otherwise the allocator could give the memory to the side stream while this stream reads it
+            mark(phase.H2D)
+        return batch
+
+    def fetch_ahead(self, stream: Stream, mark: Callable[[int], None]) -> None:
+        if self._side is None or not self.knobs["h2d_stream"]:
+            return
+        host_batch = stream.next()
+        mark(phase.DATA_WAIT)
+        with torch.cuda.stream(self._side):
+            self._ahead = self.to_device(host_batch)
+        mark(phase.H2D)
+
+    def forget(self) -> None:
+        """Drop the batch that was fetched ahead, because its knobs are no longer in force."""
+        self._ahead = None
+
+    def to_device(self, batch: Batch) -> Batch:
+        channels_last = bool(self.knobs.get("channels_last"))
+        if self._device.type == "cpu" and not channels_last:
+            return batch
+        wait = not self.knobs["non_blocking"]
+        return tuple(
+            tensor.to(self._device, non_blocking=not wait, memory_format=torch.channels_last)
+            if channels_last and tensor.dim() == 4
+            else tensor.to(self._device, non_blocking=not wait)
+            for tensor in batch
+        )
+
+
+# --- the open streams of a run -------------------------------------------------------------------------------
+
+STREAM_KNOBS = ("batch_size", "seq_len", "varied_lengths", "pad_to_multiple_of", *LOADER_KNOBS)
+KEPT = 2
+
+
+class Streams:
+    """Opens streams, keeps the last KEPT of them open, and counts their epochs."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._open: dict[tuple[object, ...], Stream] = {}
+        self._closed_restarts, self._closed_restart_s = 0, 0.0
+
+    def open(self, knobs: Knobs) -> Stream:
+        """The stream for `knobs`; where it is still open, it continues where it stopped."""
+        key = tuple(knobs.get(name) for name in STREAM_KNOBS)
+        stream = self._open.pop(key, None) or self._task.open_stream(knobs)
+        self._open[key] = stream
+        while len(self._open) > KEPT:
+            self._close(next(iter(self._open)))
+        return stream
+
+    def restarts(self) -> tuple[int, float]:
+        """Of all streams so far: epochs begun after the first, and the seconds until their first batches."""
+        found = [(getattr(stream, "restarts", 0), getattr(stream, "restart_s", 0.0)) for stream in self._open.values()]
+        return self._closed_restarts + sum(n for n, _ in found), self._closed_restart_s + sum(s for _, s in found)
+
+    def close_others(self, stream: Stream) -> None:
+        """Close the streams that a finished trial kept open."""
+        for key in [key for key, value in self._open.items() if value is not stream]:
+            self._close(key)
+
+    def _close(self, key: tuple[object, ...]) -> None:
+        stream = self._open.pop(key)
+        self._closed_restarts += getattr(stream, "restarts", 0)
+        self._closed_restart_s += getattr(stream, "restart_s", 0.0)
+        stream.close()
+
+    def close(self) -> None:
+        for stream in self._open.values():
+            stream.close()
+
+
+# --- room in /dev/shm for the batches of DataLoader workers --------------------------------------------------
+
+FOLDER = "/dev/shm"
+MB = 2**20
+
+
+def check_room(knobs: Knobs, sample_bytes: float) -> None:
+    """Raise ValueError, one line, if the batches that the workers keep ready do not fit into shared memory.
+
+    `sample_bytes`: of one collated sample. Each worker keeps `prefetch_factor` batches ready, and the training process holds one more.
+    """
+    workers = int(knobs["num_workers"])
+    room = total_bytes()
+    if not workers or room is None:
+        return
+    batches = workers * int(knobs["prefetch_factor"]) + 1
+    needed = batches * int(knobs["batch_size"]) * sample_bytes
+    if needed > room:
+        raise ValueError(
+            f"{FOLDER} has {room / MB:.0f} MB, and {workers} DataLoader workers keep {batches} batches in it, {needed / MB:.0f} MB: "
+            "give the container more (docker run --shm-size=8g, or --ipc=host), or lower num_workers, prefetch_factor or batch_size"
+        )
+
+
+def total_bytes() -> int | None:
+    """The size of /dev/shm; None where this system has none. What other programs hold there is not subtracted: it changes."""
+    try:
+        found = os.statvfs(FOLDER)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize

@@ -20,20 +20,21 @@ from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.device import account_for
-from gpuconsole.workloads.training.input.copying import Copier
-from gpuconsole.workloads.training.input.loader import settle_steps
-from gpuconsole.workloads.training.input.streams import Streams
-from gpuconsole.workloads.training.loop.float8 import check_float8, in_float8
-from gpuconsole.workloads.training.loop.model_settings import (
+from gpuconsole.workloads.training.input.loader import Copier, Streams, settle_steps
+from gpuconsole.workloads.training.loop.settings import (
+    Schedule,
     apply_model_knobs,
     autocast,
+    carry_state,
     check_compile,
+    check_float8,
+    check_optimizer,
     compiled,
+    in_float8,
+    make_optimizer,
     make_scaler,
     set_memory_format,
 )
-from gpuconsole.workloads.training.loop.optimizers import carry_state, check_optimizer, make_optimizer
-from gpuconsole.workloads.training.loop.schedule import Schedule
 from gpuconsole.workloads.training.loop.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.parallel.choose import check_precision
 from gpuconsole.workloads.training.parallel.plan import Plan

@@ -15,13 +15,12 @@ from gpuconsole.agent.loop import Probe, Signals
 from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, timed_pass, untouched
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
-from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
+from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.communication import exchange_sizes, exposed_communication
 from gpuconsole.workloads.training.probes.gpu import GPU_PROBES
-from gpuconsole.workloads.training.probes.loader import loader_alone
+from gpuconsole.workloads.training.probes.loader import loader_alone, script_lines
 from gpuconsole.workloads.training.probes.memory import heap_peaks, memory_parts
-from gpuconsole.workloads.training.probes.stacks import script_lines
 from gpuconsole.workloads.training.probes.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 
 BUDGET_S = 1.8

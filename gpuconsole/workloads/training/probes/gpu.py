@@ -11,9 +11,9 @@ from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, resident_batch, rounds, stopwatch, synchronize, untouched
 from gpuconsole.model.finding import Signal
-from gpuconsole.workloads.profiling.recorder import Recorder
 from gpuconsole.workloads.profiling.stalls import stalls
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace
+from gpuconsole.workloads.profiling.window import Recorder
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 BUDGET_S = 1.0

@@ -17,8 +17,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.workloads.arithmetic import cores
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.loop.model_settings import apply_model_knobs
-from gpuconsole.workloads.training.loop.optimizers import make_optimizer
+from gpuconsole.workloads.training.loop.settings import apply_model_knobs, make_optimizer
 from gpuconsole.workloads.training.parallel.plan import local_part
 
 BUDGET_S = 1.0

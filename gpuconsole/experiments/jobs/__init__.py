@@ -1,1 +1,0 @@
-"""Experiments that need more than one start of a user's job."""

@@ -1,0 +1,113 @@
+"""The proven results of a tuning session, in a form that other people can check: schema `gpuconsole.certificate/1`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.model.experiments import Speedup, Trial
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import Knobs, show
+from gpuconsole.model.snapshot import Environment
+
+SCHEMA = "gpuconsole.certificate/1"
+
+
+class CertificateError(ValueError):
+    """A file that is not a valid certificate; the message is one line."""
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A trial of a change that `rule` suggested. `knobs`: the knobs before the trial. `at_s`: seconds from the start of the session to the end
+    of the trial."""
+
+    rule: str
+    knobs: Knobs
+    trial: Trial
+    code: str = ""
+    at_s: float = 0.0
+
+
+class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A change that promised a gain and was not tried. `why` names the option that allows it, where there is one."""
+
+    rule: str
+    changes: Knobs
+    why: str
+    predicted: Interval | None = None
+
+
+class Certificate(msgspec.Struct, kw_only=True):
+    """`start` and `end`: all knobs before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
+    allowed to change; empty: all tunable knobs. `stopped`: why the session ended. `command_digest` is set for a job
+    of the user's own: `scenario` is the name of its script then. `left_alone`: promising changes of the last diagnosis that were not tried, the
+    best first.
+
+    `proof` is one trial of all kept changes together. Its change goes from `end` back to `start`, so the total gain is 1 / its speedup. None
+    where no change was kept, or where no time was left.
+    """
+
+    schema: str = SCHEMA
+    created: str
+    gpuconsole: str
+    environment: Environment
+    scenario: str
+    device: str
+    start: Knobs
+    end: Knobs
+    given: Knobs = {}
+    only: list[str] = []
+    attempts: list[Attempt] = []
+    proof: Trial | None = None
+    stopped: str = ""
+    elapsed_s: float = 0.0
+    command_digest: str = ""
+    left_alone: list[LeftAlone] = []
+
+    @property
+    def gain(self) -> Speedup | None:
+        """The gain of all kept changes together; None if no trial measured all changes together."""
+        kept = [one.trial for one in self.attempts if one.trial.kept]
+        if self.proof is not None and self.proof.speedup is not None:
+            return self.proof.speedup.inverse
+        return kept[0].speedup if len(kept) == 1 and self.proof is None else None
+
+    @property
+    def flags(self) -> str:
+        """The options that start the scenario with the settings of the end."""
+        return " ".join(f"--set {name}={show(value)}" for name, value in {**self.given, **self.changed}.items())
+
+    @property
+    def changed(self) -> Knobs:
+        """The knobs whose values at the end differ from the start."""
+        return {name: value for name, value in self.end.items() if self.start.get(name) != value}
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """A tuning session for the screen. `certificate` is complete after every attempt."""
+
+    certificate: Certificate
+    budget_s: float
+    under_way: bool
+
+
+MOST_BYTES = 8 * 2**20
+"""The largest file that is read as a certificate."""
+
+
+def encode(certificate: Certificate) -> bytes:
+    """Pretty JSON, UTF-8, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(certificate), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> Certificate:
+    """Raises CertificateError."""
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CertificateError(f"not JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise CertificateError(f'not a certificate (no "schema": "{SCHEMA}")')
+    try:
+        return msgspec.convert(raw, Certificate)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CertificateError(f"not a valid certificate: {error}") from None

@@ -1,0 +1,195 @@
+"""Experiments as plain data: a trial (a change measured against the present settings, in paired blocks) and a sweep (throughput at several values of knobs)."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Literal
+
+import msgspec
+
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import Knobs
+
+# --- a trial -------------------------------------------------------------------------------------------------
+
+Verdict = Literal["win", "no_gain", "worse", "undecided"]
+MOST_PERPLEXITY_COST = 0.05
+"""A change that raises perplexity by more than 5 % is not kept."""
+MOST_LOSS_COST = 0.02
+"""A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
+percent; train-doctor allows 5 %."""
+TrialState = Literal["running", "done", "failed", "cancelled"]
+Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
+"""Both sides in one process, or each side in a separate process."""
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """What a trial will take and what it can show. `seconds`: from its start to its verdict. `resolution_ratio`: the smallest change of throughput
+    that it can tell from noise within its time limit; None while the noise of the run is unknown."""
+
+    seconds: float
+    resolution_ratio: float | None = None
+
+    def resolves(self, gain_ratio: float) -> bool:
+        """Whether the trial can tell a gain of this size from noise; true where the noise is unknown."""
+        return self.resolution_ratio is None or gain_ratio >= self.resolution_ratio
+
+
+class Speedup(msgspec.Struct, frozen=True):
+    """Throughput with the change divided by throughput without the change."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @property
+    def inverse(self) -> Speedup:
+        """The gain of the opposite change."""
+        return Speedup(1 / self.estimate, 1 / self.high, 1 / self.low)
+
+
+class Perplexity(msgspec.Struct, frozen=True):
+    """Perplexity of the same fixed text, without and with the change."""
+
+    before: float
+    after: float
+
+    @property
+    def cost_ratio(self) -> float:
+        """How much worse the change makes the model, as a share; below 0: better."""
+        return self.after / self.before - 1
+
+    @property
+    def too_high(self) -> bool:
+        return self.cost_ratio > MOST_PERPLEXITY_COST
+
+
+class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Loss of the same held-out batches, without and with the change. `drift`: how much training changed the loss between the two measurements
+    without the change. `training`: instead the loss of a user's job on its own training batches, whose noise is the `drift`."""
+
+    before: float
+    after: float
+    drift: float = 0.0
+    training: bool = False
+
+    @property
+    def cost_ratio(self) -> float:
+        """How much worse the change makes the model, as a share; below 0: better."""
+        return self.after / self.before - 1
+
+    @property
+    def too_high(self) -> bool:
+        return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # true for nan too
+
+
+class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Paired blocks of baseline and changed steps.
+
+    `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate), on `clock`: `contention_free` subtracts the run-queue delay
+    of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of neighbouring
+    blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
+    same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
+    `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
+    could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.facts.EFFECTS`). `forecast`: known before the start of a trial that starts a second model server. `limit_s`: the longest time of the
+    measurement, for `elapsed_s`. `begun_s`, `ended_s`: session times of the start and the end of the trial; only in a snapshot.
+    """
+
+    id: str
+    baseline_run: str
+    changes: Knobs
+    state: TrialState = "running"
+    speedup: Speedup | None = None
+    wall_speedup: Speedup | None = None
+    blocks: int = 0
+    predicted: Interval | None = None
+    verdict: Verdict | None = None
+    kept: bool = False
+    clock: Literal["wall", "contention_free"] = "wall"
+    method: Method = "live ABBA"
+    between: float = 0.0
+    log_ratios: tuple[float, ...] = ()
+    null_log_ratios: tuple[float, ...] = ()
+    resolution_ratio: float | None = None
+    elapsed_s: float = 0.0
+    error: str | None = None
+    changes_training: bool = False
+    perplexity: Perplexity | None = None
+    held_out_loss: HeldOutLoss | None = None
+    forecast: Forecast | None = None
+    checked: bool = True
+    begun_s: float | None = None
+    ended_s: float | None = None
+    limit_s: float | None = None
+    effect: str = ""
+
+    @property
+    def worth_keeping(self) -> bool:
+        """The trial is a win, and the model is not worse, where that was measured."""
+        return (
+            self.verdict == "win"
+            and self.checked
+            and not any(one is not None and one.too_high for one in (self.perplexity, self.held_out_loss))
+        )
+
+
+# --- a sweep -------------------------------------------------------------------------------------------------
+
+
+class SweepPoint(msgspec.Struct, omit_defaults=True):
+    """One setting. `rates`: work per second of each repeat. `settled`: this point is proven not to be the best.
+
+    `low` and `high`: the interval of the mean. The intervals of all points of a sweep hold together with 95 % probability, after every round.
+    None for fewer than two repeats.
+    """
+
+    knobs: Knobs
+    rates: list[float] = []
+    settled: bool = False
+    error: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.rates) if self.rates else None
+
+    @property
+    def std(self) -> float:
+        return statistics.stdev(self.rates) if len(self.rates) > 1 else 0.0
+
+
+class Sweep(msgspec.Struct, omit_defaults=True):
+    """`base` holds the knobs that were not varied too. `points` have the order of the command line.
+
+    Repeats are interleaved: each round measures all points, every second round backwards, so that drift affects all points alike.
+    """
+
+    scenario: str
+    device: str
+    unit: str
+    base: Knobs
+    points: list[SweepPoint]
+    repeats: int
+    clock: Literal["wall", "contention_free"] = "wall"
+    elapsed_s: float = 0.0
+
+    @property
+    def varied(self) -> list[str]:
+        """The names of the varied knobs, in the order of the command line."""
+        return list(self.points[0].knobs) if self.points else []
+
+    @property
+    def best(self) -> SweepPoint | None:
+        """The point with the highest mean; see `rivals` for whether it is proven."""
+        return max((point for point in self.points if point.rates), key=lambda point: point.mean or 0.0, default=None)
+
+    @property
+    def rivals(self) -> list[SweepPoint]:
+        """The other points that may be the best: their interval overlaps the interval of `best`, or one of the two intervals is missing."""
+        best = self.best
+        return [
+            point
+            for point in self.points
+            if best is not None and point is not best and point.rates and (point.high is None or best.low is None or point.high >= best.low)
+        ]

@@ -1,0 +1,411 @@
+"""Reports of experiments: a trial with its prediction next to its measurement, a tuning session, a sweep, a sweep over numbers of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuconsole.diagnosis.models.collective import weak_scaling
+from gpuconsole.model.certificate import Attempt, Certificate, Tuning
+from gpuconsole.model.experiments import Forecast, Sweep, SweepPoint, Trial
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.job import EFFECTS
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
+from gpuconsole.model.run import Distribution, Run
+from gpuconsole.model.text import visible
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width, spread
+from gpuconsole.report.facts import shorter
+from gpuconsole.report.page import paragraph
+from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, lay_out, text
+from gpuconsole.session.api import View
+
+# --- a running or finished trial -----------------------------------------------------------------------------
+
+ROOM = 90
+"""Minimum columns for the resolution in the head of a running trial."""
+NO_CAUSE = "no cause was reported"
+CHANGES_TRAINING = "this change alters what the model learns per step, not only the speed"
+
+
+def predicted(interval: Interval | None) -> str:
+    """`predicted 1.45-1.69x`."""
+    return f"predicted {units.interval(interval.low, interval.high)}" if interval else "no prediction"
+
+
+def measured(trial: Trial) -> str:
+    """`1.52x [1.40, 1.66]`."""
+    found = trial.speedup
+    return units.measured(found.estimate, found.low, found.high) if found else "not measured"
+
+
+def verdict(trial: Trial) -> str:
+    """`win, kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
+    if trial.state == "running":
+        return "on trial"
+    if trial.state in ("failed", "cancelled"):
+        return trial.state
+    words = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
+    if trial.method == "restarts ABBA":  # no side goes on after the trial
+        return words
+    return f"{words}, {'kept' if trial.kept else 'reverted'}"
+
+
+# --- before the start ----------------------------------------------------------------------------------------
+
+
+def forecast_line(forecast: Forecast) -> str:
+    """What a trial with a second model server will take, in one or two sentences."""
+    words = f"The trial starts a second model server: {units.about(forecast.seconds)}."
+    if forecast.resolution_ratio is not None:
+        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
+    return words
+
+
+def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
+    """Why a trial is not started, and how to start it anyway."""
+    assert forecast.resolution_ratio is not None
+    takes = f"it would take {units.about(forecast.seconds)} and resolve {units.precise_percent(forecast.resolution_ratio)} at best"
+    gain = units.interval(expected.low, expected.high)
+    force = " ".join(f"--try {name}={show(value)}" for name, value in changes.items())
+    return (
+        f"{describe_changes(changes)}: no trial: {takes}, and the predicted gain is {gain}; to try it anyway: {force}, or k on the screen"
+    )
+
+
+# --- the whole trial -----------------------------------------------------------------------------------------
+
+
+def trial_report(trial: Trial, before: Knobs | None) -> Report:
+    """Every figure of a trial. `before`: the knobs of the run that the trial started from."""
+    found: Report = [Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title"), (_effect(trial), "dim")])]
+    expected = predicted(trial.predicted)
+    if trial.speedup:
+        how = f"   ({trial.blocks} blocks, {trial.method}, {trial.clock.replace('_', '-')} clock)"
+        found.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
+    loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
+    for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
+        if cost is not None:
+            words = f"{units.plain(cost.before)} -> {units.plain(cost.after)} ({units.change(cost.cost_ratio)})"
+            found.append(Line([(f"{name} {words}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
+    if trial.resolution_ratio is not None:
+        share = units.quantity(trial.resolution_ratio, "ratio")
+        found.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.changes_training:
+        found.append(Line([(CHANGES_TRAINING, "")], indent=2))
+    if trial.error:
+        found.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
+    return [*found, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+
+
+def _effect(trial: Trial) -> str:
+    return f"   {trial.effect}: {EFFECTS[trial.effect]}" if trial.effect in EFFECTS else ""
+
+
+def verdict_line(trial: Trial) -> str:
+    """A finished trial in one sentence."""
+    changes = describe_changes(trial.changes)
+    if trial.state == "failed":
+        return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
+    if trial.state == "cancelled":
+        return f"{changes}: the trial was cancelled, the change is reverted"
+    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}"
+
+
+# --- on the screen -------------------------------------------------------------------------------------------
+
+
+def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, since_report_s: float = 0.0) -> list[Row]:
+    """The change, the progress and the remaining time of the trial, then the prediction and the measurement on one axis.
+
+    `since_report_s`: seconds since the trial was last reported.
+    """
+    blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
+    if trial.resolution_ratio is not None and width >= ROOM:
+        blocks = f"can prove {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
+    effect = f"  {trial.effect}" if trial.effect else ""
+    change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
+    rows = [spread(width, [("trial ", "accent"), (change, "title"), (effect, "dim")], [("  ", ""), (blocks, "")])]
+    if trial.speedup is None:
+        so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
+        so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
+        expected = f"   {predicted(trial.predicted)}" if trial.predicted else ""
+        return fill([*rows, line(width, (f"  measured   {so_far}", "dim"), (expected, "dim"))], width, height)
+    return fill([*rows, *_scales(trial, width, height - 1)], width, height)
+
+
+def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
+    """The outcome of the last trial, then the prediction and the measurement on one axis where there is room."""
+    if trial.state == "failed":
+        text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
+        return fill([line(width, (text, "alert"))], width, height)
+    outcome = f"{measured(trial)}  {verdict(trial)}"
+    head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", "title"), (outcome, "good" if trial.kept else "")]
+    scales = _scales(trial, width, height - 1)
+    extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
+    fits = row_width(head) + len(extra) <= width
+    return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
+
+
+def trial_rows(trial: Trial | None) -> int:
+    """The rows that a trial can use. A trial that ended without a measurement is one line."""
+    if trial is None:
+        return 0
+    return 4 if trial.state == "running" or trial.speedup is not None else 1
+
+
+def _left(trial: Trial, since_report_s: float) -> str:
+    """`, at most 9 s left`. Nothing before the measurement has begun."""
+    if trial.limit_s is None or not trial.blocks:
+        return ""
+    left_s = trial.limit_s - trial.elapsed_s - since_report_s
+    return f", at most {left_s:.0f} s left" if left_s >= 1 else ", about to end"
+
+
+def _scales(trial: Trial, width: int, height: int) -> list[Row]:
+    """The prediction and the measurement on one axis, and the figures of the axis, in at most `height` rows."""
+    expected, speedup = trial.predicted, trial.speedup
+    # The first intervals are wide. The scale follows the estimate and the prediction; a wide interval ends at the edge of the scale.
+    top = 1.3 * max(1.15, expected.high if expected else 0.0, speedup.estimate if speedup else 0.0)
+    rows = []
+    if speedup is not None:
+        rows.append(_scale("measured", measured(trial), (speedup.low, speedup.high, speedup.estimate), top, width))
+    if expected is not None:
+        rows.insert(0, _scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
+    if len(rows) < height and rows:
+        rows.append(_ticks(top, width))
+    return rows[-height:] if len(rows) > height > 0 else rows[: max(0, height)]
+
+
+SCALE_LABEL = 35
+"""Cells of the name and of the figures before a scale."""
+
+
+def _scale(name: str, text: str, interval: tuple[float, float, float | None], top: float, width: int) -> Row:
+    """An interval as text, and on a scale from 0 to `top` with a mark at 1x."""
+    label = f"  {name:<9}  {text:<20}  "
+    columns = width - len(label)
+    if columns < 16:
+        return line(width, (label, ""))
+    low, high, middle = interval
+    cells = ["·"] * columns
+    cells[_column(1.0, top, columns)] = "│"
+    for n in range(_column(low, top, columns), _column(high, top, columns) + 1):
+        cells[n] = "━" if middle is not None else "─"
+    if middle is not None:
+        cells[_column(middle, top, columns)] = "●"
+    style = "" if middle is None else "good" if low > 1.0 else "title"
+    return line(width, (label, ""), *_styled("".join(cells), style))
+
+
+def _styled(cells: str, style: str) -> list[Segment]:
+    """The interval in `style`, the rest of the scale dim."""
+    inside = [n for n, cell in enumerate(cells) if cell in "━─●"]
+    first, last = inside[0], inside[-1] + 1
+    return [(cells[:first], "dim"), (cells[first:last], style), (cells[last:], "dim")]
+
+
+def _column(ratio: float, top: float, columns: int) -> int:
+    return max(0, min(columns - 1, int(ratio / top * (columns - 1))))
+
+
+def _ticks(top: float, width: int) -> Row:
+    """The figures of the axis: `0.5x`, `1x`, `1.5x`."""
+    columns = width - SCALE_LABEL
+    step = next((one for one in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if top / one <= max(2, columns / 10)), 50.0)
+    cells = [" "] * max(0, columns)
+    for n in range(int(top / step) + 1):
+        label, at = f"{n * step:g}x", _column(n * step, top, columns)
+        if at + len(label) <= columns:
+            cells[at : at + len(label)] = label
+    return line(width, (" " * SCALE_LABEL, ""), ("".join(cells), "dim"))
+
+
+# --- a tuning session ----------------------------------------------------------------------------------------
+
+INTRODUCTION = (
+    "Press Enter to start. The tool tries the change with the largest predicted gain per second of trial, in paired blocks. "
+    "It keeps the change if it wins, and diagnoses the run again. It stops when no remaining change promises 5 %. "
+    "It does not change the load on a server or what the model learns."
+)
+COLUMNS = (
+    Column("change", least=20),
+    Column("rule", drop=1, least=12),
+    Column("predicted"),
+    Column("measured"),
+    Column("verdict"),
+)
+
+
+def paint_tuning(view: View, width: int) -> list[Row]:
+    """The tuning session of the current run, or an explanation of the Enter key."""
+    tuning = view.tuning
+    if tuning is None:
+        return paragraph(INTRODUCTION if view.run is not None else "Nothing is running. Press s on the main screen.", width)
+    made = tuning.certificate
+    elapsed_s = made.elapsed_s + (max(0.0, view.now - view.tuning_at) if tuning.under_way else 0.0)
+    rows = [_head(view, tuning, elapsed_s, width), blank(width), *lay_out(attempt_report(made), width)]
+    if tuning.under_way:
+        return [*rows, blank(width), *_now(view, width)]
+    return [*rows, blank(width), *lay_out(outcome(made), width)]
+
+
+def certificate_report(made: Certificate) -> Report:
+    """The whole session: the attempts, the gain, and the settings as flags and code."""
+    title = f"tuned {made.scenario} on {made.device} in {made.elapsed_s:.0f} s"
+    return [heading(title), *attempt_report(made), BLANK, *outcome(made)]
+
+
+def attempt_report(made: Certificate) -> Report:
+    """The attempts as a tree, and the causes of failed attempts. Attempts after a kept change include that change and are one level deeper."""
+    rows = []
+    depth = 0
+    for one in made.attempts:
+        trial = one.trial
+        style = "good" if trial.kept else "" if trial.state == "done" else "alert"
+        branch = "  " * depth + ("└─ " if trial.kept else "├─ ")
+        expected = units.interval(trial.predicted.low, trial.predicted.high) if trial.predicted else "–"
+        rows.append(
+            [
+                (branch + describe_changes(trial.changes, one.knobs), style),
+                (one.rule, "dim"),
+                (expected, ""),
+                (measured(trial) if trial.speedup else "–", ""),
+                (verdict(trial), style),
+            ]
+        )
+        depth += trial.kept
+    failed = [one for one in made.attempts if one.trial.error]
+    causes = [text(f"{describe_changes(one.trial.changes, one.knobs)}: {one.trial.error}", "alert", indent=2) for one in failed]
+    return [Table(COLUMNS, rows), *causes]
+
+
+def attempt_line(number: int, one: Attempt) -> str:
+    """One attempt for a log."""
+    trial = one.trial
+    outcome = f"failed: {trial.error}" if trial.state == "failed" and trial.error else verdict(trial)
+    words = (describe_changes(trial.changes, one.knobs), measured(trial), predicted(trial.predicted), outcome, f"({one.rule})")
+    return visible(f"{one.at_s:5.0f} s  {number}. {'   '.join(words)}")
+
+
+def gain(made: Certificate) -> str:
+    """`2.10x [1.95, 2.27] against the start, 16 blocks, live ABBA`: all kept changes together. Empty where one trial did not measure them."""
+    total, proof = made.gain, made.proof
+    if total is None:
+        return ""
+    how = f", {proof.blocks} blocks, {proof.method}" if proof is not None else ""
+    return f"{units.measured(total.estimate, total.low, total.high)} against the start{how}"
+
+
+def outcome(made: Certificate) -> Report:
+    """Why the session ended, its total gain, and the settings as flags and code."""
+    found: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
+    if not made.changed:
+        return [*found, text("No change was kept: the settings are the same as at the start.")]
+    found.append(Line([("Total gain: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
+    if made.command_digest:
+        found += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
+    else:
+        found += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
+    code = dict.fromkeys(row for one in made.attempts if one.trial.kept for row in one.code.splitlines())
+    if code:
+        found += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]
+    return found
+
+
+def left_alone_report(made: Certificate) -> Report:
+    """The promising changes that were not tried, each with the option that allows it."""
+    found: Report = []
+    for one in made.left_alone:
+        expected = f"   {predicted(one.predicted)}" if one.predicted is not None else ""
+        found.append(text(visible(f"Left alone: {describe_changes(one.changes, made.end)}{expected}: {one.why}."), "wait"))
+    return found
+
+
+def _head(view: View, tuning: Tuning, elapsed_s: float, width: int) -> Row:
+    """What is tuned, the gain so far while the session is under way, and the time."""
+    made = tuning.certificate
+    gain = facts.since_start(view) if tuning.under_way else None
+    so_far = [(f"   so far {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")] if gain is not None else []
+    time = f"{elapsed_s:.0f} of {tuning.budget_s:.0f} s"
+    return spread(width, [(f"{made.scenario} on {made.device}", "heading"), *so_far], [(time, "dim")])
+
+
+def _now(view: View, width: int) -> list[Row]:
+    """The current activity of the session."""
+    trial = facts.running_trial(view)
+    if trial is not None and view.run is not None:
+        return paint_running(trial, view.run.knobs, width, 4)
+    return [line(width, ("   diagnosing the run", "accent"), (f"  probe {view.probing}" if view.probing else "", "dim"))]
+
+
+# --- a sweep -------------------------------------------------------------------------------------------------
+
+BAR = 30
+
+
+def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
+    """Each point with mean, standard deviation and interval, and a bar as long as its mean. `names`: the varied knobs."""
+    head = f"{sweep.scenario} on {sweep.device}, {sweep.clock.replace('_', '-')} clock, {sweep.repeats} interleaved repeats, {sweep.elapsed_s:.0f} s"
+    columns = (
+        Column("setting"),
+        Column(sweep.unit, ">"),
+        Column("interval"),
+        Column("", least=8, drop=1),
+        Column("", least=4),
+    )
+    return [
+        text(head, "title"),
+        Table(columns, [_row(sweep, point, names) for point in sweep.points]),
+        text(f"The intervals of all {len(sweep.points)} settings hold together with 95 % probability, after every round.", "dim"),
+    ]
+
+
+def setting(point: SweepPoint, names: Sequence[str]) -> str:
+    """`batch_size=4 precision=bf16`."""
+    return " ".join(f"{name}={show(point.knobs[name])}" for name in names)
+
+
+def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]:
+    settings = [(setting(point, names), "")]
+    mean, best = point.mean, sweep.best
+    if mean is None or point.low is None or point.high is None or best is None or not best.mean:
+        return [*settings, (units.NA, "dim"), ("", ""), ("", ""), (point.error or "too few repeats", "alert")]
+    low, high = (units.rate(one, 0) for one in (point.low, point.high))
+    bar = "█" * round(BAR * mean / best.mean)
+    style = "good" if point is best else ""
+    if point is best:
+        note = "highest, not proven" if sweep.rivals else "best"
+    elif point in sweep.rivals:
+        note = "may be the best"
+    else:
+        note = "slower, settled early" if point.settled and len(point.rates) < len(best.rates) else "slower"
+    return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "trace"), (note, style)]
+
+
+# --- the table of a sweep over numbers of processes ----------------------------------------------------------
+
+
+def scaling_table(runs: list[Run]) -> Table:
+    """A row for each number of processes."""
+    heads = ("nproc", "throughput", "per process", "efficiency", "step p50", "comm")
+    one = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
+    return Table([Column(head, ">") for head in heads], [[(words, "") for words in _cells(run, one)] for run in runs])
+
+
+def _cells(run: Run, one: Distribution | None) -> list[str]:
+    rate, unit = run.throughput
+    nproc = int(run.knobs["nproc"])
+    if rate is None:
+        return [str(nproc), run.state, "", "", "", ""]
+    step = run.summary.step_time_s
+    exposed = run.summary.phases_ratio.get("comm", 0.0)
+    # The collectives of FSDP2 and of tensor parallelism run inside forward and backward: their time is not measured.
+    comm = exposed if nproc == 1 or exposed > 0 else None
+    return [
+        str(nproc),
+        units.quantity(rate.p50, unit),
+        units.rate(rate.p50 / nproc, 0),
+        units.percent(weak_scaling(one.p50, rate.p50, nproc) if one else None).strip(),
+        units.duration(step.p50 if step else None).strip(),
+        units.percent(comm).strip(),
+    ]

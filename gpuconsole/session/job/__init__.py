@@ -1,1 +1,0 @@
-"""A user's own job: what its raw segments mean."""
