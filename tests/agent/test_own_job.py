@@ -126,6 +126,7 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
     assert "torch.optim.AdamW" in text[sites["optimizer"]["line"] - 1]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_over_soon_has_what_the_agent_saw(tmp_path: Path) -> None:
     ran = watched(tmp_path, sys.executable, str(PROGRAMS / "plain.py"), "1")
     assert ran.run["summary"]["steps"] < 80
@@ -172,6 +173,7 @@ time.sleep(1.6)
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_compiles_for_each_step_is_named_after_three_steps(tmp_path: Path) -> None:
     """Such a job is not steady for a long time. What is compiled for the first step does not count. Before its last message the console refuses a
     probe, because it has no permission."""
@@ -198,6 +200,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_all_descriptors_is_watched_or_the_console_says_that_it_is_not(tmp_path: Path) -> None:
     """Before its first step the program is watched all the same. Later, the steps that were not sent are lost, and the agent is off."""
     ran = watched(tmp_path, sys.executable, "-c", CLOSES)

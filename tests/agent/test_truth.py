@@ -41,6 +41,7 @@ def far(ran: Ran, loop: str) -> dict[str, float]:
     return {phase: round(by, 3) for phase, by in differences(ran, loop).items() if abs(by) > POINTS}
 
 
+@pytest.mark.slow
 def test_losses_and_weights_are_bit_for_bit_the_same(loops: Ran, tmp_path: Path) -> None:
     out = alone(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *LOOPS, *UNUSUAL)
     assert sorted(digests(loops.out)) == sorted(digests(out)) and len(digests(out)) == 2 * (len(LOOPS) + 1 + len(UNUSUAL))

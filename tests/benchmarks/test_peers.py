@@ -242,6 +242,7 @@ def test_a_tool_that_fails_leaves_a_row_too() -> None:
     assert "no torch" in made.error and not made.said
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     code = "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); time.sleep(60)"
     with pytest.raises(subprocess.TimeoutExpired):

@@ -91,6 +91,7 @@ def test_json_is_one_document_and_nothing_else(cli: Cli, folder: Path, name: str
         assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_one_document_too(cli: Cli) -> None:
     words = ("--vary", "matrix_size=64,65", "--repeat", "2", "--set", "num_threads=1", "--device", "cpu")
     done = cli("sweep", "gemm-peak", *words, "--json", "--quiet")

@@ -14,7 +14,7 @@ import pytest
 
 from gpuconsole.model.snapshot import json_schema
 
-pytestmark = pytest.mark.xdist_group("a job")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a job")]
 
 STARVED = Path(__file__).parents[1] / "agent" / "programs" / "starved.py"
 

@@ -29,6 +29,7 @@ def with_nsys(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
+@pytest.mark.slow
 def test_a_headless_run_is_profiled_and_keeps_the_trace(cli: Cli, tmp_path: Path) -> None:
     done = cli(
         "run", "train-gpt", *SMALL, "--headless", "--duration", "3", "--profile", "2", "--profile-dir", "traces",

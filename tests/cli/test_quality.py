@@ -29,6 +29,7 @@ def test_a_server_that_reads_finds_every_passkey_and_has_the_perplexity_of_its_s
     assert "perplexity   4   " in done.stdout and "passkeys     6 of 6 found" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_model_with_random_weights_finds_none(cli: Cli) -> None:
     done = cli("quality", "serve-chat", "--device", "cpu", "--set", "d_model=64", "--set", "n_layer=1", "--depths", "0.2,0.8", "--json")
     assert done.returncode == 0, done.stderr

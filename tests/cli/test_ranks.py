@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.conftest import Cli
 from tests.waiting import gone, wait_until
@@ -50,6 +51,7 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> N
         console.kill()
 
 
+@pytest.mark.slow
 def test_a_console_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     console = start("ddp-small-batch", "--duration", "100", errors=tmp_path / "errors")
     try:

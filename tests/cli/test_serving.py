@@ -84,6 +84,7 @@ def test_fewer_sequence_slots_are_tried_in_the_same_server(cli: Cli) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_server_at_an_address_is_measured_from_outside(cli: Cli, fake_server: str) -> None:
     done = cli(
         "run", "serve-chat", "--url", f"{fake_server}/steady", "--device", "cpu", "--json", "--duration", "4", "--set", "output_tokens=16"
@@ -98,6 +99,7 @@ def test_a_server_at_an_address_is_measured_from_outside(cli: Cli, fake_server: 
     assert run["signals"]["server.requests_running"]["value"] == RUNNING
 
 
+@pytest.mark.slow
 def test_a_server_at_an_address_is_asked_for_its_settings_again_after_a_restart(cli: Cli, fake_server: str, tmp_path: Path) -> None:
     record = tmp_path / "session.jsonl"
     words = ("--url", f"{fake_server}/restarts", "--record", str(record), "--set", "output_tokens=16", "--set", "prompt_tokens=900")
@@ -110,6 +112,7 @@ def test_a_server_at_an_address_is_asked_for_its_settings_again_after_a_restart(
     assert only_run(done)["server"]["kv_cache_tokens"] == {"value": 36 * 16, "source": "vllm:cache_config_info"}
 
 
+@pytest.mark.slow
 def test_suggestions_for_a_server_at_an_address_start_from_its_own_settings_and_are_not_tried(cli: Cli, fake_server: str) -> None:
     words = ("--url", f"{fake_server}/pressed", "--apply-top", "--set", "output_tokens=16", "--headless", "--duration", "6")
     done = cli("run", "kv-pressure", "--device", "cpu", *words)
@@ -125,6 +128,7 @@ ONE_BY_ONE = ("--set", "concurrency=1")
 end of a short run."""
 
 
+@pytest.mark.slow
 def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) -> None:
     url = ("--url", f"{fake_server}/every-other", *ONE_BY_ONE, "--device", "cpu")
     done = cli("run", "serve-chat", *url, "--json", "--duration", "4", "--set", "output_tokens=8")
@@ -139,6 +143,7 @@ def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) ->
     assert f"gpuconsole: run 1 is degraded: {reason}" in done.stderr
 
 
+@pytest.mark.slow
 def test_degraded_figures_fail_the_command_where_valid_figures_are_required(cli: Cli, fake_server: str) -> None:
     url = ("--url", f"{fake_server}/every-other", *ONE_BY_ONE, "--device", "cpu")
     done = cli("run", "serve-chat", *url, "--headless", "--require-valid", "--duration", "3", "--set", "output_tokens=8")
@@ -180,6 +185,7 @@ def answered(server: FaultyServer) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
+@pytest.mark.slow
 def test_an_outage_is_said_at_once_and_is_in_no_rate(tmp_path: Path) -> None:
     with FaultyServer() as server:
         errors = tmp_path / "errors"
@@ -223,6 +229,7 @@ def test_the_key_is_used_and_written_nowhere(cli: Cli, fake_server: str, tmp_pat
     assert KEY not in done.stdout + done.stderr + record.read_text()
 
 
+@pytest.mark.slow
 def test_the_run_waits_for_a_server_that_starts_slowly(cli: Cli, fake_server: str) -> None:
     done = cli(
         "run",
@@ -327,6 +334,7 @@ def started(words: list[str], errors: Path) -> tuple[subprocess.Popen[str], list
     return console, psutil.Process(console.pid).children(recursive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_however_the_console_ends(tmp_path: Path, number: signal.Signals) -> None:
     console, children = started([], tmp_path / "errors")

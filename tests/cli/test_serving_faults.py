@@ -27,7 +27,7 @@ FAULTS = (
 SLACK = 3.0
 """Other tests run at the same time. The benchmark holds the limits themselves."""
 
-pytestmark = pytest.mark.xdist_group("serving faults")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serving faults")]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import Cli
 from tests.cuda.conftest import Machines
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_is_on_the_simulated_card_and_says_so(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
     machine = simulated("card h100", "values none")

@@ -7,10 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpuconsole.wire.events import JobKnown, ProbeDone
 from tests.agent.listener import Listener, Watched
 from tests.cuda.conftest import Machines
 from tests.fakes.cuda.cards import uuid
+
+pytestmark = pytest.mark.slow
+
 
 PROGRAM = Path(__file__).parents[1] / "agent" / "programs" / "on_gpu.py"
 STEPS, SKIPPED = 80, 24

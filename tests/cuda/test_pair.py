@@ -12,7 +12,7 @@ import pytest
 
 from tests.cuda.conftest import Machines
 
-pytestmark = pytest.mark.xdist_group("simulated pair")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulated pair")]
 PROGRAM = Path(__file__).parent / "programs" / "pair.py"
 
 

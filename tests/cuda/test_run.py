@@ -18,7 +18,7 @@ from gpuconsole.wire.events import KnobsSet
 from tests.cuda.conftest import Machines
 from tests.waiting import until
 
-pytestmark = pytest.mark.xdist_group("simulated run")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulated run")]
 KNOBS: Knobs = {"d_model": 1024, "n_layer": 2, "batch_size": 8, "seq_len": 512, "log_every": 0, "eval_every": 0}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cuda.conftest import Machines, run_script
 
-pytestmark = pytest.mark.xdist_group("simulated training")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulated training")]
 PROGRAM = Path(__file__).parent / "programs" / "training.py"
 
 

@@ -75,6 +75,7 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
     async def play(engine: Engine) -> None:
         await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})
@@ -95,6 +96,7 @@ def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_next_run_works() -> None:
     """The next one with steps so short that thousands are made until they are steady."""
 
@@ -119,6 +121,7 @@ def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_nothing(tmp_path: Path) -> None:
     recording = tmp_path / "session.jsonl"
 

@@ -81,6 +81,7 @@ def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(end: Ends, ch
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(engine: Engine) -> None:
         await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})

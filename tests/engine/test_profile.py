@@ -14,6 +14,7 @@ from tests.engine.test_engine import running, with_engine
 from tests.waiting import until
 
 
+@pytest.mark.slow
 def test_a_profile_excludes_changes_is_kept_with_the_run_and_ends_with_it(tmp_path: Path) -> None:
     recording = tmp_path / "r.jsonl"
 

@@ -197,6 +197,7 @@ def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
     assert RESTORED in terminal.raw
 
 
+@pytest.mark.slow
 def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
     (tmp_path / "optimizing.py").write_text(OPTIMIZING)
     options = ("--device", "cpu", "--record", "r.jsonl", "--output", "all.txt")

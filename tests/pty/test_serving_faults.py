@@ -16,7 +16,7 @@ FAULTS = ("death in mid-stream", "silence in mid-stream", "http:// to a TLS port
 SLACK = 3.0
 """Other tests run at the same time. The benchmark holds the limits themselves."""
 
-pytestmark = pytest.mark.xdist_group("serving faults on the screen")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serving faults on the screen")]
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_nothing_listens_beyond_this_machine(run: Run) -> None:
 def test_no_port_belongs_to_a_store_that_anybody_can_read_and_write(run: Run) -> None:
     """torchrun's rendezvous keeps a pickle in a store without a password. Whoever writes there runs code in every process of the run."""
     script = """
-import datetime, os, sys, threading, torch.distributed as dist
+import datetime, os, sys, threading, time, torch.distributed as dist
 def knock(port):
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=3), wait_for_workers=False)
     store.set("from a stranger", "x")
@@ -70,8 +70,9 @@ threading.excepthook = lambda problem: None
 threads = [threading.Thread(target=knock, args=(int(port),)) for port in sys.argv[1:]]
 for thread in threads:
     thread.start()
+end = time.monotonic() + 5  # a port that is no store never answers
 for thread in threads:
-    thread.join(5)  # a port that is no store never answers
+    thread.join(max(0.0, end - time.monotonic()))
 os._exit(0)
 """
     ports = [str(port) for _, port in run.listening()]

@@ -16,9 +16,9 @@ MODULES = ("psutil", "msgspec", "torch", "gpuconsole", "types", "queue", "aiohtt
     "words",
     [
         ("devices",),
-        ("run", "tiny-batch", "--headless", "--duration", "1"),
+        pytest.param(("run", "tiny-batch", "--headless", "--duration", "1"), marks=pytest.mark.slow),
         ("run", "ddp-small-batch", "--headless", "--duration", "1", "--device", "cpu"),
-        ("run", "kv-pressure", "--headless", "--duration", "5"),
+        pytest.param(("run", "kv-pressure", "--headless", "--duration", "5"), marks=pytest.mark.slow),
         ("run", "--headless", "--", "true"),
     ],
     ids=lambda words: " ".join(words[:2]),

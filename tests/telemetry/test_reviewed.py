@@ -79,6 +79,7 @@ def test_a_driver_that_opens_slowly_is_looked_at_whole(machine: Machine, monkeyp
     assert state.processes == []
 
 
+@pytest.mark.slow
 def test_slices_that_come_later_are_seen(machine: Machine) -> None:
     script, environment = machine("gpus 2")
     with SamplerChild(environment, piped=True) as child:
@@ -89,6 +90,7 @@ def test_slices_that_come_later_are_seen(machine: Machine) -> None:
         assert b"the MIG slices have changed" in child.process.stdout.read()
 
 
+@pytest.mark.slow
 def test_links_that_come_up_later_have_traffic_and_a_topology(machine: Machine) -> None:
     script, environment = machine("gpus 2", "gpu * nvlinks 0")
     with SamplerChild(environment) as child:
@@ -158,6 +160,7 @@ def test_a_new_run_shows_nothing_of_the_one_before() -> None:
     assert not [key for key in state.readings.latest if key.startswith("workload.")]
 
 
+@pytest.mark.slow
 def test_a_driver_that_comes_in_another_version_gets_a_fresh_process(machine: Machine) -> None:
     script, environment = machine("init_error 9")
     with SamplerChild(environment, piped=True) as child:

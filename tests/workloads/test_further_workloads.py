@@ -129,6 +129,7 @@ def test_work_that_is_repeated_has_steps_that_are_all_forward(module: Any, knobs
         loop.set_knobs({"matrix_size" if module is gemm else "buffer_mb": 128}, 0)
 
 
+@pytest.mark.slow
 def test_a_worker_repeats_work_and_says_that_there_is_nothing_to_probe() -> None:
     with RunningWorker("calibration.stream", knobs_of("memory-bandwidth", buffer_mb=4.0)) as worker:
         facts = worker.wait_for(Started).facts

@@ -14,7 +14,7 @@ from gpuconsole.diagnosis.models.shape import first_positions, gpt_shape, gpt_te
 from gpuconsole.engine.catalog import workloads
 from tests.workloads import parallel_modes
 
-pytestmark = pytest.mark.xdist_group("parallel")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parallel")]
 Found = dict[str, list[dict[str, Any]]]
 
 

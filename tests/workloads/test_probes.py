@@ -82,6 +82,7 @@ def test_the_stack_probe_names_the_line(tmp_path: Path) -> None:
     assert "training/loop/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
 
 
+@pytest.mark.slow
 def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
     ratios = {}
     for name, changes in {"sleeps": {"storage_latency_ms": 10.0}, "computes": {"transform_cost": 8}}.items():
@@ -92,6 +93,7 @@ def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
     assert ratios["sleeps"] < 0.5 < ratios["computes"]  # by how much is the machine's: what its host takes away is in no run queue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_loader_probe_measures_across_epochs(tmp_path: Path, persistent: bool) -> None:
     """The end of an epoch replaces the workers where they are not persistent: their processes no longer exist when the probe ends."""

@@ -288,6 +288,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not allocator_stats(CPU), reason="needs glibc")
 def test_memory_that_is_kept_needs_no_new_pages_in_the_next_step() -> None:
     anew, kept = (

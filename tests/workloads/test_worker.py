@@ -136,6 +136,7 @@ def test_hot_knobs_change_between_two_steps_and_cold_ones_are_refused(worker: Ru
     assert after[2].runq is not None  # trial steps all carry run-queue delay
 
 
+@pytest.mark.slow
 @of_one_worker
 def test_every_hot_value_of_every_knob_works_on_a_cpu(worker: RunningWorker) -> None:
     values = {

@@ -35,6 +35,7 @@ def most_flops(report: ProfileReport) -> str:
     return max(report.classes, key=lambda one: one.flops or 0.0).name
 
 
+@pytest.mark.slow
 def test_a_window_of_a_worker_that_goes_on_training(tmp_path: Path) -> None:
     kept = tmp_path / "trace.json.gz"
     with RunningWorker("training.gpt", small_gpt()) as worker:

@@ -180,6 +180,7 @@ def test_many_users_together_do_not_hammer_a_dead_server() -> None:
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stalls"])
 def test_silence_is_an_outage_within_five_seconds_until_a_pause_or_a_token(fault: str) -> None:
     async def main() -> None:
@@ -201,6 +202,7 @@ def test_silence_is_an_outage_within_five_seconds_until_a_pause_or_a_token(fault
     run(main)
 
 
+@pytest.mark.slow
 def test_requests_that_all_get_an_http_error_are_an_outage() -> None:
     async def main() -> None:
         async with load("switched") as running:
@@ -227,6 +229,7 @@ def test_errors_of_half_of_the_requests_are_no_outage() -> None:
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["refused", "error"])
 def test_nothing_but_failures_ends_the_run_within_five_seconds(address: str) -> None:
     async def main() -> None:

@@ -18,7 +18,7 @@ def perplexity(gpt: GPT) -> float:
     losses = []
     for window in fixed_text():
         tokens = torch.tensor([list(window.encode())])
-        losses.append(torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:]))
+        losses.append(torch.nn.functional.cross_entropy(gpt(tokens)[0, :-1], tokens[0, 1:]))
     return math.exp(sum(losses) / len(losses))
 
 

@@ -14,7 +14,7 @@ from gpuconsole.workloads.profiling.summary import summarize
 from gpuconsole.workloads.profiling.trace import read_trace
 from tests.agent.listener import Listener
 
-pytestmark = pytest.mark.xdist_group("a probed job")  # one process makes the outputs
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a probed job")]  # one process makes the outputs
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
 FIRST, SECOND = 500, 400

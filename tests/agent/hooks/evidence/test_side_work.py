@@ -11,7 +11,7 @@ import pytest
 from gpuconsole.model.run import PHASES
 from tests.agent.listener import Listener, Watched
 
-pytestmark = pytest.mark.xdist_group("side work")  # one process makes the run
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("side work")]  # one process makes the run
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "side_work.py"
 EPOCHS, BATCHES = 3, 20
