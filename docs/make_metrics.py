@@ -13,7 +13,7 @@ from gpuconsole.model.metrics import CATALOGUE
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """# Metrics
 
-Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics/`; a test checks that this page is current.
+Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics.py`; a test checks that this page is current.
 
 The name of a metric ends with its unit, if it has one. A ratio is 0 to 1. **source** is the reader that usually supplies the value: `nvml.gpm` are the hardware counters of Hopper and newer as averages between
 two readings, `nvml.field` are NVML's field values, `nvml` is a separate call, `derived` is computed here. If another source supplied the value (PCIe and NVLink before Hopper, DCGM), the device screen and

@@ -120,7 +120,7 @@ def rank_joined(t: float, rank: int, host: str, pid: int, leads: bool, world_siz
 
 
 def job_known(t: float, rank: int, facts: Mapping[str, Any]) -> Message:
-    """What is known about the program; `facts` are the fields of `model.job.facts.JobFacts`."""
+    """What is known about the program; `facts` are the fields of `model.job.JobFacts`."""
     return {"event": "jobknown", "t": t, "rank": rank, "facts": facts}
 
 

@@ -161,7 +161,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
     serving run can be trusted; None for a training run. `job`: what is known about the user's own program; `command_digest` identifies its command,
     and `command` is the command, where the user wants it stored. `effects`: for each knob that can change while the job runs, what a change does to
-    its numbers (one of `model.job.facts.EFFECTS`). `traceback`: the last lines of the traceback of what ended the workload; of a job, of what
+    its numbers (one of `model.job.EFFECTS`). `traceback`: the last lines of the traceback of what ended the workload; of a job, of what
     switched the agent off.
     """
 

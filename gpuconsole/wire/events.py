@@ -208,7 +208,7 @@ class JobKnown(Event, frozen=True):
 
 
 class Segments(Event, frozen=True):
-    """The form in which the agent inside a user's job sends its steps; `session.job.segments` makes `Steps` of it.
+    """The form in which the agent inside a user's job sends its steps; `session.segments` makes `Steps` of it.
 
     `packed`: base64 of the steps, see `agent.hooks.recorder.pack`. The other fields are those of `Steps`.
     """

@@ -124,7 +124,7 @@ def device_uuid() -> str:
 
 
 def job_facts() -> dict[str, Any]:
-    """The fields of `model.job.facts.JobFacts`."""
+    """The fields of `model.job.JobFacts`."""
     versions = {}
     for name in FRAMEWORKS:
         module = sys.modules.get(name)

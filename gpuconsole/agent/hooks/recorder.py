@@ -1,7 +1,7 @@
 """The segments of the step under way, and their packed form.
 
 A segment is a stretch of the training thread's time with one code: what the thread did. The recorder does not judge; the console makes phases
-of the segments (session/job/segments.py). Segments of a step are contiguous: the step's start, then for each segment its code and its end.
+of the segments (session/segments.py). Segments of a step are contiguous: the step's start, then for each segment its code and its end.
 """
 
 from __future__ import annotations
