@@ -18,6 +18,8 @@ import pytest
 
 # More tests at a time than cores: threads that wait for one another across them spin for most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of children start gpuconsole. Without its bytecode on disk each of them compiles it again, for a third of a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from tests.fakes.nvml.build import Script, build_fake_nvml
 

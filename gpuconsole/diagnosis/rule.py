@@ -140,7 +140,7 @@ class Rule(ABC):
 
     `title` names the fault. `clear_title` is the title of a finding in the state "clear": it names what is correct.
     `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `check` uses.
-    `knobs` are the knobs that the suggestions change. `resource` is the resource that the suggestions save.
+    `reads` are the signals that `check` may read; a test compares them with what it reads. `knobs` are the knobs that the suggestions change. `resource` is the resource that the suggestions save.
     `subject`: rules about training run on training jobs, rules about serving on model servers, rules about hardware on both.
     """
 
@@ -149,6 +149,7 @@ class Rule(ABC):
     clear_title: ClassVar[str]
     text: ClassVar[str]
     thresholds: ClassVar[tuple[Threshold, ...]]
+    reads: ClassVar[tuple[str, ...]]
     knobs: ClassVar[tuple[str, ...]] = ()
     resource: ClassVar[Resource] = "time"
     subject: ClassVar[Literal["training", "serving", "hardware"]] = "training"

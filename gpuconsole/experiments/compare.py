@@ -12,30 +12,15 @@ from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_W
 from gpuconsole.model.baseline import RateChange
 from gpuconsole.model.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
 from gpuconsole.model.experiments import Trial
-from gpuconsole.model.knobs.knob import show
+from gpuconsole.model.knobs.catalogue import CATALOGUE as KNOBS
+from gpuconsole.model.knobs.catalogue import show
 from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.model.run import LOAD_KNOBS, Distribution, Run, Summary, summary_figures
+from gpuconsole.model.run import Distribution, Run, Summary, summary_figures
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.units import NA
 
 Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
-WORK_KNOBS = (
-    "d_model",
-    "n_layer",
-    "seq_len",
-    "image_size",
-    "width",
-    "num_embeddings",
-    "embedding_dim",
-    "matrix_size",
-    "buffer_mb",
-    "chain_length",
-    *sorted(LOAD_KNOBS),
-)
-"""Knobs that give a sample or a request other work: the shape of the model and its data, and the load on a server."""
-STEP_KNOBS = ("batch_size", "gradient_accumulation_steps", "nproc")
-"""Knobs that give a step more samples. The work of a sample stays."""
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
 ONE_FIGURE = "one figure per run: no interval"
@@ -52,7 +37,7 @@ def compare(
     worse."""
     old, new = dict(_series(before, trials[0])), dict(_series(after, trials[1]))
     work = _work(before, after)
-    steps = _knobs(before, after, [name for name in STEP_KNOBS if name in before.knobs and name in after.knobs])
+    steps = _knobs(before, after, [name for name in _of_work("step") if name in before.knobs and name in after.knobs])
     metrics = [_of_series(key, old[key], new[key], bool(work or (steps and "step_time_s" in key))) for key in old if key in new]
     invalid = any(run.validity is not None and run.validity.verdict == "invalid" for run in (before, after))
     if invalid:
@@ -93,7 +78,12 @@ def _work(before: Run, after: Run) -> list[Difference]:
         return [Difference("script" if before.is_job and after.is_job else "scenario", before.scenario, after.scenario)]
     if before.workload != after.workload:
         return [Difference("workload", before.workload, after.workload)]
-    return _knobs(before, after, WORK_KNOBS)
+    return _knobs(before, after, _of_work("sample"))
+
+
+def _of_work(work: str) -> list[str]:
+    """The knobs that give a sample other work, or a step more samples: in the order of the catalogue."""
+    return [knob.name for knob in KNOBS.values() if knob.work == work]
 
 
 def _platform(before: Run, after: Run, environments: tuple[Environment, Environment]) -> list[Difference]:

@@ -36,6 +36,7 @@ class TimedStream:
         self._stream.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"storage_latency_ms": 3.0}])
 def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: dict[str, float]) -> None:
     knobs = knobs_of("vision-healthy", batch_size=8, num_workers=0, **changes)

@@ -68,6 +68,7 @@ def test_a_failure_in_any_entry_point_switches_the_agent_off_and_nothing_else(tm
         assert (reported.where, reported.cause) == (name, "RuntimeError: broken by the test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("break_at", ["install", "package"])
 def test_a_failure_at_the_start_of_the_agent_leaves_the_program_unwatched(tmp_path: Path, break_at: str) -> None:
     listener = Listener(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent.listener import Listener, Watched
 
-pytestmark = pytest.mark.xdist_group("loops that are hard to count")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loops that are hard to count")]
 
 PROGRAM = Path(__file__).parent / "programs" / "optimizers.py"
 STEPS = 40

@@ -133,6 +133,7 @@ def test_a_job_that_is_over_soon_has_what_the_agent_saw(tmp_path: Path) -> None:
     assert ran.run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(8 * ran.run["facts"]["parameters"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_program_without_an_optimizer_is_named(tmp_path: Path) -> None:
     """The same program with no step, and with updates of its own."""
     program = tmp_path / "own.py"

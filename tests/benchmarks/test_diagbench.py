@@ -29,6 +29,7 @@ from gpuconsole.workloads.training.gpt import check_width
 EVERY = (*TRAINING, *SERVING, *GPU, *GPU_SERVING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.id)
 def test_a_case_names_scenarios_knobs_and_rules_that_exist(case: Case) -> None:
     for half in ("tuning", "reporting"):

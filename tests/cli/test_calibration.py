@@ -70,6 +70,7 @@ def test_every_figure_has_a_value_or_a_reason_and_is_kept(cli: Cli, own_cache: d
     assert "calibration" in cli("doctor", env=own_cache).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_calibration_leaves_no_process_and_keeps_nothing(
     tmp_path: Path, own_cache: dict[str, str], number: signal.Signals

@@ -185,6 +185,7 @@ def test_a_sampler_that_cannot_start_is_reported_with_its_last_output(machine: M
         assert not exporter.values("gpuconsole_gpu_power_watts")
 
 
+@pytest.mark.slow
 def test_values_of_a_hanging_driver_disappear_and_return(machine: Machine) -> None:
     script, environment = machine("gpus 1", "gpu 0 power_mw 350000")
     with Exporter(environment).ready() as exporter:

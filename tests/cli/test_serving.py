@@ -152,6 +152,7 @@ def test_degraded_figures_fail_the_command_where_valid_figures_are_required(cli:
     assert "no fault found" not in done.stdout and "no conclusion: the figures are degraded: " in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "words", "cause"),
     [

@@ -14,6 +14,7 @@ from tests.conftest import Cli
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_win_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"

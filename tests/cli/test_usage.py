@@ -58,6 +58,7 @@ def test_bad_input(cli: Cli, tmp_path: Path, args: list[str], words: list[str]) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

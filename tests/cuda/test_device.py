@@ -12,6 +12,7 @@ from tests.fakes.cuda.cards import CARDS, machine_of
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.mark.slow
 def test_a_card_computes_keeps_time_and_counts_memory(simulated: Machines) -> None:
     found = run_script(simulated("card h100", "values cpu"), PROGRAMS / "device.py")
     assert found["name"] == "simulated NVIDIA H100 80GB HBM3" and found["count"] == 1

@@ -1,18 +1,18 @@
-"""`gpuconsole rules ID` prints the signals that a rule reads. conftest.py compares each read in these tests with the printed list."""
+"""A rule declares the signals that it reads. conftest.py compares each read in these tests with the declaration."""
 
 import pytest
 
 from gpuconsole.diagnosis.engine import all_rules
-from gpuconsole.diagnosis.reads import explore, signals_read
 from gpuconsole.diagnosis.rule import Rule
 from tests.diagnosis.cases import case
+from tests.diagnosis.exploring import explore
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
-def test_a_rule_fires_within_the_runs_that_find_its_signals(rule: Rule) -> None:
+def test_a_rule_reads_the_signals_that_it_declares(rule: Rule) -> None:
     read, fired = explore(rule)
-    assert fired
-    assert tuple(read) == signals_read(rule), "always the same"
+    assert fired, "its last branch has not run: more cases are needed"
+    assert set(read) == set(rule.reads)
 
 
 def test_a_case_collects_what_was_asked_for() -> None:

@@ -57,6 +57,7 @@ async def by_cancelling_the_trial_first(engine: Engine, trial: asyncio.Task[obje
 LIVE, TWO_WORKERS = {"gradient_checkpointing": True}, {"n_layer": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "changes"),
     [

@@ -193,6 +193,7 @@ def test_a_process_that_closes_its_connection_and_goes_on_is_named(tmp_path: Pat
     assert note.endswith("goes on without its connection to the console: its steps are not measured any more")
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_long_to_end_has_ended(tmp_path: Path) -> None:
     events = asyncio.run(events_of(SLOW_END, tmp_path))
     assert sum(len(event.steps) for event in events if isinstance(event, Steps)) == 3

@@ -123,6 +123,7 @@ def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
     assert run["knobs"]["log_every"] == 20
 
 
+@pytest.mark.slow
 def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tmp_path: Path) -> None:
     with running(tmp_path, "--record", "r.jsonl") as terminal:
         terminal.resize(40, 12)

@@ -53,6 +53,7 @@ def test_a_lost_gpu(box: tuple[Script, Terminal]) -> None:
     assert_alive(terminal)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_unloaded_and_comes_back(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("init_error 9", "gpus 8", "count_error 9", "gpu * error * 9")
@@ -82,6 +83,7 @@ def test_garbage_reads_not_available(box: tuple[Script, Terminal]) -> None:
     assert_alive(terminal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["nvmlDeviceGetPowerUsage", "nvmlGpmSampleGet", "nvmlDeviceGetComputeRunningProcesses_v3"])
 def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Script, Terminal], call: str) -> None:
     script, terminal = box

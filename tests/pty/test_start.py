@@ -41,6 +41,7 @@ def test_keys_before_the_first_sample_open_and_close_the_picker(tmp_path: Path, 
         terminal.wait_for("Devices and metrics", timeout_s=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.2, 1.2])
 def test_keys_work_while_the_driver_is_slow(fake_library: Path, tmp_path: Path, delay_s: float) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2", "init_delay 3000")

@@ -59,6 +59,7 @@ def test_sixteen_colours_are_all_that_an_xterm_gets(tmp_path: Path) -> None:
     assert colours and not colours & {38, 48}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [{"LANG": "C", "LC_CTYPE": ""}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}], ids=str)
 def test_a_terminal_without_utf8_gets_ascii(tmp_path: Path, env: dict[str, str]) -> None:
     raw = seen_by(tmp_path, **env)

@@ -90,6 +90,7 @@ def test_the_rule_and_the_fix_of_a_scenario_exist(scenario: Scenario) -> None:
 
 
 # A first step may wait for the C++ compiler, several processes for one another.
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "scenario", [pytest.param(one, id=name, marks=pytest.mark.slow if name in OTHER_VALUES else ()) for name, one in RUN_HERE.items()]

@@ -51,6 +51,7 @@ def zones(app: ConsoleApp) -> list[Zone]:
     return list(app.screen.query(Zone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (40, 12), (180, 50)])
 @pytest.mark.parametrize("shown", [gpu_view(), trial_view(), cpu_view(), failed_view()], ids=["gpu", "trial", "cpu", "failed"])
 def test_fits_any_size_and_resizes_back(shown: View, size: tuple[int, int]) -> None:

@@ -168,6 +168,7 @@ def test_a_wrong_key_is_one_clear_line(table: None, changed: dict[str, str], wor
         keys.use(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("screen", SCREENS)
 def test_the_palette_works_on_every_screen(screen: str) -> None:
     """From a sub-screen: another screen, and an action."""

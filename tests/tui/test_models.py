@@ -120,6 +120,7 @@ def many_knobs() -> View:
     return msgspec.structs.replace(shown, runs=(run,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:

@@ -17,6 +17,7 @@ class CommAccumWithoutNoSync(Rule):
     clear_title = "Gradients are exchanged once per optimizer step"
     thresholds = (TOO_MANY, GAIN)
     knobs = ("sync_each_batch",)
+    reads = ("step_s", "comm.exchanges_per_step", "comm.exposed_s")
     text = """DistributedDataParallel exchanges gradients in every backward pass, except in passes under no_sync(). gpuconsole counts the exchanges where
 they happen. One exchange per optimizer step gives the same sum of gradients, so further exchanges are waste. Probe P7 measures what one
 exchange adds to a pass.

@@ -18,6 +18,10 @@ class CommExposed(Rule):
     clear_title = "Computation hides the communication"
     thresholds = (_comm.EXPOSED,)
     knobs = ("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook")
+    reads = (
+        "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s", "comm.pass_s", "comm.pass_alone_s",
+        "comm.exposed_spread_s", "comm.bytes_per_step", "optimizer_ratio", "comm.exchange_large_s", "comm.exchange_now_s",
+    )  # fmt: skip
     text = """Probe P7 runs passes on a resident batch with and without communication, alternately and on all processes at once (DDP: no_sync(); sharded
 models and split matrices: collectives that return local data). The exposed time is the time of a pass with communication minus the time of
 the slowest process without it: no computation hides this part. In ordinary steps, the process that communicates least has waited for no

@@ -18,6 +18,10 @@ class CommSlowLink(Rule):
     title = "Processes do not use the NVLink between their GPUs"
     clear_title = "Communication is as fast as its link"
     thresholds = (REACHED, LARGE)
+    reads = (
+        "is_gpu", "step_s", "link.nvlink_joined", "comm.bytes_per_step", "comm.bus_bytes_per_s", "link.nvlink_peak_bytes_per_s",
+        "link.pcie_peak_bytes_per_s", "link.nvlink_bytes_per_s", "comm.exposed_s",
+    )  # fmt: skip
     text = """Probe P10 all-reduces as many bytes as the gradients have, in pieces of 25 MB, and computes the bus bandwidth as nccl-tests define it. Pieces
 of that size do not reach the full bandwidth of NVLink. The rule therefore fires only if the result is below the PCIe bandwidth and below half
 of the NVLink bandwidth. NCCL then uses PCIe or host memory: peer access is disabled, or the processes run in containers that do not

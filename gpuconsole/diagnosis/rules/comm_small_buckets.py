@@ -16,6 +16,7 @@ class CommSmallBuckets(Rule):
     clear_title = "Gradient buckets are large enough"
     thresholds = (GAIN,)
     knobs = ("bucket_cap_mb",)
+    reads = ("step_s", "comm.exchange_large_s", "comm.exchange_now_s", "comm.exposed_s", "comm.bus_bytes_per_s")
     text = """Probe P10 all-reduces as many bytes as the gradients have, once in pieces of bucket_cap_mb and once in pieces of 25 MB. A ring all-reduce
 takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandwidth leave the link idle. This finding claims the exposed
 communication (probe P7) that larger pieces save. comm.exposed claims the rest."""

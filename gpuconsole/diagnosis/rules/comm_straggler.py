@@ -16,6 +16,10 @@ class CommStraggler(Rule):
     clear_title = "No process is slower than the others"
     thresholds = (_comm.LATE, _comm.LATE_OUTSIDE)
     knobs = ("straggler_ms",)
+    reads = (
+        "step_s", "comm.straggler_ratio", "comm.straggler_spread", "ranks.busy_ratio", "comm.late_s", "comm.pass_alone_s",
+        "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest",
+    )  # fmt: skip
     text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process is visible. Step times are
 equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the time account: the time
 of a step without communication, per process. A slow link is different: it makes no pass without communication longer."""

@@ -15,6 +15,11 @@ class GpuComputeBoundHealthy(Rule):
     title = "Compute-bound and healthy"
     clear_title = "Not at the compute limit"
     thresholds = (MFU,)
+    reads = (
+        "mfu_ratio", "data_wait_ratio", "logging_ratio", "checkpoint_ratio", "step_s", "ranks.least_comm_ratio",
+        "comm.exchanges_per_step", "comm.exposed_s", "mbu_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "threads", "cores",
+        "is_gpu",
+    )  # fmt: skip
     text = """Model FLOP/s reach 40 % of the peak: the dense datasheet figure of a GPU for the precision in use, or the best matrix product measured on this
 CPU with the same threads. Data wait, logging and checkpoints are below their thresholds. Probe P2 finds no gain in a larger batch, and
 probe P5 no gain in another implementation. More speed then needs other mathematics: precision, attention, model shape."""

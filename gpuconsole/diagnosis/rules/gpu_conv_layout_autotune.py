@@ -15,6 +15,7 @@ class GpuConvLayoutAutotune(Rule):
     clear_title = "The convolution layout costs no avoidable time"
     thresholds = (_swap.GAIN,)
     knobs = ("channels_last",)
+    reads = ("is_gpu", "forward_ratio", "backward_ratio", "probe.channels_last_speedup", "probe.channels_last_spread")
     text = """Tensor cores multiply over channels. In 16 bits or TF32, cuDNN needs NHWC and converts NCHW tensors before and after its kernels. oneDNN
 blocks channels in a similar way. Probe P5 runs the present pass in both layouts, alternately, and restores the layout of the weights. Small
 images or few channels may gain nothing, so the rule needs that measurement. On a CPU the finding is a note: most models are written for NCHW

@@ -24,6 +24,10 @@ class GpuElementwiseMembw(Rule):
     clear_title = "Elementwise operations take little time"
     thresholds = (SHARE,)
     knobs = ("torch_compile",)
+    reads = (
+        "forward_ratio", "backward_ratio", "profile.elementwise_ratio", "profile.normalization_ratio", "profile.reduction_ratio",
+        "optimizer_ratio", "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio",
+    )  # fmt: skip
     text = """A short profiler window measures which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few FLOPs per
 value, so they take the time of their memory traffic; run one by one, each reads the same values again. Utilisation reads 100 % nevertheless.
 torch.compile generates one kernel for such a chain. The gain is small where matrix products dominate, and may be a loss on a CPU: the trial

@@ -18,6 +18,10 @@ class GpuFp32NoTensorCore(Rule):
     clear_title = "The precision costs no avoidable time"
     thresholds = (COMPUTE, ACTIVE, _swap.GAIN)
     knobs = ("precision",)
+    reads = (
+        "forward_ratio", "backward_ratio", "is_gpu", "profile.tensor_core_ratio", "probe.precision_bf16_native",
+        "probe.precision_bf16_speedup", "probe.precision_bf16_spread", "probe.precision_tf32_speedup", "probe.precision_tf32_spread",
+    )  # fmt: skip
     text = """GPUs since Ampere multiply matrices 7 to 15 times as fast in bf16 as in fp32, on tensor cores that fp32 does not use. Some CPUs (AVX512-BF16,
 AMX) have such units too. Probe P5 runs the present pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
 nothing. The rule is silent where a device only emulates bf16. On a CPU the finding is a note: most CPU training uses fp32 on purpose."""

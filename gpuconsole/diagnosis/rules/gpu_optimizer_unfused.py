@@ -18,6 +18,7 @@ class GpuOptimizerUnfused(Rule):
     clear_title = "The optimizer costs no avoidable time"
     thresholds = (SHARE, _swap.GAIN)
     knobs = ("optim",)
+    reads = ("optimizer_ratio", "probe.optim_present_step_s", "probe.optim_fused_step_s")
     text = """AdamW reads the parameter, the gradient and two moments, and writes three of them: 28 bytes per parameter in fp32. An update that runs one tensor
 and one operation at a time moves several times these bytes and launches a kernel for each operation. `foreach` saves launches; `fused`
 saves the traffic too, also on a CPU. Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the parameters.

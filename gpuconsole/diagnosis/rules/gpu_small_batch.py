@@ -20,6 +20,11 @@ class GpuSmallBatch(Rule):
     clear_title = "The batch is large enough"
     thresholds = (COST, GAIN, MEMORY)
     knobs = ("batch_size",)
+    reads = (
+        "probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "backward_ratio", "optimizer_ratio",
+        "probe.optim_present_step_s", "memory_used_ratio", "probe.batch_cost_spread", "embedding.rows_touched_ratio",
+        "probe.optim_fused_step_s",
+    )  # fmt: skip
     text = """Probe P2 runs forward and backward passes at the present batch, at twice and at four times the batch. If a 4x batch takes at most 3.1x the
 time, launches and other fixed cost dominate and the device is idle within the step. No counter shows this: utilisation reads 100 % while
 one small kernel runs. A larger batch changes training, and the suggestion says so. The rule suggests it only while memory has room. If the

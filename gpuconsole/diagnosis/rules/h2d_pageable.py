@@ -26,6 +26,7 @@ class H2dPageable(Rule):
     clear_title = "Copies to the GPU take little time"
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory", "h2d_stream")
+    reads = ("is_gpu", "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies")
     text = """CUDA events in the stream measure how long a batch is copied before the stream can compute. On the host's clock, a copy that waits for the
 previous step would be charged for that wait. From pageable memory the driver copies twice, and non_blocking=True is then silently synchronous.
 Pinned memory makes the copy faster: probe P10 copies the present batch both ways and measures the difference. A separate stream hides the

@@ -17,6 +17,10 @@ class HostIdleCores(Rule):
     clear_title = "More CPU cores would gain nothing"
     thresholds = (OTHERS, _swap.GAIN)
     knobs = ("num_threads",)
+    reads = (
+        "is_gpu", "step_s", "forward_ratio", "backward_ratio", "threads", "cores", "host.others_cpu_ratio", "probe.threads_tried",
+        "probe.threads_speedup", "probe.threads_spread", "optimizer_ratio",
+    )  # fmt: skip
     text = """A run on a CPU computes on num_threads threads. The default leaves one core to the loader, the console and other programs, which keeps timings
 steady. If cores are idle, more threads may compute faster. Probe P5 runs the present pass on all cores that the loader's workers leave, and
 alternately on the present number of threads, in wall-clock time, so that the needs of other programs are included. Small operations gain

@@ -20,6 +20,10 @@ class HostLaunchBound(Rule):
     clear_title = "Kernel launches keep up with the GPU"
     thresholds = (ISSUE, BUSY)
     knobs = ("torch_compile",)
+    reads = (
+        "is_gpu", "forward_ratio", "backward_ratio", "mfu_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
+        "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s",
+    )  # fmt: skip
     text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how long the pass takes, and how long the GPU needs if the whole
 pass was issued beforehand, behind a kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the GPU
 is idle between small kernels, although utilisation reads 100 %. Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch

@@ -26,6 +26,7 @@ class HostPythonOverhead(Rule):
     clear_title = "The script's own Python code takes little time"
     thresholds = (SHARE, IN_SCRIPT, GC, WAITS)
     knobs = ("gc_collect_every", "gradient_percentiles")
+    reads = ("other_ratio", "gc.pause_ratio", "stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "data_wait_ratio")
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
 during ordinary steps and names the line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are needed.
 Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and

@@ -20,6 +20,9 @@ class HostRecompileGraphbreak(Rule):
     clear_title = "No repeated compilation"
     thresholds = (COUNT, EVERY, MOSTLY)
     knobs = ("compile_dynamic", "pad_to_multiple_of")
+    reads = (
+        "seconds_not_steady", "compile.recompiles", "compile.given_up", "compile.graph_breaks", "compile.time_ratio", "compile.steps",
+    )  # fmt: skip
     text = """torch.compile compiles a graph for certain sizes, types and flags, and guards check them. If a guard fails, it compiles again, which takes
 seconds. After 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function uncompiled. Such a run does not become
 steady, so this rule reads torch's own counters from the second message on. Compilation for the first step does not count. If more than half

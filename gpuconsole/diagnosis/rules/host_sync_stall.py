@@ -18,6 +18,10 @@ class HostSyncStall(Rule):
     clear_title = "Synchronisations cost little GPU time"
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory")
+    reads = (
+        "is_gpu", "step_s", "mfu_ratio", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio", "checkpoint_ratio",
+        "eval_ratio", "data_wait_ratio", "probe.syncs_per_step",
+    )  # fmt: skip
     text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4
 profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of
 all gaps is applied to the idle time of the GPU in steps without the profiler, less the time for logging, checkpoints and evaluation. Waiting

@@ -18,6 +18,10 @@ class HwClocksLow(Rule):
     clear_title = "The GPU clock is not set too low"
     subject = "hardware"
     thresholds = (CLOCK, HELD)
+    reads = (
+        "is_gpu", "hw.sm_clock_ratio", "hw.thermal_time_ratio", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio",
+        "hw.other_hold_time_ratio", "hw.app_clocks_ratio",
+    )  # fmt: skip
     text = """The driver reports why clocks are low: no load, heat, power, sync boost, voltage, or a setting of application clocks. If the clock is below 90 %
 of its maximum under load and the driver names a setting or no reason at all (the driver has no reason for locked clocks), a person has set
 the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""

@@ -21,6 +21,10 @@ class HwPower(Rule):
     clear_title = "The power limit costs little GPU clock"
     subject = "hardware"
     thresholds = (TIME, LOSS)
+    reads = (
+        "is_gpu", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio", "hw.sm_clock_ratio", "hw.power_ratio", "hw.power_limit_w",
+        "hw.power_limit_max_w", "hw.thermal_time_ratio",
+    )  # fmt: skip
     text = """Large matrix products draw all the power that a board may use, and the driver then lowers the clock a little. An H100 works like this at full
 load; it is no fault. The lost clock decides: 5 % or more under load. If the limit is below the highest limit of the board, a person has
 set it. Otherwise the finding is a note. An external brake is different: the power supply or the management of the server requests it."""

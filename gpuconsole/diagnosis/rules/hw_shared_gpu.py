@@ -17,6 +17,7 @@ class HwSharedGpu(Rule):
     clear_title = "No other process slows this GPU"
     subject = "hardware"
     thresholds = (BUSY, MEMORY)
+    reads = ("is_gpu", "hw.other_processes", "hw.other_memory_bytes", "hw.other_sm_ratio")
     text = """The driver lists the processes on a GPU with their memory and their share of the SMs. Processes that this console started are ours; all others
 take time, memory and bandwidth. The list counts only if it contains our own process: in a container the driver may hide processes or number
 them differently. A process that only holds memory costs no time and is a note. Programs that only draw (a desktop) do not count."""

@@ -20,6 +20,10 @@ class HwThermal(Rule):
     clear_title = "Heat does not lower the GPU clock"
     subject = "hardware"
     thresholds = (TIME, LOSS)
+    reads = (
+        "is_gpu", "hw.thermal_time_ratio", "hw.sm_clock_ratio", "hw.temperature_c", "hw.power_cap_time_ratio",
+        "hw.power_brake_time_ratio",
+    )  # fmt: skip
     text = """The driver counts the time in which the GPU or its memory was too hot for its clocks and was slowed by the driver or by the hardware. This counter
 decides together with the SM clock under load. The temperature does not decide: 85 °C is no problem while no clock is lost. Readings without load
 are left out, since an idle GPU lowers its clocks to save power. Memory-bound work loses less than the clock suggests."""

@@ -14,6 +14,12 @@ class InputCpuTransform(Rule):
     clear_title = "CPU transforms are not the bottleneck"
     thresholds = (_input.WAIT, _input.SATURATED, _input.WORKER_GAIN)
     knobs = ("transform_cost",)
+    reads = (
+        "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
+        "data_wait_excess_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "threads",
+        "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "loader.receive_s", "probe.loader_samples_per_s",
+        "probe.cached_pass_s",
+    )  # fmt: skip
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
 by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %. Less work per sample helps: cheaper or vectorised
 transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,

@@ -14,6 +14,12 @@ class InputIpcCollate(Rule):
     clear_title = "Receiving batches takes little time"
     thresholds = (_input.WAIT, _input.RECEIVES)
     knobs = ("collate_fn",)
+    reads = (
+        "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio", "data_wait_excess_ratio",
+        "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
+        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "probe.loader_stacked_samples_per_s",
+        "probe.loader_samples_per_s",
+    )  # fmt: skip
     text = """The loader's processes have batches ready, but next() takes long: each tensor of a batch travels through its own file descriptor and is mapped
 into the training process, which then stacks the tensors. Probe P6 drains the loader alone and measures the time in which the training process
 does not wait for a message. If this is half of the time or more, and more than the CPU share of the loading processes, receiving is the limit

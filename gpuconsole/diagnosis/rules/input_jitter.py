@@ -19,6 +19,12 @@ class InputJitter(Rule):
     clear_title = "No single slow samples stall the loader"
     thresholds = (_input.EXCESS, _input.TYPICAL, REFILLS)
     knobs = ("prefetch_factor", "num_workers")
+    reads = (
+        "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
+        "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
+        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "data_wait_long_s",
+        "probe.loader_samples_per_s", "data_wait_long_steps",
+    )  # fmt: skip
     text = """The typical step finds its batch ready, but the long waits add up. Excess is the sum, over all steps, of the wait beyond the median wait. A few samples
 take many times longer than others (a cold cache, a large file, a slow server), and the queue runs empty meanwhile. A deeper queue helps if
 the loader alone (probe P6) is fast enough to refill the queue soon. Otherwise more workers are suggested first: enough that their ready

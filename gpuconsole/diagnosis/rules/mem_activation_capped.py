@@ -25,6 +25,10 @@ class MemActivationCapped(Rule):
     resource = "memory"
     thresholds = (USED, PART)
     knobs = ("attention", "gradient_checkpointing", "batch_size", "gradient_accumulation_steps")
+    reads = (
+        "memory.parameters_bytes", "memory.gradients_bytes", "memory.optimizer_bytes", "memory.activations_bytes",
+        "memory.limit_bytes", "memory.allocated_peak_bytes",
+    )  # fmt: skip
     text = """Every forward pass keeps what its backward pass needs. This part grows with batch size times sequence length (with unfused attention with the
 square of the length); parameters, gradients and optimizer state do not. Bytes are counted exactly: each storage that one forward pass saves,
 once, without parameters and batch. The limit is `memory_limit_mb`, or without it the memory of the device; on a CPU the limit is not enforced. Checkpointing

@@ -21,6 +21,10 @@ class MemFragmentation(Rule):
     resource = "memory"
     thresholds = (LOST, MATTERS)
     knobs = ("pytorch_alloc_conf", "pad_to_multiple_of", "malloc_mmap_threshold_kb")
+    reads = (
+        "memory.limit_bytes", "is_gpu", "memory.allocated_peak_bytes", "memory.reserved_peak_bytes", "memory.heap_allocated_bytes",
+        "memory.heap_reserved_bytes", "memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes",
+    )  # fmt: skip
     text = """The allocator's reserved memory and the memory that tensors use are both known: torch.cuda.memory_stats keeps the peaks of both. On a CPU,
 glibc's mallinfo2 is read during a few passes; its heap holds the whole process with its libraries. The two are compared at the peak, because
 memory that is unused between steps only waits for the next step. If a third is lost, tensors of different sizes are allocated and freed in an order that leaves gaps,

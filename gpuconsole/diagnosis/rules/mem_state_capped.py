@@ -25,6 +25,10 @@ class MemStateCapped(Rule):
     resource = "memory"
     thresholds = (USED, PART)
     knobs = ("sharding", "peft", "optim")
+    reads = (
+        "memory.parameters_bytes", "memory.gradients_bytes", "memory.optimizer_bytes", "memory.activations_bytes",
+        "memory.limit_bytes", "memory.allocated_peak_bytes",
+    )  # fmt: skip
     text = """AdamW in fp32 holds 16 bytes for each trained parameter: the parameter, its gradient and two moments (also 16 in mixed precision with fp32 masters).
 The batch size does not change these bytes. Several processes can share them (ZeRO-1: optimizer state; ZeRO-2: also gradients; ZeRO-3: also parameters).
 Fine-tuning can use low-rank adapters, whose gradients and moments are a few per cent. 8-bit moments save three quarters of the optimizer

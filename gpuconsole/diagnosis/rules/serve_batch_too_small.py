@@ -20,6 +20,10 @@ class ServeBatchTooSmall(Rule):
     subject = "serving"
     thresholds = (DOMINATE, GAIN)
     knobs = ("concurrency",)
+    reads = (
+        "server.weight_bytes", "server.requests_running", "client.prompt_tokens", "client.output_tokens", "server.kv_bytes_per_token",
+        "server.requests_waiting", "client.request_rate", "probe.concurrency_gain", "probe.concurrency_factor",
+    )  # fmt: skip
     text = """Decoding reads all weights once per iteration for any batch, and the keys and values of each sequence. While the weights dominate, b' sequences instead
 of b give b' (W + b K) / (b (W + b' K)) of the throughput (W: bytes of weights, K: bytes of keys and values of a sequence; survey I09). That
 is nearly proportional to b', if the kernels reach the memory bandwidth at every batch. On CPUs they do not: two sequences may take twice the

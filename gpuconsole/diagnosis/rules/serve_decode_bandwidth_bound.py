@@ -26,6 +26,10 @@ class ServeDecodeBandwidthBound(Rule):
     subject = "serving"
     thresholds = (REACHED, DOMINATE)
     knobs = ("quantization",)
+    reads = (
+        "server.weight_bytes", "server.requests_running", "client.prompt_tokens", "client.output_tokens", "server.kv_bytes_per_token",
+        "server.peak_bytes_per_s", "client.chunk_gap_p50_s", "client.request_rate", "is_gpu", "probe.concurrency_gain",
+    )  # fmt: skip
     text = """Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time of a token. A server at that bound is healthy. It
 becomes faster only with fewer bytes (quantised weights), a draft model that predicts several tokens per reading, or more sequences that share
 a reading. With several users, probe P12 tries more users first. The bandwidth is the datasheet figure of the GPU; the embedded server measures

@@ -18,6 +18,7 @@ class ServeFrontendCpu(Rule):
     subject = "serving"
     thresholds = (BUSY, LATER)
     knobs = ("api_server_count",)
+    reads = ("server.frontend_processes", "server.frontend_cpu_ratio", "server.itl_s", "client.tpot_s")
     text = """vLLM takes requests, tokenises, turns tokens into text and streams them in a separate process next to the engine. This is a Python process with one core at
 most. When the core is fully used, the engine waits for requests and tokens wait to be sent, and the GPU looks idle without a reason
 (vllm#8147: a faster CPU alone gave 3.8x). Measured: the CPU time of that process, for a server that was started here, and the time between

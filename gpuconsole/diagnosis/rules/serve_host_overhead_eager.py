@@ -26,6 +26,7 @@ class ServeHostOverheadEager(Rule):
     subject = "serving"
     thresholds = (BUSY, ROOF, RUNNING)
     knobs = ("enforce_eager",)
+    reads = ("is_gpu", "server.requests_running", "mbu_ratio", "mfu_ratio", "client.request_rate", "hw.busy_ratio")
     text = """A decoding iteration consists of hundreds of small kernels. Launched one by one (enforce_eager), they take the host longer than the GPU. The GPU is
 then idle in between: it runs a kernel for less than 75 % of the time although requests are running, and is far from its memory bandwidth. CUDA
 graphs launch all kernels at once. The embedded server has no CUDA graphs, so its small models are bound by the host. If graphs are already on, scheduling or sampling on the host is the likely cause. A GPU without requests, or

@@ -19,6 +19,11 @@ class ServeKvFullPreemption(Rule):
     subject = "serving"
     thresholds = (RATE, FULL)
     knobs = ("num_gpu_blocks_override", "max_num_seqs", "gpu_memory_utilization")
+    reads = (
+        "server.preemptions_per_request", "server.kv_cache_peak_ratio", "server.requests_running", "server.requests_waiting",
+        "server.generation_tokens_per_s", "client.output_tokens", "client.prompt_tokens", "server.prompt_tokens_per_s",
+        "server.queue_s", "server.e2e_s",
+    )  # fmt: skip
     text = """If a running sequence needs a KV block and none is free, the server evicts the youngest sequence and computes it again later: its prompt and its tokens
 so far are prefilled again. Preemptions are counted over the window, not since the start of the server. The advice of vLLM: more memory for the
 cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8 keys and values, tensor

@@ -22,6 +22,10 @@ class ServeLongContextCliff(Rule):
     subject = "serving"
     thresholds = (RATIO, LONG)
     knobs = ("kv_cache_dtype", "prompt_tokens")
+    reads = (
+        "server.weight_bytes", "server.requests_running", "client.prompt_tokens", "client.output_tokens", "server.kv_bytes_per_token",
+        "client.tpot_s",
+    )  # fmt: skip
     text = """Each decoded token reads all weights, and the keys and values of every token before it. When keys and values are larger than the weights, the time per
 token grows in proportion to the context, and a larger batch no longer helps. What helps: fewer bytes per token (fp8 keys and values,
 grouped-query attention), fewer tokens, or more devices."""

@@ -19,6 +19,7 @@ class ServeOverCapacity(Rule):
     subject = "serving"
     thresholds = (QUEUE,)
     knobs = ("request_rate",)
+    reads = ("client.request_rate", "server.queue_s", "server.e2e_s", "server.requests_per_s", "server.requests_waiting")
     text = """In an open loop, requests arrive whether or not earlier ones are answered, as in production. Beyond the capacity of the server the queue grows without
 end, and with it every latency; throughput stays the same. The suggestion is a rate to admit: the answered requests per second less 15 %.
 A trial of it measures fewer tokens per second and far shorter latencies: that is the trade-off."""

@@ -16,6 +16,7 @@ class ServePrefillBound(Rule):
     subject = "serving"
     thresholds = (SHARE,)
     knobs = ("prompt_tokens",)
+    reads = ("server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens")
     text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no batching reduces that. What helps: shorter prompts, a prefix
 cache for their shared part, lower precision, tensor parallelism for the latency, separate machines for prefill. The rule compares the server's
 own times of prefill and decode, both from admission on, without the queue."""

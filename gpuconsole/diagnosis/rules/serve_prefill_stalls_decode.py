@@ -18,6 +18,9 @@ class ServePrefillStallsDecode(Rule):
     subject = "serving"
     thresholds = (_serving.SPIKE, LONG)
     knobs = ("max_num_batched_tokens",)
+    reads = (
+        "client.chunk_gap_p99_s", "client.chunk_gap_p50_s", "client.prompt_tokens", "server.requests_running", "client.chunk_gap_s",
+    )  # fmt: skip
     text = """An iteration that takes a piece of a prompt lasts as long as that piece needs, and every decoding sequence waits for its end. A smaller
 max_num_batched_tokens cuts prompts into smaller pieces. Gaps between tokens become even, the first token of the long prompt comes later, and
 throughput falls a little. The vLLM documentation recommends 2048 for better ITL and more than 8192 for throughput."""

@@ -24,6 +24,11 @@ class ServePrefixReuseMissed(Rule):
     subject = "serving"
     thresholds = (SHARED, FOUND, NO_DIFFERENCE, GAIN)
     knobs = ("enable_prefix_caching",)
+    reads = (
+        "client.shared_prefix_ratio", "client.ttft_s", "server.prefix_hit_ratio", "probe.prefix_cut_gain", "server.requests_per_s",
+        "client.prompt_tokens", "client.output_tokens", "server.kv_bytes_per_token", "server.peak_bytes_per_s",
+        "probe.prefix_salt_ratio", "server.prefill_s", "server.decode_s", "client.chunk_gap_p50_s", "client.chunk_gap_s",
+    )  # fmt: skip
     text = """The console compares the prompts that it sends: how much of their text is a prefix that another prompt has too. The server reports how many prompt
 tokens it found in its prefix cache. If it finds little of a large shared prefix, caching is off, the cache is too small, or a varying
 part is early in the prompt. Other tools warn at a low hit rate even if prompts share nothing; this rule checks both.

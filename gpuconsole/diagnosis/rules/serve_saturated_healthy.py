@@ -18,6 +18,7 @@ class ServeSaturatedHealthy(Rule):
     clear_title = "Not at the limit of the device"
     subject = "serving"
     thresholds = (MFU, MBU, QUEUE)
+    reads = ("mfu_ratio", "mbu_ratio", "server.queue_s", "server.e2e_s")
     text = """The rule compares the server's own counters of FLOPs and bytes (vLLM: --enable-mfu-metrics; the embedded server counts the same way) with the peaks of
 the device. Near a peak and with short queues, settings can gain little: what remains is a smaller or quantised model, a faster device, or more
 devices. With a long queue there is more load than fits (serve.over_capacity)."""

@@ -23,6 +23,10 @@ class ServeSeatsTooFew(Rule):
     subject = "serving"
     thresholds = (TAKEN, ROOM)
     knobs = ("max_num_seqs",)
+    reads = (
+        "server.seats_taken_ratio", "server.requests_waiting", "server.requests_running", "server.kv_cache_usage_ratio",
+        "client.request_rate", "server.queue_s", "server.e2e_s",
+    )  # fmt: skip
     text = """max_num_seqs limits how many sequences take part in an iteration. If all sequence slots are in use, requests wait, and the KV cache has room, a
 larger batch would serve them at once. Each iteration takes longer but reads the weights once for more sequences. How much longer depends on
 the device, so the gain is measured and not predicted. Not every reading shows all slots in use: answers of one length end together, and

@@ -20,6 +20,10 @@ class ServeTpOverPcie(Rule):
     subject = "serving"
     thresholds = (SHARE,)
     knobs = ("tensor_parallel_size",)
+    reads = (
+        "is_gpu", "link.nvlink_joined", "link.pcie_peak_bytes_per_s", "link.pcie_rx_bytes_per_s", "link.pcie_tx_bytes_per_s",
+        "server.weight_bytes", "hw.memory_bytes",
+    )  # fmt: skip
     text = """With tensor parallelism every layer ends in two all-reduces over all GPUs, and no computation hides them. They are cheap over NVLink; over PCIe they
 take a large part of each token's time. The used share of the link's bandwidth under load is a lower bound of that part: small exchanges wait for
 latency, which traffic does not show. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) predicts the gain of half the

@@ -74,11 +74,10 @@ _LOAD = (
 )  # fmt: skip
 
 
-def _serving(knobs: tuple[Knob, ...]) -> tuple[Knob, ...]:
-    return tuple(msgspec.structs.replace(knob, serving=True) for knob in knobs)
-
-
-SERVING_GROUPS = {"server": _serving(_SERVER), "load": _serving(_LOAD)}
+SERVING_GROUPS = {
+    "server": tuple(msgspec.structs.replace(knob, serving=True) for knob in _SERVER),
+    "load": tuple(msgspec.structs.replace(knob, serving=True, work="sample") for knob in _LOAD),
+}
 SERVING_KNOBS = SERVING_GROUPS["server"] + SERVING_GROUPS["load"]
 BLOCK_TOKENS = 16
 """Tokens in a block of the knob `num_gpu_blocks_override`."""

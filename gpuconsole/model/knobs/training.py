@@ -9,7 +9,7 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 LOOP = (
     Knob("batch_size", "int", "samples in one forward pass, per process",
-         low=1, high=65536, changes_training=True, examples=(4, 8, 16, 32), words="use batches of {}"),
+         low=1, high=65536, changes_training=True, work="step", examples=(4, 8, 16, 32), words="use batches of {}"),
     Knob("precision", "choice", "matrix precision: fp32, TF32 matmuls, or autocast to bf16 or fp16 (with GradScaler)",
          choices=("fp32", "tf32", "bf16", "fp16"), changes_numerics=True, default="fp32", examples=("fp32", "tf32", "bf16"),
          words="compute in {}"),
@@ -20,7 +20,7 @@ LOOP = (
          apply="cold", choices=("auto", "true", "false"), default="auto", examples=("auto", "true"),
          words={"true": "compile once for all shapes", "false": "compile for each shape", "auto": "let torch decide on dynamic shapes"}),
     Knob("gradient_accumulation_steps", "int", "forward/backward passes per optimizer step",
-         low=1, high=1024, default=1, changes_training=True, examples=(1, 2, 4, 8), words="accumulate gradients over {} passes"),
+         low=1, high=1024, default=1, changes_training=True, work="step", examples=(1, 2, 4, 8), words="accumulate gradients over {} passes"),
     Knob("optim", "choice", "optimizer and its implementation; adamw_8bit needs torchao or bitsandbytes",
          choices=("adamw", "adamw_foreach", "adamw_fused", "adamw_8bit", "sgd"), default="adamw_fused",
          examples=("adamw", "adamw_foreach", "adamw_fused"), words={"adamw_fused": "use the fused optimizer",
@@ -96,7 +96,7 @@ LOADER = (
 )  # fmt: skip
 
 PARALLEL = (
-    Knob("nproc", "int", "processes on this machine", apply="cold", low=1, high=64, default=1, examples=(1, 2, 8)),
+    Knob("nproc", "int", "processes on this machine", apply="cold", low=1, high=64, default=1, work="step", examples=(1, 2, 8)),
     Knob("sharding", "choice", "data parallelism: ddp replicates; zero1 shards optimizer states, zero2 gradients too, zero3 parameters too (FSDP2)",
          apply="cold", choices=("none", "ddp", "zero1", "zero2", "zero3"), default="none", examples=("ddp", "zero1", "zero2", "zero3"),
          words={"none": "do not shard", "ddp": "replicate the model (DDP)", "zero1": "shard the optimizer state",
@@ -116,10 +116,10 @@ PARALLEL = (
 )  # fmt: skip
 
 MODEL = (
-    Knob("d_model", "int", "width of the transformer", apply="cold", low=32, high=16384, default=192, examples=(192, 768)),
-    Knob("n_layer", "int", "transformer blocks", apply="cold", low=1, high=256, default=4, examples=(4, 12)),
+    Knob("d_model", "int", "width of the transformer", apply="cold", low=32, high=16384, default=192, work="sample", examples=(192, 768)),
+    Knob("n_layer", "int", "transformer blocks", apply="cold", low=1, high=256, default=4, work="sample", examples=(4, 12)),
     Knob("seq_len", "int", "tokens in a training sequence",
-         low=8, high=131072, unit="tokens", default=128, changes_training=True, examples=(64, 128, 256)),
+         low=8, high=131072, unit="tokens", default=128, changes_training=True, work="sample", examples=(64, 128, 256)),
     Knob("attention", "choice", "fused scaled dot product attention (sdpa), cuDNN's kernel for it (cudnn, GPU only), or the plain formula (math)",
          choices=("sdpa", "cudnn", "math"), default="sdpa", examples=("sdpa", "math"),
          words={"sdpa": "use fused attention", "cudnn": "use cuDNN's fused attention", "math": "use the plain attention formula"}),
@@ -143,19 +143,19 @@ OTHERS = (
     Knob("channels_last", "bool", "NHWC memory layout for convolutions",
          default=False, examples=(False, True), words={"true": "store images channels-last", "false": "store images channels-first"}),
     Knob("image_size", "int", "side of the square training image, pixels",
-         apply="cold", low=32, high=512, unit="px", default=64, examples=(64, 224)),
-    Knob("width", "int", "channels of the convnet's first stage", apply="cold", low=8, high=512, default=32, examples=(16, 64)),
+         apply="cold", low=32, high=512, unit="px", default=64, work="sample", examples=(64, 224)),
+    Knob("width", "int", "channels of the convnet's first stage", apply="cold", low=8, high=512, default=32, work="sample", examples=(16, 64)),
     Knob("num_embeddings", "int", "rows of the embedding table",
-         apply="cold", low=64, high=1_000_000_000, default=400_000, examples=(400_000, 50_000_000)),
-    Knob("embedding_dim", "int", "columns of the embedding table", apply="cold", low=4, high=4096, default=32, examples=(32, 128)),
+         apply="cold", low=64, high=1_000_000_000, default=400_000, work="sample", examples=(400_000, 50_000_000)),
+    Knob("embedding_dim", "int", "columns of the embedding table", apply="cold", low=4, high=4096, default=32, work="sample", examples=(32, 128)),
     Knob("sparse", "bool", "sparse embedding gradients with SparseAdam: only the rows in the batch are updated",
          apply="cold", default=False, examples=(False, True),
          words={"true": "update only the embedding rows in use", "false": "update the whole embedding table"}),
-    Knob("matrix_size", "int", "side of the square matrices", apply="cold", low=64, high=65536, default=1024, examples=(1024, 8192)),
+    Knob("matrix_size", "int", "side of the square matrices", apply="cold", low=64, high=65536, default=1024, work="sample", examples=(1024, 8192)),
     Knob("buffer_mb", "float", "size of the buffer that is copied or all-reduced",
-         apply="cold", low=0.001, high=65536, unit="MB", default=64.0, examples=(64.0, 1024.0)),
+         apply="cold", low=0.001, high=65536, unit="MB", default=64.0, work="sample", examples=(64.0, 1024.0)),
     Knob("chain_length", "int", "elementwise operations one after the other",
-         apply="cold", low=1, high=256, default=10, examples=(10, 30)),
+         apply="cold", low=1, high=256, default=10, work="sample", examples=(10, 30)),
 )  # fmt: skip
 
 FAULTS = (

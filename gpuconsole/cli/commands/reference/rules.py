@@ -10,7 +10,6 @@ from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.diagnosis.precedence import PRECEDENCE
-from gpuconsole.diagnosis.reads import signals_read
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
 
@@ -55,7 +54,7 @@ def as_data(rule: Rule) -> dict[str, object]:
         "id": rule.id,
         "title": rule.title,
         "clear_title": rule.clear_title,
-        "signals": signals_read(rule),
+        "signals": rule.reads,
         "knobs": rule.knobs,
         "thresholds": thresholds,
         "text": rule.text,
@@ -68,7 +67,7 @@ def explain(rule: Rule) -> str:
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
     if any("survey " in t.source for t in rule.thresholds):
         lines.append("  (survey: the number of the entry in the project's survey of published diagnosis rules)")
-    lines += ["", "Signals that the rule reads, some of them only in certain cases:", _wrapped(", ".join(signals_read(rule)))]
+    lines += ["", "Signals that the rule reads, some of them only in certain cases:", _wrapped(", ".join(rule.reads))]
     if rule.knobs:
         lines += ["", "Knobs that it may suggest to change: " + ", ".join(rule.knobs)]
     yields = [f"  {entry.winner}: {entry.why}" for entry in PRECEDENCE if entry.loser == rule.id]

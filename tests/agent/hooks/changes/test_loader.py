@@ -77,6 +77,7 @@ class Faulty(Dataset[Any]):
         return (torch.rand(1) if self.fault == "random" else torch.tensor([float(index)])), index
 
 
+@pytest.mark.slow
 def test_random_changes_over_epochs(watch: Watch) -> None:
     """Programs with own samplers, persistent workers and breaks. `benchmarks/own_job/loader_changes.py` makes 1 000 such changes on two ranks."""
     changers = []

@@ -1,11 +1,10 @@
-"""The signals that a rule reads, found by running the rule. No list is written by hand."""
+"""Runs a rule on many random cases: the signals that it reads, against those that it declares."""
 
 from __future__ import annotations
 
 import random
 from abc import abstractmethod
 from contextlib import suppress
-from functools import cache
 from typing import Any, TypeVar
 
 from gpuconsole.diagnosis.rule import Case, Rule
@@ -25,17 +24,8 @@ KNOWN = 0.9
 """Share of knobs and signals that exist in a case. If a signal is missing, a rule may read another signal."""
 
 
-@cache
-def signals_read(rule: Rule) -> tuple[str, ...]:
-    """Names of the signals that the rule reads, in the order of the first request.
-
-    The rule runs on many random cases, which are the same in every run of the program. Each case records the requested signals.
-    """
-    return tuple(explore(rule)[0])
-
-
 def explore(rule: Rule) -> tuple[dict[str, None], bool]:
-    """The signals that were read, and whether the rule has fired."""
+    """The signals that were read, and whether the rule has fired. The cases are the same at each call, and record what was asked for."""
     draw = random.Random(rule.id)
     read: dict[str, None] = {}
     fired, quiet = False, 0
