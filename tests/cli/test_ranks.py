@@ -64,6 +64,7 @@ def test_a_console_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         console.kill()
 
 
+@pytest.mark.slow
 def test_a_machine_that_loses_the_first_one_prints_one_line() -> None:
     words = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:9", "--rdzv-id", "x"]
     words += ["--rdzv-conf", "is_host=0,read_timeout=1", "-m", "gpuconsole.workloads.rank"]

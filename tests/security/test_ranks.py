@@ -58,6 +58,7 @@ def test_nothing_listens_beyond_this_machine(run: Run) -> None:
     assert {address for address, _ in run.listening()} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_no_port_belongs_to_a_store_that_anybody_can_read_and_write(run: Run) -> None:
     """torchrun's rendezvous keeps a pickle in a store without a password. Whoever writes there runs code in every process of the run."""
     script = """

@@ -47,6 +47,7 @@ OF_ORDINARY_STEPS = ("side_work_off", "script_lines")
 """Probes that watch the job's own steps: what those change, the job would have changed without them too."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [name for name in PROBES if name not in OF_ORDINARY_STEPS])
 def test_nothing_is_changed(loop: TrainingLoop, probe: str) -> None:
     """Also where a probe finds that it does not apply."""
