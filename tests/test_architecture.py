@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_no_import_circle() -> None:
-    """Imports for type checking only do not count."""
-    graph = grimp.build_graph("gpuconsole", exclude_type_checking_imports=True, cache_dir=None)
+    """Imports for type checking count too."""
+    graph = grimp.build_graph("gpuconsole", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the modules
 

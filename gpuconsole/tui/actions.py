@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from textual.app import App
 
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.job import CHANGES_NUMERICS
@@ -15,9 +18,9 @@ from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys
 from gpuconsole.tui.screens.base import BackScreen, ListScreen
+from gpuconsole.tui.screens.main import MainScreen
 
 if TYPE_CHECKING:
-    from gpuconsole.tui.app import ConsoleApp
     from gpuconsole.tui.screens.questions import Question
 
 T = TypeVar("T")
@@ -41,10 +44,32 @@ SCREENS = {
 """Modules and classes in `screens/`. Each is imported when it is first opened: the main screen appears sooner."""
 
 
+class Console(App[int]):
+    """The application as `Actions` uses it."""
+
+    main_screen: MainScreen
+    opened: asyncio.Event
+    """Set once the session is open."""
+    quits_after_job = False
+    """Whether the console quits as soon as the user's own job has ended."""
+
+    async def leave(self, code: int) -> None:
+        """Save the session, and quit with the exit code `code`."""
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        """Show the present state."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Draw everything again."""
+        raise NotImplementedError
+
+
 class Actions:
     """Opens screens, and sends requests to the session. Slow requests run in the background, so that keys are answered."""
 
-    def __init__(self, app: ConsoleApp, api: SessionApi) -> None:
+    def __init__(self, app: Console, api: SessionApi) -> None:
         self._app = app
         self._api = api
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from textual import events
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.geometry import Size
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
@@ -25,7 +25,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.report import facts
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys, skeleton
-from gpuconsole.tui.actions import Actions
+from gpuconsole.tui.actions import Actions, Console
 from gpuconsole.tui.driver import driver_class
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.driver.terminal import Colours, terminal
@@ -56,7 +56,7 @@ def refresh_hz(interval_s: float) -> float:
     return min(FASTEST_HZ, max(REFRESH_HZ, 1.0 / interval_s))
 
 
-class ConsoleApp(App[int]):
+class ConsoleApp(Console):
     """Shows the state of `api` and sends the keys to it. Colours are the terminal's own, also under NO_COLOR."""
 
     TITLE = "gpuconsole"
@@ -104,8 +104,6 @@ class ConsoleApp(App[int]):
         self.opened = asyncio.Event()
         self._period = ECO_S if eco else 1.0 / refresh_hz
         self._scenario, self._start_job = scenario, start_job
-        self.quits_after_job = False
-        """Whether the console quits as soon as the user's own job has ended."""
         self._knobs = knobs or {}
         self._duration = duration
         self._running_since: float | None = None

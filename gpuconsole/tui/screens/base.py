@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual._styles_cache import StylesCache
 from textual.app import ComposeResult
@@ -15,11 +15,9 @@ from gpuconsole.report.cells import Row
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
 from gpuconsole.tui.widgets.list import ListZone
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 FAR = 1_000_000
 """More lines than any list has."""
@@ -37,7 +35,7 @@ class BackScreen(Screen[None]):
             cls.BINDINGS = keys.screen_bindings(cls.NAME)
         super().__init_subclass__(**options)
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__()
         self.api = api
         self.actions = actions
@@ -73,7 +71,7 @@ class ListScreen(BackScreen):
 
     FILTER: ClassVar[str] = ""
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self.needle = ""
         self.list_zone = ListZone(self.lines, self.on_move, self.on_choose)

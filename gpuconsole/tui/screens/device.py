@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from textual.widget import Widget
 
@@ -12,11 +11,9 @@ from gpuconsole.report.machine.devices import Item, device_items, paint_item, pa
 from gpuconsole.report.names import plain
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 SECONDS_PER_COLUMN = 2.0
 TALL = 20
@@ -34,7 +31,7 @@ class DeviceScreen(ListScreen):
     #metric { height: 4; }
     """
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._place = self._view.device
         self._items: list[Item] = []

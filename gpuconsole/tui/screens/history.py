@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from textual.app import ComposeResult
 
 from gpuconsole.model.metrics import series_key
 from gpuconsole.report import charts, facts, units
 from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.session.api import SessionApi
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 
 class HistoryScreen(BackScreen):
@@ -23,7 +19,7 @@ class HistoryScreen(BackScreen):
     NAME = "history"
     TITLE_TEXT = "History"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._charts = DrawnZone(self._draw)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from textual.widget import Widget
 from textual.widgets import Input
@@ -11,11 +10,9 @@ from textual.widgets import Input
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, describe_changes, show
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.knobs import KnobState, knob_lines
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 
 class KnobsScreen(ListScreen):
@@ -25,7 +22,7 @@ class KnobsScreen(ListScreen):
     TITLE_TEXT = "Knobs"
     FILTER = "filter"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._pending: Knobs = {}
         self._edited = ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -18,6 +16,7 @@ from gpuconsole.report.run.diagnosis import needed_rows
 from gpuconsole.report.run.runs import tried_rows
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
 from gpuconsole.tui.widgets.layout import Needs, Plan, plan
@@ -35,9 +34,6 @@ from gpuconsole.tui.widgets.live import (
 )
 from gpuconsole.tui.widgets.overview import OverviewZone
 
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
-
 MOST_FLEET_ROWS = 7
 
 
@@ -52,7 +48,7 @@ class MainScreen(Screen[None]):
     NAME = "main"
     BINDINGS = keys.screen_bindings(NAME)
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__()
         self.api = api
         self.actions = actions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from textual.widget import Widget
 from textual.widgets import Input
@@ -11,10 +10,8 @@ from textual.widgets import Input
 from gpuconsole.report.cells import line, pieces
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import FAR, ListScreen
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 CHROME_ROWS = 3
 """Rows of the screen that are not output: the heading and the keys."""
@@ -30,7 +27,7 @@ class OutputScreen(ListScreen):
     TITLE_TEXT = "Output"
     FILTER = "only lines with these words"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._follows = True
         self._wrapped: tuple[tuple[object, ...], list[str]] = ((), [])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpuconsole.report.cells import Row, blank
 from gpuconsole.report.experiments import paint_tuning
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
@@ -12,10 +10,8 @@ from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import PageScreen
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 
 class DetailsScreen(PageScreen):
@@ -54,7 +50,7 @@ class ProfileScreen(PageScreen):
     NAME = "profile"
     TITLE_TEXT = "Profile"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._painted: tuple[object, int, list[Row]] = (None, 0, [])
 

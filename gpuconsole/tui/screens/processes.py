@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from textual import events
 from textual.widget import Widget
@@ -25,11 +24,9 @@ from gpuconsole.report.machine.processes import (
 )
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import SessionApi, SessionError, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 MODIFIERS = ("_shift", "_control", "_alt", "_super", "_hyper", "_meta", "_lock")
 """Keys that some terminals report alone. They do not answer a question."""
@@ -44,7 +41,7 @@ class ProcessesScreen(ListScreen):
     FILTER = "part of a name, command, user, container, pid or gpu:N"
     DEFAULT_CSS = "#prompt { height: 1; dock: bottom; margin-bottom: 1; }"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._choice = Choice()
         self._entries: list[Entry] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
 from gpuconsole.model.experiments import MOST_LOSS_COST
@@ -13,10 +13,8 @@ from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
 from gpuconsole.report.units import percent
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 LEAVE, END, STAY = "leave", "end", "stay"
 YES, NO = "yes", "no"
@@ -77,7 +75,7 @@ class ConsentScreen(ListScreen):
     NAME = "consent"
     TITLE_TEXT = "Your job"
 
-    def __init__(self, api: SessionApi, actions: Actions, question: Question) -> None:
+    def __init__(self, api: SessionApi, actions: Requests, question: Question) -> None:
         super().__init__(api, actions)
         self._question = question
 

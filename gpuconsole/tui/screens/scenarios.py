@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from textual.widget import Widget
 from textual.widgets import Input
@@ -12,13 +11,11 @@ from gpuconsole.report import facts
 from gpuconsole.report.cells import blank
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 from gpuconsole.tui.widgets.header import device_line
 from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 
 class ScenariosScreen(ListScreen):
@@ -28,7 +25,7 @@ class ScenariosScreen(ListScreen):
     TITLE_TEXT = "Scenarios"
     FILTER = "filter"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._all = {scenario.name: scenario for scenario in api.scenarios()}
         self.list_zone.select(self._proposed())

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.report.machine.topology import last_column, read_net, topology_lines, wants_folding
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import FAR, ListScreen
-
-if TYPE_CHECKING:
-    from gpuconsole.tui.actions import Actions
 
 
 class TopologyScreen(ListScreen):
@@ -21,7 +18,7 @@ class TopologyScreen(ListScreen):
     NAME = "topology"
     TITLE_TEXT = "Topology"
 
-    def __init__(self, api: SessionApi, actions: Actions) -> None:
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._read: tuple[Sequence[Device], Sequence[Link]] = (self._view.devices, self._view.links)
         self._net = read_net(*self._read)
