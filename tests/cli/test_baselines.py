@@ -29,7 +29,7 @@ def a_thousand_times_faster(path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path: Path) -> None:
     env = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}
-    first = cli("run", "train-gpt", "--headless", "--duration", "8", *SMALL, "--save-baseline", "--fail-on-regression", env=env)
+    first = cli("run", "train-gpt", "--headless", "--duration", "16", *SMALL, "--save-baseline", "--fail-on-regression", env=env)
     assert first.returncode == 0, first.stderr
     assert "run 1 could not be checked for a regression: there is no baseline for this scenario" in first.stderr
     (path,) = (tmp_path / "data" / "gpuconsole" / "baselines").glob("*.json")
@@ -37,7 +37,7 @@ def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path
 
     a_thousand_times_faster(path)  # so that a verdict stands on however few steady blocks a busy machine leaves
     doctored = path.read_bytes()
-    args = ["--duration", "12", "--save-baseline", "--fail-on-regression", "--snapshot", "s.json", "--record", "r.jsonl"]
+    args = ["--duration", "16", "--save-baseline", "--fail-on-regression", "--snapshot", "s.json", "--record", "r.jsonl"]
     second = cli("run", "train-gpt", "--headless", *SMALL, *args, env=env)
     assert second.returncode == 1, second.stdout + second.stderr
     assert "slower than the baseline of 2" in second.stdout
