@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 STORE = "GPUCONSOLE_STORE"
-"""The variable with the path of the file by which processes of one machine meet. Its folder is private: a store behind a port has no password."""
+"""The variable with the path of the file by which the processes of one machine find each other. The folder of the file is private."""
 
 FOR_EVER = datetime.timedelta(days=30)
 """The time limit of broadcasts: a paused run waits in one."""
@@ -85,19 +85,19 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in self._plain:
-            raise pickle.UnpicklingError(f"{module}.{name} is no value that processes give to each other")
+            raise pickle.UnpicklingError(f"{module}.{name} is no value that the processes exchange")
         return self._plain[module, name]
 
 
 class ProcessWorld(World):
     """The processes that train together. Raises RuntimeError or TimeoutError where they do not find each other.
 
-    Their ranks are in the environment, as torchrun sets it. They meet by the file `$GPUCONSOLE_STORE`; without that variable by torchrun's store.
+    Their ranks are in the environment, as torchrun sets it. They find each other by the file `$GPUCONSOLE_STORE`, or by torchrun's store where that variable is not set.
     Collective calls run over gloo in a separate group, whatever backend trains.
     """
 
     def __init__(self, backend: str, leading: bool, plain: Collection[type] = ()) -> None:
-        """`leading`: this process has a console. `plain`: the classes of values that processes give to each other, beside Python's own."""
+        """`leading`: this process has a console. `plain`: the classes of values that the processes exchange, in addition to Python's own."""
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous

@@ -1,4 +1,7 @@
-"""Runs every rule on a case, smooths the conclusions over time, and decides whether the diagnosis of a run is final. Pure: the caller passes the time."""
+"""Runs every rule on a case, and smooths the conclusions over time. Decides whether the diagnosis of a run is final.
+
+This module reads no clock: the caller passes the time.
+"""
 
 from __future__ import annotations
 

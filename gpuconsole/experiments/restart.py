@@ -32,7 +32,11 @@ class Start:
     """One start of the command, with its steps until it is steady."""
 
     def __init__(self, command: JobCommand) -> None:
-        self.handle = WorkerHandle(self._on_event, lambda worker, code: None, job=command)
+        """Raises TrialFailed where the command can have no private folder."""
+        try:
+            self.handle = WorkerHandle(self._on_event, lambda worker, code: None, job=command)
+        except OSError as error:
+            raise TrialFailed(f"{command.name} could not be started: {error.strerror}") from None
         self.steps: list[Step] = []
         self.started: Started | None = None
 
@@ -122,7 +126,11 @@ async def sweep_by_restarts(
                 continue
             starts += 1
             say(f"start {starts}: {describe_changes(point.knobs)}")
-            start = Start(commands[index])
+            try:
+                start = Start(commands[index])
+            except TrialFailed as problem:
+                point.error = str(problem)
+                continue
             try:
                 await start.until_steady()
                 steps = await _block_of(start, point.knobs)

@@ -93,8 +93,10 @@ def barrier(run: Run, changes: Knobs, allowed: Allowed = ALLOWED) -> str:
 
 
 def promising(run: Run, tried: Sequence[tuple[Knobs, Knobs]]) -> list[Candidate]:
-    """The suggestions of the run's findings, each once, the best first. Left out: changes already tried under the same knobs, and
-    changes with a predicted gain below WORTH or below the smallest gain that their trial can prove."""
+    """The suggestions of the run's findings, each once, the best first.
+
+    Left out: changes that were tried under the same knobs; changes whose predicted gain is below WORTH, or too small for their trial to prove.
+    """
     found: dict[str, Candidate] = {}
     for finding in run.findings:
         if finding.state != "fires" or finding.resource != "time":

@@ -6,6 +6,7 @@ import re
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import TypeVar
 
 import msgspec
 
@@ -13,21 +14,31 @@ from gpuconsole.model.machine import Peaks, Published
 
 # --- datasheet peaks by device name, from data/devices.toml --------------------------------------------------
 
+T = TypeVar("T")
+
 OTHER_PRODUCT = r"(?!\s+(?:Ti|SUPER|D|Laptop|Max-Q|Mobile|NVL|PCIe)\b)"
 """Words that make another device if they follow a name: an "RTX 4090 Laptop GPU" is not an RTX 4090, and an "H200 NVL" is not an H200."""
 PARTS = re.compile(r"-\d+[ABCQ]$|\bMIG\b", re.IGNORECASE)
 """Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice. A part does not reach the peaks of the whole GPU."""
 
 
-class _Entry(Peaks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _DevicePeaks(Peaks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    match: list[str]
+
+
+class _PublishedRun(Published, frozen=True, kw_only=True, forbid_unknown_fields=True):
     match: list[str]
 
 
 @cache
-def _table() -> list[_Entry]:
-    """The table in the order of the file. Raises msgspec.ValidationError at the first use if a key is misspelt."""
-    text = files("gpuconsole").joinpath("data", "devices.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text)["device"], list[_Entry])
+def _entries(file: str, table: str, kind: type[T]) -> list[T]:
+    """The entries of `table` in data/`file`, in the order of the file. Raises msgspec.ValidationError at the first use if a key is misspelt."""
+    text = files("gpuconsole").joinpath("data", file).read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)[table], list[kind])  # type: ignore[valid-type]
+
+
+def _device_peaks() -> list[_DevicePeaks]:
+    return _entries("devices.toml", "device", _DevicePeaks)
 
 
 def is_device(match: str, name: str) -> bool:
@@ -38,7 +49,7 @@ def is_device(match: str, name: str) -> bool:
 
 def peaks_of(name: str) -> Peaks:
     """The peaks of the device with NVML's name `name`, or empty Peaks."""
-    for entry in _table():
+    for entry in _device_peaks():
         if any(is_device(match, name) for match in entry.match):
             return Peaks(**{field: getattr(entry, field) for field in Peaks.__struct_fields__})
     return Peaks()
@@ -46,24 +57,13 @@ def peaks_of(name: str) -> Peaks:
 
 def known_devices() -> list[str]:
     """The names of the devices with peaks, without the manufacturer."""
-    return [match for entry in _table() for match in entry.match]
+    return [match for entry in _device_peaks() for match in entry.match]
 
 
 # --- published training throughput of devices, from data/published.toml --------------------------------------
 
 
-class _PublishedRun(Published, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    match: list[str]
-
-
-@cache
-def _published_runs() -> list[_PublishedRun]:
-    """All entries. Raises msgspec.ValidationError at the first use if a key is misspelt or missing."""
-    text = files("gpuconsole").joinpath("data", "published.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text)["run"], list[_PublishedRun])
-
-
 def published_of(name: str) -> tuple[Published, ...]:
     """The published entries of the device with NVML's name `name`; empty if there are no entries."""
-    found = [entry for entry in _published_runs() if any(is_device(match, name) for match in entry.match)]
-    return tuple(Published(**{field: getattr(entry, field) for field in Published.__struct_fields__}) for entry in found)
+    runs = [run for run in _entries("published.toml", "run", _PublishedRun) if any(is_device(match, name) for match in run.match)]
+    return tuple(Published(**{field: getattr(run, field) for field in Published.__struct_fields__}) for run in runs)

@@ -139,7 +139,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
 class SweepPoint(msgspec.Struct, omit_defaults=True):
     """One setting. `rates`: work per second of each repeat. `settled`: this point is proven not to be the best.
 
-    `low` and `high`: the interval of the mean. The intervals of all points of a sweep hold together with 95 % probability, after every round.
+    `low` and `high`: the bounds of the mean. With 95 % probability the bounds of all points of a sweep are right together, after every round.
     None for fewer than two repeats.
     """
 

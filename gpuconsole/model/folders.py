@@ -3,8 +3,8 @@
 Programs of the user's job find code by paths in these folders, also after gpuconsole has ended and removed them. So a folder that is removed must
 never be free for another user to make again. Folders for temporary files do not qualify: everybody can write there.
 
-A folder in use is locked (flock) by its owner until the owner ends, however it ends. A lock is valid across the containers of one machine; a pid is
-not. It is not valid across machines that share a home folder by NFS, so the name of a folder names the machine (its present start: `boot_id`).
+The process that uses a folder holds a lock on it (flock). The kernel releases the lock when the process ends, however it ends. All containers of one
+machine see the lock. Other machines that share the home folder by NFS do not see it, so the name of a folder holds the `boot_id` of its machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNTIME = "XDG_RUNTIME_DIR"
 PREFIX = "scratch-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FORGOTTEN_S = 14 * 86400.0
-"""Folders of other machines, and of a start before the present one, are removed after this time without a change."""
+"""Folders of other machines, and folders from before the last boot, are removed after this time without a change."""
 MODE = 0o700
 
 
@@ -75,7 +75,7 @@ def _first_private(parents: list[str]) -> Path:
         runtime = parent == os.environ.get(RUNTIME)
         folder = Path(parent, "gpuconsole") if runtime else Path(parent, "gpuconsole", "run")
         try:
-            if runtime and (reason := _why_open(Path(parent), MODE)):
+            if runtime and (reason := _why_open(Path(parent))):
                 raise PermissionError(errno.EPERM, reason)
             if not (reason := _why_others_write_above(folder)):
                 _make(folder)
@@ -106,13 +106,13 @@ def why_not_private(folder: Path) -> str:
 
     All folders above count too, because a folder can be renamed by everybody who can write the one above it. Raises OSError.
     """
-    if reason := _why_open(folder, MODE):
+    if reason := _why_open(folder):
         return f"{folder}: {reason}"
     return _why_others_write_above(folder)
 
 
 def _why_others_write_above(folder: Path) -> str:
-    """The same for the folders above `folder`, as far as they exist. Raises OSError."""
+    """Why another user could replace a folder above `folder`; empty where nobody can. Folders that do not exist yet are left out. Raises OSError."""
     for path in dict.fromkeys([folder, folder.resolve()]):  # who can replace a link can replace the folder too
         for below, parent in zip([path, *path.parents], path.parents, strict=False):
             if os.path.lexists(parent) and (reason := _who_else_writes(parent, below)):
@@ -144,8 +144,8 @@ def _trusted_users() -> tuple[int, ...]:
     return (0, os.geteuid())
 
 
-def _why_open(folder: Path, mode: int) -> str:
-    """Why `folder` is not a folder of the user's own with at most the permissions `mode`; empty where it is one."""
+def _why_open(folder: Path) -> str:
+    """Why `folder` is not the user's own, or is open to others; empty where only the user has permissions."""
     try:
         status = folder.lstat()
     except OSError as error:
@@ -154,8 +154,8 @@ def _why_open(folder: Path, mode: int) -> str:
         return "not a folder"
     if status.st_uid != os.geteuid():
         return "belongs to another user"
-    if stat.S_IMODE(status.st_mode) & ~mode & 0o777:
-        return f"has mode {stat.S_IMODE(status.st_mode):04o}, not {mode:04o}"
+    if stat.S_IMODE(status.st_mode) & ~MODE & 0o777:
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}, not {MODE:04o}"
     return ""
 
 
@@ -176,7 +176,7 @@ def _group_name(number: int) -> str:
 
 
 def _machine() -> str:
-    """The present start of this machine, in a few letters; empty where the system does not tell."""
+    """The first letters of this machine's `boot_id`, which changes at each boot; empty where the system has none."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii")[:8]
     return ""

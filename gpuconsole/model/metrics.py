@@ -229,7 +229,7 @@ DcgmKind = Literal["gauge", "counter", "rate"]
 
 
 class DcgmField(msgspec.Struct, frozen=True):
-    """`metric` is `field` times `factor`. With kind `rate`, the field is a counter, and `metric` is its growth per second times `factor`.
+    """The value of `metric` is the value of `field` times `factor`. With kind `rate`, `field` is a counter: the value is its growth per second times `factor`.
 
     A counter cannot be computed from its rate, so a field of kind `rate` is read but not exported. With `only_with`, the field is exported
     only if the metric `only_with` has a value from its usual source. Otherwise our metric may come from another kind of reading than DCGM's.

@@ -165,7 +165,7 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _as_knob(name: str, value: float | str) -> Value:
-    """`value` in the type of the knob. A word of another engine, for example a quantization, stays as it is."""
+    """`value` converted to the type of the knob. A text that the knob does not allow, for example another engine's quantization, stays unchanged."""
     if isinstance(value, str):
         return "embedded" if (name, value) == ("server", EMBEDDED) else value
     kind = CATALOGUE[name].kind

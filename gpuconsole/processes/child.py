@@ -44,9 +44,9 @@ class Child:
         on_exit: Callable[[int], None],
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`env`: variables of the child, beside those of this process. The words of a command line can be read by every user of the machine."""
+        """`env`: variables of the child, beside those of this process. Every user of the machine can read a command line, but not the variables."""
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
-        self._env = env or {}
+        self._env = dict(env or {})
         self._module = module
         self._arguments = arguments
         self._on_event = on_event
@@ -67,7 +67,7 @@ class Child:
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         self._watch([asyncio.create_task(self._read_events(reader))])
 
-    async def _spawn(self, module: list[str], *, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None) -> None:
+    async def _spawn(self, module: list[str], *, pass_fds: Sequence[int] = ()) -> None:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: EndProtocol(self._ended),
@@ -80,7 +80,7 @@ class Child:
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={**os.environ, **own_environment(), "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
+            env={**os.environ, **own_environment(), "PYTHONUNBUFFERED": "1", **self._env},
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
 

@@ -43,7 +43,7 @@ JOIN_S = 10.0
 FIRST_LINE_BYTES = 64 * 1024
 """The longest line of a process that has not shown the token yet."""
 WAITING = 8
-"""Connections without the token that may wait, beside two for each process of the run."""
+"""Maximum of open connections that have not shown the token yet: this number, and two for each process of the run."""
 MEETING_S = 600
 """Seconds that torchrun waits for the other machines."""
 LOST_S = 15.0
@@ -147,7 +147,7 @@ class TorchrunChild(Child):
         self._meeting = Scratch(runtime_folder())
         self._server = await asyncio.start_server(self._serve, self._launch.host, 0, limit=FIRST_LINE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
-        env = {
+        self._env |= {
             "GPUCONSOLE_CONNECT": f"{self._launch.host}:{port}",
             "GPUCONSOLE_TOKEN": self._token,
             "GPUCONSOLE_SCRATCH": str(self._scratch),
@@ -156,8 +156,8 @@ class TorchrunChild(Child):
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # torchrun's own choice, without its warning
         }
         if self._launch.cuda_devices:
-            env["CUDA_VISIBLE_DEVICES"] = self._launch.cuda_devices
-        await self._spawn([self._module, *self._arguments], env=env)
+            self._env["CUDA_VISIBLE_DEVICES"] = self._launch.cuda_devices
+        await self._spawn([self._module, *self._arguments])
         self._watch([asyncio.create_task(self._read_all())])
         self._tasks += [asyncio.create_task(self._close_server()), asyncio.create_task(self._watch_silence())]
         if others := self._launch.nnodes - 1:

@@ -1,4 +1,7 @@
-"""The host as a source: cores, pressure, memory (of the container, where there is one), disk and network, from psutil and /proc/pressure."""
+"""Reads the metrics of the host: cores, pressure, memory, disk and network (psutil and /proc/pressure).
+
+In a container, the memory is that of the container.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Console(msgspec.Struct, frozen=True):
 
 
 PLAIN = (*COMMANDS.values(), Start, Console)
-"""The classes of what the processes give to each other."""
+"""The classes of the values that the processes exchange."""
 
 
 def console_of_environment() -> Console | None:
@@ -145,7 +145,7 @@ def main() -> None:
     die_with_parent()
     if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
         return  # the launcher was gone before the kernel could be asked
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the launcher passes its own on, and waits for the end
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the launcher ends its processes; Python's own handler would print a traceback
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     choose_interface()
     console = console_of_environment() if os.environ.get("LOCAL_RANK", "0") == "0" else None

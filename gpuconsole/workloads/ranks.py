@@ -1,7 +1,7 @@
 """Starts the processes of a run on one machine, as a child of the console: `python -m gpuconsole.workloads.ranks NPROC`.
 
-The processes meet by a file in a private folder. torchrun's own rendezvous keeps pickles in a store that listens on all interfaces, without a password.
-When a process fails, the others are ended. All end with the console, however early.
+The processes find each other by a file in a private folder (torch's FileStore). torchrun's rendezvous is not used here: its store holds pickles,
+listens on all interfaces and has no password. When a process fails, the launcher ends the others. All processes end with the console.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a rule on many random cases: the signals that it reads, against those that it declares."""
+"""Runs a rule on many random cases, and collects the signals that the rule reads. A test compares them with `Rule.reads`."""
 
 from __future__ import annotations
 

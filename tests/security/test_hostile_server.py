@@ -1,4 +1,4 @@
-"""M7: a model server that is not ours can neither take our memory, nor send our prompts elsewhere, nor end a worker."""
+"""M7: a hostile model server cannot use up our memory, cannot redirect our prompts, and cannot end a worker."""
 
 from __future__ import annotations
 

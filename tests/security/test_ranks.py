@@ -93,7 +93,7 @@ def test_a_pickle_of_another_process_calls_no_function() -> None:
 
     known = {(Stop.__module__, Stop.__qualname__): Stop}
     assert PlainUnpickler(pickle.dumps((Stop(), [1.5, None, "text"])), known).load() == (Stop(), [1.5, None, "text"])
-    with pytest.raises(pickle.UnpicklingError, match="no value that processes give to each other"):
+    with pytest.raises(pickle.UnpicklingError, match="no value that the processes exchange"):
         PlainUnpickler(pickle.dumps(Evil()), known).load()
 
 

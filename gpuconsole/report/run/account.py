@@ -187,20 +187,20 @@ def why_no_share(run: Run) -> str:
 
 def attainable_report(run: Run) -> Report:
     """The attainable rate with its limit and its sources, the rates as a table, and the waterfall. Fits 80 columns. Empty for a run without facts."""
-    found = run.attainable
-    if found is None:
+    attainable = run.attainable
+    if attainable is None:
         return []
-    if found.main is None:
-        return [labelled("attainable", f"{units.NA}: {found.reason or NO_FACTS}")]
-    summary = f"{_rate(found.main.attainable_per_s, found.main.unit)}, limit: {found.bound}"
+    if attainable.main is None:
+        return [labelled("attainable", f"{units.NA}: {attainable.reason or NO_FACTS}")]
+    summary = f"{_rate(attainable.main.attainable_per_s, attainable.main.unit)}, limit: {attainable.bound}"
     report: Report = [
         labelled("attainable", [(share_text(run), "title"), (f" ({summary})", "")]),
-        labelled("peaks", found.source, "dim"),
-        _rates(found),
-        text(f"from the attainable rate to the reached rate, per {found.per}:", "dim"),
-        _waterfall(found),
+        labelled("peaks", attainable.source, "dim"),
+        _rates(attainable),
+        text(f"from the attainable rate to the reached rate, per {attainable.per}:", "dim"),
+        _waterfall(attainable),
     ]
-    return [*report, *(text(words, "dim") for words in dict.fromkeys((*found.notes, *_notes(found.parts))))]
+    return [*report, *(text(note, "dim") for note in dict.fromkeys((*attainable.notes, *_notes(attainable.parts))))]
 
 
 def _notes(parts: Sequence[TimePart]) -> list[str]:
@@ -211,30 +211,30 @@ def _rate(value: float | None, unit: str) -> str:
     return units.quantity(value, unit)
 
 
-def _rates(found: Attainable) -> Table:
+def _rates(attainable: Attainable) -> Table:
     columns = (Column("rate"), Column("reached", ">"), Column("attainable", ">"), Column("share", ">"))
     rows = [
         [
-            (one.title, ""),
-            (_rate(one.reached_per_s, one.unit), ""),
-            (_rate(one.attainable_per_s, one.unit), ""),
-            (units.precise_percent(one.share_ratio), "title"),
+            (rate.title, ""),
+            (_rate(rate.reached_per_s, rate.unit), ""),
+            (_rate(rate.attainable_per_s, rate.unit), ""),
+            (units.precise_percent(rate.share_ratio), "title"),
         ]
-        for one in found.rates
+        for rate in attainable.rates
     ]
     return Table(columns, rows, indent=2)
 
 
-def _waterfall(found: Attainable) -> Table:
+def _waterfall(attainable: Attainable) -> Table:
     """A row for each part: its time, its share of the whole time, the rate that it costs, and a bar at its place in the step."""
-    main = found.main
+    main = attainable.main
     assert main is not None
-    total = sum(part.time_s for part in found.parts)
+    total = sum(part.time_s for part in attainable.parts)
     columns = (Column("part", least=24), Column("time", ">"), Column("share", ">"), Column(main.unit, ">"), Column("", least=8, drop=1))
     rows: list[list[Segment]] = []
-    begun, largest = 0.0, max((part.time_s for part in found.parts[1:]), default=0.0)
-    for part in _shown(found.parts, total):
-        first = part is found.parts[0]
+    begun, largest = 0.0, max((part.time_s for part in attainable.parts[1:]), default=0.0)
+    for part in _shown(attainable.parts, total):
+        first = part is attainable.parts[0]
         rate = units.rate(main.attainable_per_s, 0) if first else _lost(part.lost_per_s)
         style = "title" if first or part.time_s == largest else ""
         bar = _rate_bar(begun / total, (begun + part.time_s) / total, WORK if first else WAIT), "work" if first else "wait"
@@ -255,8 +255,8 @@ def _shown(parts: Sequence[TimePart], total: float) -> list[TimePart]:
     small = [part for part in parts if part not in large]
     if not small:
         return large
-    words = small[0].title if len(small) == 1 else f"{len(small)} smaller parts"
-    return [*large, TimePart("smaller", words, sum(part.time_s for part in small), sum(part.lost_per_s for part in small))]
+    title = small[0].title if len(small) == 1 else f"{len(small)} smaller parts"
+    return [*large, TimePart("smaller", title, sum(part.time_s for part in small), sum(part.lost_per_s for part in small))]
 
 
 def _duration(seconds: float) -> str:
@@ -268,7 +268,7 @@ def _lost(per_s: float) -> str:
 
 
 def _rate_bar(start: float, end: float, glyph: str) -> str:
-    """A bar of BAR cells from `start` to `end`, as shares of the whole. A part has at least one cell."""
+    """A bar of RATE_BAR cells from `start` to `end`, as shares of the whole. A part has at least one cell."""
     left, right = sorted((round(max(0.0, min(1.0, start)) * RATE_BAR), round(max(0.0, min(1.0, end)) * RATE_BAR)))
     left = min(left, RATE_BAR - 1)
     return (" " * left + glyph * max(1, right - left)).ljust(RATE_BAR)

@@ -1,4 +1,4 @@
-"""Copies within the device's memory, between it and the host, and to and from the disk without the page cache."""
+"""Measures copies: within the memory of the device, between the device and the host, and to and from the disk without the page cache."""
 
 from __future__ import annotations
 

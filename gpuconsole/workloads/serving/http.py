@@ -91,7 +91,7 @@ async def read_json(answer: aiohttp.ClientResponse) -> Any:
 
 
 def redirection(answer: aiohttp.ClientResponse) -> str:
-    """Where `answer` sends the client, as the reason for a refusal in one line; empty where the answer is no redirect."""
+    """One line that names the status and the target of a redirect; empty where `answer` is no redirect."""
     if not 300 <= answer.status < 400:
         return ""
     target = visible(answer.headers.get("Location", ""))[:MOST_CHARACTERS]

@@ -242,7 +242,7 @@ MB = 2**20
 
 
 def check_room(knobs: Knobs, sample_bytes: float) -> None:
-    """Raise ValueError, one line, if the batches that the workers keep ready do not fit into shared memory.
+    """Raise ValueError with one line if the prefetched batches do not fit into shared memory.
 
     `sample_bytes`: of one collated sample. Each worker keeps `prefetch_factor` batches ready, and the training process holds one more.
     """
