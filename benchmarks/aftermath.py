@@ -17,11 +17,11 @@ import sys
 
 from benchmarks.machine import keep
 from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.engine.children.pool import ignore
+from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.experiments.statistics import BlockPlan, rate, student
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
-from gpuconsole.processes.pool import ignore
-from gpuconsole.processes.worker import WorkerHandle
 
 SCENARIO = "train-gpt"
 SMALL: Knobs = {"d_model": 128, "n_layer": 6, "batch_size": 2, "seq_len": 24}

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.machine import keep
+from gpuconsole.engine.children.once import Reading, read_devices
 from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.processes.once import Reading, read_devices
 
 MIB = float(1 << 20)
 TOLERANCE = 0.005

@@ -27,9 +27,9 @@ from pages import pages
 from shots import HERE, ONE, TITLE, check_tools, shoot, until
 
 from benchmarks.fake_box import FakeBox, build_driver
+from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.engine import Engine
-from gpuconsole.processes.job import JobCommand
-from gpuconsole.report import facts
+from gpuconsole.session import facts
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.theme import DARK
 

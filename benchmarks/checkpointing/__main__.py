@@ -22,7 +22,7 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.report.units import change, quantity
+from gpuconsole.model.units import change, quantity
 
 SCENARIO = "train-gpt"
 SEQ_LENS = (256, 512, 1024, 2048)

@@ -13,9 +13,9 @@ import msgspec
 
 from benchmarks.gpu_day.check import Day, NotHereError
 from benchmarks.headless import RunError, last_line, run_command
+from gpuconsole.engine.children.once import Reading, read_devices
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot, decode
-from gpuconsole.processes.once import Reading, read_devices
 
 END_S = 60.0
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.knobs.measured import Measured
 from benchmarks.knobs.rows import Row
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes, show
-from gpuconsole.report.units import quantity
+from gpuconsole.model.units import quantity
 
 HEAD = """# What the knobs do
 

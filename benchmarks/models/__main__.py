@@ -23,8 +23,8 @@ from benchmarks.machine import fingerprint, keep
 from benchmarks.own_program import own_command
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.units import quantity
 from gpuconsole.report.run.models import error
-from gpuconsole.report.units import quantity
 
 
 class Case(NamedTuple):

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from benchmarks.training import LOSS_AT
+from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
-from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.wire.events import AnyEvent, Steps
 
 START_S = 120.0

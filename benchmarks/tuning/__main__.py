@@ -32,6 +32,7 @@ from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.experiments.tune import Tuner
@@ -39,7 +40,6 @@ from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
-from gpuconsole.processes.serving import ServingChoice
 
 FINALISTS = 4
 QUICK = 2

@@ -17,7 +17,7 @@ from gpuconsole.cli.options.console import CONSOLE_OPTIONS, eco, interval, recor
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.cli.output import note, problem, screen_colors
-from gpuconsole.machine.settings import settings
+from gpuconsole.engine.machine.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen, why_no_terminal
@@ -70,7 +70,7 @@ def open_console(
     session_file = SessionFile(engine, snapshot)
 
     async def start_job(columns: int, rows: int) -> None:
-        from gpuconsole.processes.job import JobCommand
+        from gpuconsole.engine.children.job import JobCommand
 
         await engine.start_job_on_terminal(
             JobCommand(tuple(job), stored=args.store_command, allows_numerics=args.allow_numerics), columns, rows, output

@@ -16,12 +16,12 @@ from gpuconsole.cli.options.profile import nsys_line, profile_once
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.cli.progress import Progress
 from gpuconsole.cli.trying import nothing_to_try, ready, try_now
+from gpuconsole.engine.children.torchrun import MEETING_S
+from gpuconsole.engine.children.worker import SERVER_START_S, START_S
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.model.text import visible
-from gpuconsole.processes.torchrun import MEETING_S
-from gpuconsole.processes.worker import SERVER_START_S, START_S
 from gpuconsole.report.run.figures import outage, verdict
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError, View

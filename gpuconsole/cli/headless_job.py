@@ -20,10 +20,11 @@ from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import NOT_EXECUTABLE
 from gpuconsole.cli.options.patch import patch_lines
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
-from gpuconsole.processes.job import JobChild, JobCommand
-from gpuconsole.report.cells import clean, plain
+from gpuconsole.model.text import clean
+from gpuconsole.report.cells import plain
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note

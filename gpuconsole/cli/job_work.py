@@ -17,6 +17,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.trying import ready, try_now
+from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.restart import RestartSides, sweep_by_restarts
@@ -31,7 +32,6 @@ from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.knobs.knob import KnobError, Value
 from gpuconsole.model.run import Run
-from gpuconsole.processes.job import JobCommand
 from gpuconsole.report.experiments import attempt_line, certificate_report, sweep_report
 from gpuconsole.report.parts import printed
 from gpuconsole.report.session import trial_text

@@ -30,7 +30,7 @@ def _run(words: list[str]) -> int:
     from gpuconsole.cli.options.usage import UsageError
     from gpuconsole.cli.output import configure, problem
     from gpuconsole.cli.parser import parse
-    from gpuconsole.machine.settings import SettingsError
+    from gpuconsole.engine.machine.settings import SettingsError
     from gpuconsole.tui import skeleton
 
     try:

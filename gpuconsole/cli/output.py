@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from gpuconsole.machine.settings import COLORS, settings
+from gpuconsole.engine.machine.settings import COLORS, settings
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Paint, ansi, plain
 from gpuconsole.report.parts import Part, printed

@@ -17,7 +17,7 @@ from gpuconsole.cli.options.console import CONSOLE_OPTIONS, add_console_options
 from gpuconsole.cli.options.help import HelpFormatter, table, usage
 from gpuconsole.cli.options.usage import refuse_given
 from gpuconsole.cli.output import add_output_options
-from gpuconsole.machine.settings import config_path
+from gpuconsole.engine.machine.settings import config_path
 from gpuconsole.model.knobs.knob import nearest
 
 

@@ -8,9 +8,10 @@ import time
 from typing import TextIO
 
 from gpuconsole.cli.output import quiet
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import clean, cut
+from gpuconsole.model import units
+from gpuconsole.model.text import clean, cut
 from gpuconsole.report.run.figures import doubtful, outage
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 LINE_EVERY_S = 5.0

@@ -9,8 +9,8 @@ from gpuconsole.diagnosis.engine import in_doubt
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.report import facts
 from gpuconsole.report.session import trial_text
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionError, View
 
 

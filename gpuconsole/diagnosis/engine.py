@@ -12,7 +12,7 @@ from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
 from gpuconsole.diagnosis.precedence import rank, settle
-from gpuconsole.diagnosis.probes import ORDER, PROBE_OF
+from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.run import Run
@@ -164,3 +164,10 @@ class Steadied:
             return self._open[rule]
         self._open.pop(rule, None)
         return finding
+
+
+def probes_waiting(run: Run | None) -> list[str]:
+    """The probes that rules need, and that wait for the user's permission in the user's own job."""
+    if run is None or run.steady_from_s is None:  # no probe runs before
+        return []
+    return [probe for probe in wanted_probes(run.findings) if probe in IN_JOB and run.unavailable.get(f"probe.{probe}") == NO_CONSENT]

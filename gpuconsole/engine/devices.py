@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from gpuconsole.diagnosis.expected.card import CONTEXT_BYTES, Card
 from gpuconsole.diagnosis.expected.check import WORKS
-from gpuconsole.machine.choice import DeviceChoiceError, choose_devices, cuda_names
+from gpuconsole.engine.children.worker import WorkerHandle
+from gpuconsole.engine.machine.choice import DeviceChoiceError, choose_devices, cuda_names
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
-from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.freshness import reported_at
 from gpuconsole.session.state import SessionState

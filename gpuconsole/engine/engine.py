@@ -14,16 +14,23 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.engine import catalog
 from gpuconsole.engine.background import BackgroundTasks
+from gpuconsole.engine.children.job import JobCommand
+from gpuconsole.engine.children.pool import SPARE_S, WorkerPool
+from gpuconsole.engine.children.sampler import SamplerSupervisor
+from gpuconsole.engine.children.serving import ServingChoice
+from gpuconsole.engine.children.signals import send_signal
+from gpuconsole.engine.children.torchrun import Launch
+from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.job import ScreenJob, start_on_terminal
+from gpuconsole.engine.machine.environment import fingerprint, watch_self
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
-from gpuconsole.engine.watch_baseline import BaselineWatch, Keeps
 from gpuconsole.experiments.trial import USUAL, TrialLimits
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
-from gpuconsole.machine.environment import fingerprint, watch_self
+from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
@@ -34,13 +41,6 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.processes.job import JobCommand
-from gpuconsole.processes.pool import SPARE_S, WorkerPool
-from gpuconsole.processes.sampler import SamplerSupervisor
-from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.processes.signals import send_signal
-from gpuconsole.processes.torchrun import Launch
-from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.session.api import Busy, SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from gpuconsole.engine.children.job import JobCommand
+from gpuconsole.engine.children.terminal.pty import JobTerminal
+from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
-from gpuconsole.processes.job import JobCommand
-from gpuconsole.processes.terminal.pty import JobTerminal
-from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.session.api import JobApi, Output, SessionError
 
 HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)

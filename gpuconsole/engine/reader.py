@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from gpuconsole.diagnosis.models.figures.run import MISSING, with_figures
-from gpuconsole.machine.peaks import published_of
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.machine import Device
+from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot, encode
 from gpuconsole.session.api import SessionError, View

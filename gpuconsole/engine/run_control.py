@@ -13,8 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.engine import catalog
+from gpuconsole.engine.children.job import JobCommand
+from gpuconsole.engine.children.pool import WorkerPool, ignore
+from gpuconsole.engine.children.serving import ServingChoice
+from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.engine.devices import ChosenDevices, RoomBeside
-from gpuconsole.experiments.forecast import forecast_restart, noise_s
+from gpuconsole.experiments.forecast import forecast_line, forecast_restart, noise_s, refusal
 from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
@@ -23,11 +27,6 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario
-from gpuconsole.processes.job import JobCommand
-from gpuconsole.processes.pool import WorkerPool, ignore
-from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.processes.worker import WorkerGone, WorkerHandle, ending
-from gpuconsole.report.experiments import forecast_line, refusal
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState

@@ -13,15 +13,15 @@ from typing import IO
 import msgspec
 import platformdirs
 
+from gpuconsole.engine.machine.settings import settings
 from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, rate_change, rate_verdict
-from gpuconsole.machine.settings import settings
+from gpuconsole.model import units
 from gpuconsole.model.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.knobs.knob import Knobs, Value, nearest, show
 from gpuconsole.model.run import Validity
 from gpuconsole.model.text import percent, visible
-from gpuconsole.report import units
 
 # --- baselines on disk ---------------------------------------------------------------------------------------
 

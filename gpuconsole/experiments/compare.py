@@ -17,7 +17,7 @@ from gpuconsole.model.knobs.catalogue import show
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.run import Distribution, Run, Summary, summary_figures
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.report.units import NA
+from gpuconsole.model.units import NA
 
 Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")

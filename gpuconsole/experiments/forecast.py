@@ -8,9 +8,10 @@ from itertools import pairwise
 
 from gpuconsole.experiments.statistics import BETWEEN, CHANGED, MIN_PAIRS, pairs_needed, plans, rate, resolution
 from gpuconsole.experiments.trial import MAX_PAIRS, TrialLimits
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.serving import settle_s
 
@@ -55,3 +56,22 @@ def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:
             rates.append(rate(block, False))
             block, seconds = [], 0.0
     return [math.log(later / earlier) for earlier, later in pairwise(one for one in rates if one > 0)]
+
+
+def forecast_line(forecast: Forecast) -> str:
+    """What a trial with a second model server will take, in one or two sentences."""
+    words = f"The trial starts a second model server: {units.about(forecast.seconds)}."
+    if forecast.resolution_ratio is not None:
+        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
+    return words
+
+
+def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
+    """Why a trial is not started, and how to start it anyway."""
+    assert forecast.resolution_ratio is not None
+    takes = f"it would take {units.about(forecast.seconds)} and resolve {units.precise_percent(forecast.resolution_ratio)} at best"
+    gain = units.interval(expected.low, expected.high)
+    force = " ".join(f"--try {name}={show(value)}" for name, value in changes.items())
+    return (
+        f"{describe_changes(changes)}: no trial: {takes}, and the predicted gain is {gain}; to try it anyway: {force}, or k on the screen"
+    )

@@ -8,15 +8,15 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from gpuconsole.engine.children.job import JobCommand
+from gpuconsole.engine.children.signals import kill_leftovers
+from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, rate
 from gpuconsole.experiments.sweep import evaluate, rounds
 from gpuconsole.experiments.trial import TrialFailed
 from gpuconsole.model.experiments import Method, Sweep
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import COUNTS, Step
-from gpuconsole.processes.job import JobCommand
-from gpuconsole.processes.signals import kill_leftovers
-from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 from gpuconsole.session.figures.account import steady_from
 from gpuconsole.wire.events import AnyEvent, Started, Steps
 

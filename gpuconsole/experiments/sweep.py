@@ -10,6 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from gpuconsole.engine.children.pool import Devices
+from gpuconsole.engine.children.serving import ServingChoice
+from gpuconsole.engine.children.torchrun import Launch
+from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, rate, simultaneous_interval
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
@@ -17,10 +21,6 @@ from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.scenario import Scenario, job_scenario
-from gpuconsole.processes.pool import Devices
-from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.processes.torchrun import Launch
-from gpuconsole.processes.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.session.api import SessionError
 
 START_S = 300.0

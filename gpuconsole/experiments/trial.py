@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.experiments.statistics import (
     BASELINE,
     BETWEEN,
@@ -31,7 +32,6 @@ from gpuconsole.experiments.statistics import (
 from gpuconsole.model.experiments import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
-from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 
 MAX_PAIRS = 60
 AGE_S = 15.0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.diagnosis.engine import Standing, in_doubt
+from gpuconsole.diagnosis.engine import Standing, in_doubt, probes_waiting
 from gpuconsole.diagnosis.rule import TRIAL_ERROR
 from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS, plans
 from gpuconsole.model.certificate import Attempt, Certificate, LeftAlone, Tuning
@@ -20,7 +20,6 @@ from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Sugge
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs, show
 from gpuconsole.model.run import Run
-from gpuconsole.report.facts import probes_waiting
 from gpuconsole.session.api import Busy, SessionApi, SessionError, View
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
 

@@ -7,18 +7,16 @@ so that a row has exactly the requested width for any text.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from gpuconsole.model.text import visible
+from gpuconsole.model.text import cell_width, char_width, clean, cut
 
 # --- rows of cells -------------------------------------------------------------------------------------------
 
 Segment = tuple[str, str]
 Row = list[Segment]
 
-ELLIPSIS = "…"
 _ASCII = str.maketrans(
     {
         "▁": ".", "▂": ".", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "█": "#", "▓": "%", "▒": "+", "░": ":",
@@ -28,46 +26,6 @@ _ASCII = str.maketrans(
         "✓": "+", "▔": "-", "▼": "v", "↓": "v",
     }
 )  # fmt: skip
-
-
-def clean(text: str) -> str:
-    """`text` without any character that controls a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "·" for char in visible(text))
-
-
-def cell_width(text: str) -> int:
-    """The number of terminal cells of `text`."""
-    return len(text) if text.isascii() or not _WIDE.search(text) else sum(_char_width(char) for char in text)
-
-
-_WIDE = re.compile("[^\u0000-\u02ff\u2010-\u2027\u2190-\u22ff\u2500-\u25fc]")
-"""A character that may not have one cell. Latin letters, arrows, boxes and blocks have one."""
-
-
-@lru_cache(4096)
-def _char_width(char: str) -> int:
-    if char < "\u0300":
-        return 1
-    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
-
-
-def cut(text: str, width: int) -> str:
-    """The first `width` cells of `text`, with an ellipsis at the end where text was cut off."""
-    if cell_width(text) <= width:
-        return text
-    if width <= 0:
-        return ""
-    used, kept = 0, []
-    for char in text:
-        used += _char_width(char)
-        if used > width - 1:
-            break
-        kept.append(char)
-    return "".join(kept) + ELLIPSIS
 
 
 def fit(text: str, width: int, align: str = "<") -> str:
@@ -146,7 +104,7 @@ def pieces(text: str, width: int) -> list[str]:
         return [text]
     parts, used = [""], 0
     for char in text:
-        size = _char_width(char)
+        size = char_width(char)
         if used + size > width and used:
             parts.append("")
             used = 0
@@ -202,7 +160,7 @@ def _ascii(text: str) -> str:
     if text.isascii():
         return text
     text = text.translate(_ASCII)
-    return "".join(char if char.isascii() else "?" * _char_width(char) for char in text)
+    return "".join(char if char.isascii() else "?" * char_width(char) for char in text)
 
 
 # --- sparklines of block characters --------------------------------------------------------------------------
@@ -272,3 +230,8 @@ def ansi(text: str, style: str) -> str:
         return text
     before, _, after = text.partition(words)
     return f"{before}\x1b[{SGR[style]}m{words}\x1b[m{after}"
+
+
+def shorter(change: str, width: int) -> str:
+    """The description of a change in `width` cells, without the old values if there is no room for them."""
+    return change if len(change) <= width else re.sub(r"\S+ -> ", "", change)

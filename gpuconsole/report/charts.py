@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuconsole.report import units
+from gpuconsole.model import units
 from gpuconsole.report.cells import Row, line
 
 BINS = 40

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpuconsole.model.comparison import Comparison, Difference, MetricChange
 from gpuconsole.model.text import visible
+from gpuconsole.model.units import NA, changes, quantity
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Report, Table, labelled, text
-from gpuconsole.report.units import NA, changes, quantity
 
 SAME_RUN = "both are the same run of the same session: no two measurements are compared. FILE#1 and FILE#2 name two runs of a session"
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuconsole.diagnosis.models.collective import weak_scaling
+from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
-from gpuconsole.model.experiments import Forecast, Sweep, SweepPoint, Trial
+from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.text import visible
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width, spread
-from gpuconsole.report.facts import shorter
+from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width, shorter, spread
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, lay_out, text
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 # --- a running or finished trial -----------------------------------------------------------------------------
@@ -51,25 +51,6 @@ def verdict(trial: Trial) -> str:
 
 
 # --- before the start ----------------------------------------------------------------------------------------
-
-
-def forecast_line(forecast: Forecast) -> str:
-    """What a trial with a second model server will take, in one or two sentences."""
-    words = f"The trial starts a second model server: {units.about(forecast.seconds)}."
-    if forecast.resolution_ratio is not None:
-        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
-    return words
-
-
-def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
-    """Why a trial is not started, and how to start it anyway."""
-    assert forecast.resolution_ratio is not None
-    takes = f"it would take {units.about(forecast.seconds)} and resolve {units.precise_percent(forecast.resolution_ratio)} at best"
-    gain = units.interval(expected.low, expected.high)
-    force = " ".join(f"--try {name}={show(value)}" for name, value in changes.items())
-    return (
-        f"{describe_changes(changes)}: no trial: {takes}, and the predicted gain is {gain}; to try it anyway: {force}, or k on the screen"
-    )
 
 
 # --- the whole trial -----------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpuconsole.report.cells import Paint, Row, Segment, cell_width, clean, fit, line, line_of, plain, row_width, spread
+from gpuconsole.model.text import cell_width, clean
+from gpuconsole.report.cells import Paint, Row, Segment, fit, line, line_of, plain, row_width, spread
 
 GAP = "  "
 

@@ -64,13 +64,6 @@ def find_other_gpus() -> OtherGpus | None:
     return OtherGpus([Device("gpu:0", "Apple GPU (mps)")], APPLE) if apple and torch else None
 
 
-def torch_version() -> str | None:
-    """The version of the installed torch. The import is here because it costs the sampler 5 MB, and few machines need it."""
-    from gpuconsole.machine import environment
-
-    return environment.torch_version()
-
-
 def _amd(nodes: Path) -> list[Device]:
     found: list[Device] = []
     try:
@@ -95,3 +88,13 @@ def architecture(version: int) -> str:
 
 def _properties(file: Path) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", file.read_text(), re.MULTILINE)}
+
+
+def torch_version() -> str | None:
+    """The version of the installed torch; None without torch."""
+    from importlib import metadata  # it costs the sampler memory, and few machines need it
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None

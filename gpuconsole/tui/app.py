@@ -22,7 +22,7 @@ from textual.timer import Timer
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import visible
-from gpuconsole.report import facts
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys, skeleton
 from gpuconsole.tui.actions import Actions, Console

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from textual.binding import Binding, BindingType
 from textual.keys import Keys, _character_to_key
 
+from gpuconsole.diagnosis.engine import probes_waiting
 from gpuconsole.model.knobs.knob import nearest
-from gpuconsole.report import facts
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 
@@ -68,7 +69,7 @@ def _is_job(view: View) -> bool:
 
 def _may_allow_probes(view: View) -> bool:
     """Whether rules wait for probes that the user has not allowed yet in the user's own job."""
-    return _is_job(view) and _running(view) and bool(facts.probes_waiting(view.run))
+    return _is_job(view) and _running(view) and bool(probes_waiting(view.run))
 
 
 def _may_start(view: View) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuconsole.engine.children.job import JobFolder
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.processes.job import JobFolder
 from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import (
     AgentOff,

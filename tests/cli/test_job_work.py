@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gpuconsole.cli import job_work
+from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.model.experiments import Sweep
 from gpuconsole.model.job import parse_restart_knob
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.machine import Device
-from gpuconsole.processes.job import JobCommand
 
 
 class NoEngine:

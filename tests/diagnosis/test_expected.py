@@ -10,8 +10,8 @@ from gpuconsole.diagnosis.expected.check import WORKS, Check, check
 from gpuconsole.diagnosis.expected.teaching import TESTS
 from gpuconsole.diagnosis.expected.works import LENGTHS_OF
 from gpuconsole.engine.catalog import scenarios, workloads
-from gpuconsole.machine.peaks import known_devices, peaks_of
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.peaks import known_devices, peaks_of
 from gpuconsole.model.scenario import Scenario
 
 CARDS = ("NVIDIA L4", "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpuconsole.engine.watch_baseline import key_of
+from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments.compare import compare
+from gpuconsole.experiments.watch_baseline import key_of
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.processes.job import JobCommand
-from gpuconsole.report import facts
+from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AgentOff, Devices, JobKnown, RunOpened, Started, decode_event, encode

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from gpuconsole.engine.children.serving import ServingChoice
+from gpuconsole.engine.children.worker import SERVING, WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
+from gpuconsole.engine.machine import environment
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.experiments.trial import USUAL
-from gpuconsole.machine import environment
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Fact, ServerFacts
-from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.processes.worker import SERVING, WorkerHandle
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, KnobsSet, ServerKnown, Started, TrialUpdate
@@ -100,7 +100,7 @@ class FakePool:
 
     @property
     def nodes(self) -> Any:
-        from gpuconsole.processes.torchrun import Launch
+        from gpuconsole.engine.children.torchrun import Launch
 
         return Launch(1)
 

@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 import pytest
 
-from gpuconsole.engine.watch_baseline import BaselineWatch, Keeps, look_up
+from gpuconsole.engine.machine.load import OtherLoad
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, check_folder, keep_run, read_all, read_baseline, remove
-from gpuconsole.machine.load import OtherLoad
+from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps, look_up
 from gpuconsole.model.baseline import MOST_RUNS, BaselineKey, BaselineRun
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, RunState, Step, Validity
@@ -251,7 +251,7 @@ def test_a_failed_reading_of_the_load_does_not_end_the_comparison(folder: Path, 
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(OtherLoad, "read", read)
-    monkeypatch.setattr("gpuconsole.engine.watch_baseline.EVERY_S", 0.01)
+    monkeypatch.setattr("gpuconsole.experiments.watch_baseline.EVERY_S", 0.01)
 
     async def body() -> None:
         session = Session("all")

@@ -14,13 +14,12 @@ from gpuconsole.experiments import forecast as forecasts
 from gpuconsole.experiments import statistics
 from gpuconsole.experiments import statistics as trial_statistics
 from gpuconsole.experiments import trial as trials
-from gpuconsole.experiments.forecast import forecast_restart
+from gpuconsole.experiments.forecast import forecast_line, forecast_restart, refusal
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import Distribution, Run, Step, Summary
-from gpuconsole.report.experiments import forecast_line, refusal
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note
 from tests.waiting import until

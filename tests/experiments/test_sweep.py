@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import pytest
 
 from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.experiments import sweep as sweeping
 from gpuconsole.experiments.sweep import MIN_REPEATS, Sweeper, evaluate, points, rounds
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Step
-from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.wire.events import KnobsSet, Started
 
 BASE: Knobs = {"batch_size": 8, "num_workers": 0, "precision": "fp32"}

@@ -14,13 +14,13 @@ from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
-from gpuconsole.report import facts
-from gpuconsole.report.cells import _char_width, cell_width
+from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.run.account import LOOKS
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import marks, paint_throughput, window
 from gpuconsole.report.screen.guide import guide
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.account import distribution
 from gpuconsole.tui import keys
@@ -275,7 +275,7 @@ def test_a_gap_is_shown_only_where_no_sample_came_for_some_time() -> None:
 def test_the_short_way_to_the_width_of_a_text_is_right_for_each_character() -> None:
     for code in range(0x20, 0x3000):
         char = chr(code)
-        assert cell_width(char) == _char_width(char), hex(code)
+        assert cell_width(char) == char_width(char), hex(code)
 
 
 # --- the bar of a step --------------------------------------------------------------------------------------

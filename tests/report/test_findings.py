@@ -7,7 +7,6 @@ import msgspec
 from gpuconsole.diagnosis.precedence import FIRST, rank
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run, Summary
-from gpuconsole.report import facts
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import (
     finding_report,
@@ -18,6 +17,7 @@ from gpuconsole.report.run.diagnosis import (
     rule_counts,
     state_words,
 )
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.account import distribution
 from tests.tui.fake_session import FP32, STARVED, gpu_view

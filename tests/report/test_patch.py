@@ -15,8 +15,8 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.report.facts import kept_changes
 from gpuconsole.report.patch import Patch, make_patch, patch_text
+from gpuconsole.session.facts import kept_changes
 
 BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
 

@@ -14,13 +14,13 @@ from gpuconsole.model.finding import Finding
 from gpuconsole.model.job import JOB
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment, decode, encode, json_schema
-from gpuconsole.report import facts
 from gpuconsole.report.experiments import paint_done
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import firing_report, paint_details
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import figures, paint_runs, run_head
 from gpuconsole.report.session import session_text
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, run_now

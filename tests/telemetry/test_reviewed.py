@@ -11,8 +11,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from gpuconsole.engine.children.once import read_devices
 from gpuconsole.model.machine import Device, Link, Process
-from gpuconsole.processes.once import read_devices
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.nvml import fields
 from gpuconsole.telemetry.process_details import ProcessDetails

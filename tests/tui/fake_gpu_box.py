@@ -11,7 +11,8 @@ from textual.pilot import Pilot
 
 from gpuconsole.model.machine import Device, Link, Peaks, Process
 from gpuconsole.model.metrics import GPU_METRICS, LINK_METRICS, Metric, series_key
-from gpuconsole.report.cells import Row, cell_width, to_ascii
+from gpuconsole.model.text import cell_width
+from gpuconsole.report.cells import Row, to_ascii
 from gpuconsole.report.machine.devices import device_items, paint_item
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import View

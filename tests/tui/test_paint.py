@@ -13,8 +13,9 @@ from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Summary
 from gpuconsole.model.serving import Fact, ServerFacts
-from gpuconsole.report import charts, facts
-from gpuconsole.report.cells import Row, cell_width, cut, fit, spark, to_ascii, wrap
+from gpuconsole.model.text import cell_width, cut
+from gpuconsole.report import charts
+from gpuconsole.report.cells import Row, fit, spark, to_ascii, wrap
 from gpuconsole.report.experiments import paint_done, paint_running, paint_tuning
 from gpuconsole.report.run.account import columns_of, paint_steps
 from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
@@ -23,6 +24,7 @@ from gpuconsole.report.run.runs import entries, paint_runs
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.report.screen.devices import paint_devices as paint_history
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.screens.pages import paint_help

@@ -16,9 +16,9 @@ import pytest
 from textual.pilot import Pilot
 
 from gpuconsole.model.machine import Process
-from gpuconsole.report.cells import cell_width
+from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, paint_process, process_lines, question, title
-from gpuconsole.report.names import plain, spans
+from gpuconsole.report.names import spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen

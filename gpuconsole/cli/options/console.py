@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.network import check_url
 from gpuconsole.cli.options.usage import price, seconds
-from gpuconsole.machine.settings import settings
+from gpuconsole.engine.machine.settings import settings
 
 CONSOLE_OPTIONS = ("interval", "device", "record", "price", "dcgm", "serve", "token_file", "eco")
 

@@ -11,18 +11,18 @@ from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.nodes import nodes
 from gpuconsole.cli.options.serving import objective, server_options
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.machine.settings import settings
+from gpuconsole.engine.machine.settings import settings
 
 if TYPE_CHECKING:
     from gpuconsole.engine.engine import Engine
-    from gpuconsole.engine.watch_baseline import Keeps
+    from gpuconsole.experiments.watch_baseline import Keeps
 
 
 def live_engine(args: argparse.Namespace) -> Engine:
     """The engine, not yet opened; raises UsageError."""
     # The console's first picture does not wait for these imports.
+    from gpuconsole.engine.children.serving import ServingChoice
     from gpuconsole.engine.engine import Engine
-    from gpuconsole.processes.serving import ServingChoice
 
     keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
     engine = Engine(
@@ -39,7 +39,7 @@ def live_engine(args: argparse.Namespace) -> Engine:
     engine.profile_dir = getattr(args, "profile_dir", None)
     served = serve_address(args)
     if served is not None:
-        from gpuconsole.engine.publish import publish
+        from gpuconsole.report.prometheus.publish import publish
 
         try:
             publish(engine, *served)

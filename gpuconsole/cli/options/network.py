@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuconsole.cli import output
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.machine import settings
+from gpuconsole.engine.machine import settings
 
 
 def parse_address(text: str, option: str = "--listen") -> tuple[str, int]:

@@ -8,8 +8,8 @@ import socket
 
 from gpuconsole.cli.options.network import parse_address
 from gpuconsole.cli.options.usage import UsageError, refuse_given
+from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.model.scenario import Workload
-from gpuconsole.processes.torchrun import Launch
 
 NODE_OPTIONS = ("nnodes", "rdzv_endpoint", "rdzv_id")
 RDZV_ID = "gpuconsole"

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from gpuconsole.model.snapshot import Snapshot
-from gpuconsole.report.facts import kept_changes
 from gpuconsole.report.patch import Patch, make_patch, patch_text
+from gpuconsole.session.facts import kept_changes
 
 
 def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:

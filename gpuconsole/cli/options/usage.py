@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpuconsole.machine import settings
+from gpuconsole.engine.machine import settings
 
 
 class UsageError(Exception):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import series_key
-from gpuconsole.report import units
+from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment
 from gpuconsole.report.machine.processes import age
-from gpuconsole.report.names import plain, spans
+from gpuconsole.report.names import spans
 from gpuconsole.report.page import labelled, paragraph
 from gpuconsole.report.parts import Column, Table
 from gpuconsole.session.api import View

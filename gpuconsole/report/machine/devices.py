@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpuconsole.model import metrics as gpu_metrics
+from gpuconsole.model import units
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE, Metric, series_key
-from gpuconsole.report import units
-from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, spark, wrap
+from gpuconsole.model.text import cell_width, plain
+from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, spark, wrap
 from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
 from gpuconsole.report.machine.processes import age
-from gpuconsole.report.names import plain
 from gpuconsole.report.page import heading
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, labelled, lay_out, text
 from gpuconsole.session.api import View

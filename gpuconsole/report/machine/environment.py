@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import CalibrationRecord, Device, Reached
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.model.text import visible
-from gpuconsole.report import units
+from gpuconsole.model.text import plain, visible
+from gpuconsole.model.units import NA, percent, quantity
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.machine.device_tables import peaks
-from gpuconsole.report.names import plain, spans
+from gpuconsole.report.names import spans
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.units import NA, percent, quantity
 
 # --- the machine and the software of a session, and what kind of device its figures belong to ----------------
 

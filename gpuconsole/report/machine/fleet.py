@@ -13,10 +13,10 @@ from statistics import median
 from typing import NamedTuple
 
 from gpuconsole.model.metrics import series_key
+from gpuconsole.model.units import NA, digits
 from gpuconsole.report.cells import LEVELS, Row, Segment, fill, line
-from gpuconsole.report.facts import silent_s
-from gpuconsole.report.units import NA, digits
 from gpuconsole.session.api import View
+from gpuconsole.session.facts import silent_s
 
 FEW = 4
 """Up to this number of GPUs, each GPU has a line in the header."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, beside, blank, cell_width, fill, fit, inner_width, line, panel, spark, wrap
+from gpuconsole.model.text import cell_width, plain
+from gpuconsole.report.cells import Row, beside, blank, fill, fit, inner_width, line, panel, spark, wrap
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
-from gpuconsole.report.names import plain
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 WIDE = 100

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import Process
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, fit, line
-from gpuconsole.report.names import plain, spans
+from gpuconsole.model.text import cell_width, cut, plain
+from gpuconsole.report.cells import Row, Segment, blank, fit, line
+from gpuconsole.report.names import spans
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 # --- the table of processes on the devices -------------------------------------------------------------------

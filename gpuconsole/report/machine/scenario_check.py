@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gpuconsole.diagnosis.expected.card import Card
 from gpuconsole.diagnosis.expected.check import Check
+from gpuconsole.model import units
 from gpuconsole.model.text import percent
-from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Report, Table, text
 

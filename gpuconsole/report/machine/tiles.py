@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.metrics import series_key
-from gpuconsole.report import facts, units
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 

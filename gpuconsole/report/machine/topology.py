@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.model.metrics import series_key
-from gpuconsole.report import units
+from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, blank, fit, line
-from gpuconsole.report.names import plain, spans
+from gpuconsole.report.names import spans
 from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.session.api import View
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from gpuconsole.model import units
 from gpuconsole.model.figure import Attainable, TimePart
 from gpuconsole.model.run import PHASES, Run
 from gpuconsole.model.serving import SERVING_PHASES
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, row_width
+from gpuconsole.model.text import cell_width
+from gpuconsole.report.cells import Row, Segment, fill, line, row_width
 from gpuconsole.report.parts import Column, Report, Table, labelled, text
 from gpuconsole.report.run.serving import serving_rows
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 # --- the time account ----------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from gpuconsole.diagnosis.engine import why_no_claim
 from gpuconsole.diagnosis.rule import NOT_ON_GPU
+from gpuconsole.model import units
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
-from gpuconsole.model.knobs.catalogue import describe_changes, in_words, show
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, show
 from gpuconsole.model.run import Run
-from gpuconsole.model.text import visible
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, inner_width, line, panel, row_width, spread, wrap
+from gpuconsole.model.text import cell_width, cut, visible
+from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, panel, row_width, shorter, spread, wrap
 from gpuconsole.report.experiments import NO_CAUSE, predicted
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
@@ -20,6 +20,7 @@ from gpuconsole.report.run.account import attainable_report
 from gpuconsole.report.run.figures import doubtful, outage, verdict
 from gpuconsole.report.run.runs import cause_report, figures, run_head
 from gpuconsole.report.run.serving import server_report
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 # --- the diagnosis panel -------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
     words = in_words(suggestion.changes)
     room = width - 2 - row_width(right)
     style = "title" if chosen else ""
-    for shown, beside in ((words, f"  {flag}"), (words, f"  {facts.shorter(flag, 0)}"), (words, ""), (facts.shorter(flag, room), "")):
+    for shown, beside in ((words, f"  {flag}"), (words, f"  {shorter(flag, 0)}"), (words, ""), (shorter(flag, room), "")):
         if cell_width(shown) + cell_width(beside) <= room:
             break
     return spread(width, [("> " if chosen else "  ", "key"), (shown, style), (beside, "dim")], right)
@@ -184,7 +185,7 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
 
 def _effect(suggestion: Suggestion, run: Run | None, width: int) -> list[Row]:
     """What the change does to the numbers of the user's own job, in a row; none where that is not known."""
-    effect, style = facts.effect(run, suggestion.changes)
+    effect, style = effect_on_numbers(run, suggestion.changes)
     if not effect:
         return []
     words = next((text for text in (f"{effect}: {EFFECTS[effect]}", effect) if len(text) <= width - 2), "")
@@ -430,3 +431,9 @@ def _why_none(findings: Sequence[Finding]) -> str:
     missing = sorted(missing_signals(findings))
     counts = rule_counts(findings) or "no steady state was measured"
     return f"no fault found: {counts}" + (f" (missing: {', '.join(missing)})" if missing else "")
+
+
+def effect_on_numbers(run: Run | None, changes: Knobs) -> Segment:
+    """What changes do to the numbers of the user's own job; empty where that is not known."""
+    words = run.effect(changes) if run is not None else ""
+    return words, "alert" if words == CHANGES_NUMERICS else "dim"

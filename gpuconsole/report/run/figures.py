@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuconsole.model import units
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
-from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Report, labelled
 from gpuconsole.session.api import View

@@ -10,13 +10,13 @@ import msgspec
 
 from gpuconsole.diagnosis.models import roofline
 from gpuconsole.diagnosis.models.figures.run import MISSING
+from gpuconsole.model import units
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import OpClass, OpClassName
 from gpuconsole.model.run import PHASES, Rank, Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
-from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width
 from gpuconsole.report.charts import chart_rows, empty_figure
 from gpuconsole.report.page import Lines, paragraph, text_lines

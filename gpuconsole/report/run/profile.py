@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuconsole.model import units
 from gpuconsole.model.profile import BYTES_NOTE, FLOPS_NOTE, CopyKind, OpClass, ProfileReport
 from gpuconsole.model.run import Run
-from gpuconsole.report import units
 from gpuconsole.report.cells import Row, beside, blank, fill, line
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Part, Report, Table, heading, labelled, lay_out, text

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.job import AGENT
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
-from gpuconsole.model.text import visible
-from gpuconsole.report import units
-from gpuconsole.report.cells import Row, Segment, cell_width, clean, cut, fit, inner_width, line, panel
-from gpuconsole.report.facts import continues, shorter
+from gpuconsole.model.text import cell_width, clean, cut, visible
+from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.account import account_segments, share_text
 from gpuconsole.report.run.figures import costs, doubtful, step_time, throughput, utilization, validity_report, work
 from gpuconsole.report.run.serving import latency_report, request_report
 from gpuconsole.session.api import View
+from gpuconsole.session.facts import continues
 
 # --- the table of runs, with the trials that were not kept ---------------------------------------------------
 

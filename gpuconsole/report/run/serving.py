@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuconsole.model import units
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.serving import FORMULAS
 from gpuconsole.model.text import visible
-from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line, row_width
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled
 from gpuconsole.report.run.figures import client_report, costs, starved, utilization
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 LATENCIES = (

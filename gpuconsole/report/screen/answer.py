@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.job import AGENT
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, line_of, row_width, spread
+from gpuconsole.model.text import cell_width
+from gpuconsole.report.cells import Row, Segment, fill, line, line_of, row_width, spread
 from gpuconsole.report.experiments import NO_CAUSE, measured, verdict
-from gpuconsole.report.run.diagnosis import missing_signals, rule_counts, stake, state_words
+from gpuconsole.report.run.diagnosis import effect_on_numbers, missing_signals, rule_counts, stake, state_words
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.report.run.figures import verdict as validity_words
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 GAP = "   "
@@ -199,7 +201,7 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
         return [*words, (f"not from here: {why}", "dim")]
     return [
         *words,
-        facts.effect(run, suggestion.changes) if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
+        effect_on_numbers(run, suggestion.changes) if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
         (f"confidence {finding.confidence}", "dim"),
     ]
 

@@ -9,15 +9,17 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.metrics import series_key
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, inner_width, line, line_of, panel, spark
+from gpuconsole.model.text import cell_width, cut
+from gpuconsole.report.cells import Row, Segment, fill, inner_width, line, line_of, panel, spark
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run import serving
 from gpuconsole.report.run.figures import utilization
 from gpuconsole.report.run.serving import live_costs
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 # --- throughput since the start of the present work, with a mark at each change ------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, inner_width, line, panel, spark
+from gpuconsole.model import units
+from gpuconsole.model.text import cell_width, cut
+from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, spark
 from gpuconsole.report.machine.tiles import Tile, Trace, tiles
 from gpuconsole.report.screen.chart import HOLD_S, History, Window, hold_s, window
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 FIGURE = 19

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuconsole.model.experiments import Trial
-from gpuconsole.report import facts
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 STEPS = 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gpuconsole.model import units
 from gpuconsole.model.comparison import Comparison, MetricChange
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
-from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.comparison import difference, difference_report, metric_table, relative_words, step_caution, throughput_of
 from gpuconsole.report.machine.environment import device_kinds, environment_report

@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from gpuconsole.model.run import Run
-from gpuconsole.report.cells import Segment, clean
+from gpuconsole.model.text import clean
+from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Line, Part, Report, Table
 from gpuconsole.report.share.story import Answer
 

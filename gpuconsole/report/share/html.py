@@ -7,8 +7,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from gpuconsole.report import units
-from gpuconsole.report.cells import Segment, clean, cut
+from gpuconsole.model import units
+from gpuconsole.model.text import clean, cut
+from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Line, Report, Table
 from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share import svg

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from gpuconsole.report import units
-from gpuconsole.report.cells import Segment, clean, spark
+from gpuconsole.model import units
+from gpuconsole.model.text import clean
+from gpuconsole.report.cells import Segment, spark
 from gpuconsole.report.parts import Line, Report, Table, printed
 from gpuconsole.report.run.account import NAMES
 from gpuconsole.report.share.document import (

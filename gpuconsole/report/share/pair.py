@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.run import PHASES, Distribution, Run
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import visible
-from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table
 from gpuconsole.report.run.account import share_text, visible_parts, why_no_share

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Sweep, Trial
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
-from gpuconsole.report import facts, units
 from gpuconsole.report.experiments import measured, setting, sweep_report, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
@@ -25,6 +25,7 @@ from gpuconsole.report.share.pair import pair_table, step_bars, tiles
 from gpuconsole.report.share.story import Answer, Chain, answer, cause, chains, sweep_answer
 from gpuconsole.report.share.timeline import timeline
 from gpuconsole.report.share.waterfall import attainable_blocks
+from gpuconsole.session import facts
 
 NOTHING = "The session has no run: there is nothing to report"
 PROOF = (

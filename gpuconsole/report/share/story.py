@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.engine import why_no_claim
+from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup, Sweep, Trial
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
-from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, predicted, setting, verdict
 from gpuconsole.report.run.diagnosis import recoverable, stake
+from gpuconsole.session import facts
 
 
 class Chain(NamedTuple):

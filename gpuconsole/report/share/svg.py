@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from gpuconsole.report import units
-from gpuconsole.report.cells import clean, cut
+from gpuconsole.model import units
+from gpuconsole.model.text import clean, cut
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share.document import Ranges, Steps, Timeline, Waterfall

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpuconsole.model import units
 from gpuconsole.model.figure import Attainable, TimePart
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
-from gpuconsole.report import units
 from gpuconsole.report.parts import labelled
 from gpuconsole.report.run.account import attainable_report, share_text, why_no_share
 from gpuconsole.report.share.document import Block, Folded, Loss, Waterfall, Words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpuconsole.machine.peaks import peaks_of
 from gpuconsole.model.machine import Device
+from gpuconsole.model.peaks import peaks_of
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import CallFailed, call
 

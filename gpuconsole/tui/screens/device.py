@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from textual.widget import Widget
 
+from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.report.machine.devices import Item, device_items, paint_item, paint_metric, paint_places, places, tally
-from gpuconsole.report.names import plain
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests

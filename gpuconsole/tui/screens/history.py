@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 
+from gpuconsole.model import units
 from gpuconsole.model.metrics import series_key
-from gpuconsole.report import charts, facts, units
+from gpuconsole.report import charts
 from gpuconsole.report.cells import Row, fill, line
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import BackScreen

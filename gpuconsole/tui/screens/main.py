@@ -8,12 +8,12 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from gpuconsole.model.finding import Suggestion
-from gpuconsole.report import facts
 from gpuconsole.report.experiments import trial_rows
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.run.account import rows_below
 from gpuconsole.report.run.diagnosis import needed_rows
 from gpuconsole.report.run.runs import tried_rows
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from gpuconsole.diagnosis.probes import IN_JOB
 from gpuconsole.model.experiments import MOST_LOSS_COST
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.units import percent
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
-from gpuconsole.report.units import percent
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from textual.widget import Widget
 from textual.widgets import Input
 
-from gpuconsole.report import facts
 from gpuconsole.report.cells import blank
 from gpuconsole.report.page import Lines
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from textual import events
 
-from gpuconsole.report.cells import Row, Segment, cell_width, line, spread
+from gpuconsole.model.text import cell_width
+from gpuconsole.report.cells import Row, Segment, line, spread
 from gpuconsole.report.screen.guide import STEPS, guide, narrate
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys

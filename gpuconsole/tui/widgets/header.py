@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import Device
-from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.run.account import share_text
 from gpuconsole.report.run.figures import doubtful, outage
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 CUT = {

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
-from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
+from gpuconsole.model.text import cell_width, clean
+from gpuconsole.report.cells import Row, blank, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, text_lines
 
 MOST_VALUE = 30

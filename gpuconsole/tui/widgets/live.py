@@ -11,7 +11,6 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpuconsole.report import facts
 from gpuconsole.report.cells import Row, fill, to_ascii
 from gpuconsole.report.experiments import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
@@ -22,6 +21,7 @@ from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.report.screen.devices import paint_devices
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.theme import style_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from gpuconsole.model.knobs.catalogue import CATALOGUE, describe_changes, show
 from gpuconsole.model.machine import Device
 from gpuconsole.model.scenario import Scenario, grouped
-from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
+from gpuconsole.model.text import cell_width, clean
+from gpuconsole.report.cells import Row, blank, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, paragraph, text_lines
 
 LEAST_ABOUT = 37

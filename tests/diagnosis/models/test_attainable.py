@@ -11,11 +11,11 @@ from gpuconsole.diagnosis.models.attainable import Ceilings, decode_iteration, l
 from gpuconsole.diagnosis.models.figures.attainable import training_attainable
 from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
 from gpuconsole.diagnosis.models.figures.serving import serving_attainable
-from gpuconsole.machine.peaks import peaks_of
 from gpuconsole.model.figure import Attainable
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Peaks
+from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.run import PHASES, Distribution, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
 from tests.diagnosis.models.test_figures import FACTS, KNOBS

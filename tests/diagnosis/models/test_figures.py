@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models.figures.training import training_figures
-from gpuconsole.machine.peaks import peaks_of, published_of
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks
+from gpuconsole.model.peaks import peaks_of, published_of
 from gpuconsole.model.run import Distribution, Summary
 
 H200 = "NVIDIA H200"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models.flops import flops_of, mbu, mfu, nearest_anchor, published_flops_per_s, published_tokens_per_s
-from gpuconsole.machine.peaks import peaks_of, published_of
+from gpuconsole.model.peaks import peaks_of, published_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments import restart
 from gpuconsole.experiments.restart import sweep_by_restarts
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.processes.job import JobCommand
 from gpuconsole.wire.events import Started
 
 STEP_S, DELAY_S, SAMPLES = 0.1, 0.05, 4

@@ -14,10 +14,10 @@ from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import assignments, scenario, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, server_options
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.machine.choice import DeviceChoiceError, choose_device
+from gpuconsole.engine.children.once import read_devices
+from gpuconsole.engine.children.one_shot import JobFailed, examine
+from gpuconsole.engine.machine.choice import DeviceChoiceError, choose_device
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import read_devices
-from gpuconsole.processes.one_shot import JobFailed, examine
 from gpuconsole.wire.events import ProbeDone, Progress
 
 DESCRIPTION = """Measure the perplexity of a model server on a fixed text (lower is better; comparable between settings of one model), and

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_baseline:
         _check_baselines()
     if not chosen.workload.serves and importlib.util.find_spec("torch") is None:
-        from gpuconsole.processes.serving import NO_TORCH  # the screen's first picture does not wait for the engine
+        from gpuconsole.engine.children.serving import NO_TORCH
 
         raise UsageError(NO_TORCH)
     if args.headless or args.json:

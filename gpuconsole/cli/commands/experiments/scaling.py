@@ -19,11 +19,11 @@ from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.cli.progress import Progress
+from gpuconsole.engine.children.worker import START_S
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
-from gpuconsole.processes.worker import START_S
 from gpuconsole.report.experiments import scaling_table
 from gpuconsole.session.api import SessionError
 

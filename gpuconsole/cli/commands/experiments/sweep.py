@@ -21,6 +21,7 @@ from gpuconsole.cli.options.job import add_restart_option, add_summary_option, c
 from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
+from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.model.experiments import Sweep
 from gpuconsole.model.files import write_whole
@@ -28,7 +29,6 @@ from gpuconsole.model.knobs.catalogue import find
 from gpuconsole.model.knobs.knob import KnobError, Knobs, Value
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.model.snapshot import encode
-from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.report.experiments import sweep_report
 from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError

@@ -14,14 +14,15 @@ from gpuconsole.cli.exits import FAILED, OK, exit_code, on_interrupt
 from gpuconsole.cli.options.console import add_device_option, device
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
-from gpuconsole.machine.calibration import cache_path, load, machine_of, save
-from gpuconsole.machine.choice import DeviceChoiceError, choose_device
-from gpuconsole.machine.environment import fingerprint, torch_version
+from gpuconsole.engine.children.once import read_devices
+from gpuconsole.engine.machine.calibration import cache_path, load, machine_of, save
+from gpuconsole.engine.machine.choice import DeviceChoiceError, choose_device
+from gpuconsole.engine.machine.environment import fingerprint
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import read_devices
 from gpuconsole.report.machine.environment import calibration_report
+from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import Progress
 
 DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
@@ -106,8 +107,8 @@ def measure(environment: Environment, chosen: Device, processes: list[Process], 
 
 async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | int:
     """The record, or the exit code if there is no record."""
-    from gpuconsole.machine.load import OtherCores
-    from gpuconsole.processes.one_shot import Interrupted, JobFailed, calibrate
+    from gpuconsole.engine.children.one_shot import Interrupted, JobFailed, calibrate
+    from gpuconsole.engine.machine.load import OtherCores
 
     stop = asyncio.Event()
     on_interrupt(stop.set)

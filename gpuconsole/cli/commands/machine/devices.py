@@ -11,9 +11,9 @@ from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options.console import dcgm
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
+from gpuconsole.engine.children.once import Reading, read_devices
 from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.processes.once import Reading, read_devices
 from gpuconsole.report.machine.devices import devices_report
 from gpuconsole.report.parts import Report
 from gpuconsole.session.state import SessionState

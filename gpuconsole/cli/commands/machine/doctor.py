@@ -17,13 +17,13 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
-from gpuconsole.machine.calibration import of_this_machine
-from gpuconsole.machine.environment import fingerprint
-from gpuconsole.machine.settings import SETTINGS, config_path, misspelt, settings
+from gpuconsole.engine.children.once import Reading, read_devices
+from gpuconsole.engine.machine.calibration import of_this_machine
+from gpuconsole.engine.machine.environment import fingerprint
+from gpuconsole.engine.machine.settings import SETTINGS, config_path, misspelt, settings
+from gpuconsole.model import units
 from gpuconsole.model.machine import Device
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import Reading, read_devices
-from gpuconsole.report import units
 from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
 from gpuconsole.session.state import SessionState

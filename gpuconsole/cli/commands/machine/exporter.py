@@ -12,8 +12,8 @@ from gpuconsole.cli.exits import INTERRUPTED, OK, exit_code, on_interrupt
 from gpuconsole.cli.options.console import dcgm, interval
 from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.usage import UsageError, seconds
-from gpuconsole.machine.settings import settings
-from gpuconsole.processes.sampler import SamplerSupervisor
+from gpuconsole.engine.children.sampler import SamplerSupervisor
+from gpuconsole.engine.machine.settings import settings
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, SamplerEnded
 

@@ -11,12 +11,12 @@ from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.models.figures.training import training_figures
 from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
-from gpuconsole.machine.peaks import known_devices, peaks_of, published_of
+from gpuconsole.model import units
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.machine import Peaks
+from gpuconsole.model.peaks import known_devices, peaks_of, published_of
 from gpuconsole.model.run import Summary
-from gpuconsole.report import units
 from gpuconsole.report.parts import Report, text
 from gpuconsole.report.run.models import prediction_table
 

@@ -14,11 +14,11 @@ from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.expected.card import Card
 from gpuconsole.diagnosis.expected.check import Check, check
 from gpuconsole.engine.catalog import scenarios, user_folder
-from gpuconsole.machine.peaks import known_devices, peaks_of
+from gpuconsole.engine.children.once import read_devices
 from gpuconsole.model.knobs.catalogue import CATALOGUE, nearest, show
 from gpuconsole.model.knobs.knob import Knobs
+from gpuconsole.model.peaks import known_devices, peaks_of
 from gpuconsole.model.scenario import Scenario, ScenarioError, gigabytes, grouped
-from gpuconsole.processes.once import read_devices
 from gpuconsole.report.machine.scenario_check import check_report
 from gpuconsole.report.parts import printed
 

@@ -9,10 +9,10 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, read_all, remove
+from gpuconsole.model import units
 from gpuconsole.model.baseline import Baseline, BaselineRun
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.text import visible
-from gpuconsole.report import units
 
 EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --save-baseline       keep a run (on the screen: key b)

@@ -15,8 +15,8 @@ from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.models.figures.run import with_figures
 from gpuconsole.diagnosis.rule import Case
-from gpuconsole.machine.peaks import published_of
 from gpuconsole.model.files import write_whole
+from gpuconsole.model.peaks import published_of
 from gpuconsole.report.session import run_text
 
 

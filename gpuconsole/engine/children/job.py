@@ -1,0 +1,439 @@
+"""The user's own command: it starts with the agent injected, its output passes through, and nothing here ever kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import hmac
+import itertools
+import os
+import re
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from gpuconsole.engine.children.analysis import analysed
+from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.engine.children.terminal.failure import failure_words
+from gpuconsole.model.run import RunState
+from gpuconsole.session.segments import SegmentFold
+from gpuconsole.wire.events import (
+    AgentOff,
+    AnyEvent,
+    Command,
+    JobKnown,
+    JobProcess,
+    KnobsSet,
+    Note,
+    ProbeDone,
+    Profiled,
+    Progress,
+    RankJoined,
+    RunOpened,
+    Segments,
+    Started,
+    Stop,
+    decode_event,
+    encode,
+)
+
+AGENT = "_gpuconsole_agent"
+"""The name of the agent's copy as a package."""
+JOIN_S = 10.0
+OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E or -S, a frozen program, or a program without Python"
+
+
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
+"""Modules that start a script of the user's."""
+ISOLATED = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
+"""Options of Python that keep PYTHONPATH or `sitecustomize` away."""
+OLD_PYTHONS = tuple(f"3.{minor}." for minor in range(10))
+NO_STEP_YET = "the job has imported torch, and has made no optimizer step"
+NO_STEP = f"{NO_STEP_YET}: neither inference nor updates by torch.func are measured"
+NO_PYTHON_YET = "the job has started; its Python has not"
+FIRST_PYTHON_S = 10.0
+"""Seconds until a job without a Python process is no longer expected to start one."""
+START_PERIOD_S = 0.5
+SILENT_S = 1.0
+"""From the end of a process's connection to the look whether the process goes on."""
+
+
+class JobCommand(msgspec.Struct, frozen=True):
+    """The user's command. `stdin`, `stdout`, `stderr`: file descriptors for the job; None: those of this process.
+
+    `leader`: the words of a program that takes the terminal on stdin as its own and then becomes the command (`JobTerminal.leader`). The job
+    leads a session of its own then. `stored`: whether the words go into the snapshot and the recording.
+    `apart`: the job leads a session of its own also without a terminal, so that all its processes can be ended.
+    """
+
+    words: tuple[str, ...]
+    leader: tuple[str, ...] = ()
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    stored: bool = False
+    apart: bool = False
+    allows_numerics: bool = False
+    """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
+    last_output: Callable[[], Awaitable[list[str]]] | None = None
+    """Gives the last lines of the output once the job has ended; None where the output does not come to this process."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether the job leads a session of its own."""
+        return self.apart or bool(self.leader)
+
+    @property
+    def digest(self) -> str:
+        """Identifies the words of the command without showing them; the folder of the program does not count."""
+        words = (os.path.basename(self.words[0]), *self.words[1:])
+        return hashlib.blake2s("\0".join(words).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+
+    def identify(self, opened: RunOpened) -> RunOpened:
+        """`opened` with the digest of the command, and with its words where the user wants them stored."""
+        return msgspec.structs.replace(opened, digest=self.digest, command=self.words if self.stored else ())
+
+    @property
+    def name(self) -> str:
+        """The script of the command, without its folder, or the module after `-m`; else the program."""
+        for before, word in itertools.pairwise(("", *self.words)):
+            if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS):
+                return os.path.basename(word)
+        return os.path.basename(self.words[0])
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """The children of a process, and their children; empty where the process has ended."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def until_cancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and end without an error where it is cancelled: asyncio in Python 3.11 logs a traceback for a cancelled handler of a connection."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+class JobFolder:
+    """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "job"
+        self.path.mkdir(mode=0o700)
+        self.socket = self.path / "socket"
+        self._seen = self.path / "seen"
+        self._seen.touch(mode=0o600)
+        self._doorbell, self._count = self.path / "doorbell", 0
+        self._doorbell.touch(mode=0o600)
+        self.ring()
+        with as_file(files("gpuconsole")) as package:
+            agent = package / "agent"
+            shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
+            shutil.copy(agent / "inject" / "sitecustomize.py", self.path / "sitecustomize.py")
+
+    def environment(self, token: str) -> dict[str, str]:
+        """The variables of the job, beside those of this process."""
+        former = os.environ.get("PYTHONPATH", "")
+        return {
+            "PYTHONPATH": f"{self.path}{os.pathsep}{former}" if former else str(self.path),
+            "GPUCONSOLE_AGENT": str(self.path),
+            "GPUCONSOLE_TOKEN": token,
+        }
+
+    def ring(self) -> None:
+        """Raise the counter of the doorbell: the agents read their sockets then. Without the doorbell they do so with their next message."""
+        self._count += 1
+        with (
+            contextlib.suppress(OSError),
+            self._doorbell.open("r+b") as file,
+        ):  # the folder may have been removed: the agents ask at each message too
+            file.write(self._count.to_bytes(8, "little"))
+
+    def seen(self) -> list[list[str]]:
+        """For each note of a Python process: pid, what was seen, Python's version, the first words of its command line."""
+        with contextlib.suppress(OSError):
+            return [line.split("\t") for line in self._seen.read_text(encoding="utf-8", errors="replace").splitlines()]
+        return []
+
+    def without_training(self, words: Sequence[str]) -> str:
+        """Why nothing trains so far in the job of the command `words`, in one line, where no process of the job has imported torch."""
+        seen = self.seen()
+        if not seen:
+            flag = next((word for word in words[1:2] if ISOLATED.fullmatch(word)), "")
+            return f"python {flag} does not load the agent: start the job without {flag}" if flag else OUT_OF_SIGHT
+        versions = {note[2] for note in seen if len(note) > 2}
+        if versions and all(version.startswith(OLD_PYTHONS) for version in versions):
+            return f"the job's Python is {', '.join(sorted(versions))}: the agent needs Python 3.10 or newer"
+        failed = next((note[1] for note in seen if len(note) > 1 and note[1].startswith("failed")), "")
+        if failed:
+            return f"the agent could not start: {failed.removeprefix('failed: ')}"
+        if any(len(note) > 1 and note[1] == "jax" for note in seen):
+            return "the job uses JAX, which the agent cannot watch; it watches PyTorch"
+        return "the job's Python has not imported torch"
+
+
+class JobChild(Child):
+    """The user's command and its processes. Each process that trains is a rank; commands go to every rank. The leader's
+    answer counts, unless another rank refuses.
+
+    The command stays in the process group of the console, as with `time` or `env`: keys such as Ctrl-C and Ctrl-Z act on both alike, and the
+    shell knows one job.
+
+    `stop` and `kill` only take leave: every agent switches itself off, and the job continues. `returncode` is the job's exit code, or minus
+    the signal.
+    """
+
+    def __init__(self, command: JobCommand, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
+        super().__init__("", [], on_event, on_exit)
+        self.command = command
+        self._folder = JobFolder(scratch)
+        self._token = secrets.token_hex(16)
+        self._server: asyncio.Server | None = None
+        self._ranks: dict[int, asyncio.StreamWriter] = {}
+        self._answers: dict[int, dict[int, KnobsSet | ProbeDone | Profiled]] = {}
+        self._torch = self._stepped = self._left = False
+        self.why_no_steps = ""
+        """Why the job made no step, in one line, once it has ended; empty where it made steps."""
+        self._cause = ""
+        self.processes: list[JobProcess] = []
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start the command. Raises OSError, for example where the program does not exist."""
+        folder = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:  # by way of the descriptor: the address of a Unix socket has at most 107 bytes, and TMPDIR may be long
+            self._server = await asyncio.start_unix_server(
+                lambda *streams: until_cancelled(self._serve(*streams)),
+                f"/proc/self/fd/{folder}/{self._folder.socket.name}",
+                limit=LINE_LIMIT,
+            )
+        finally:
+            os.close(folder)
+        os.chmod(self._folder.socket, 0o600)  # nobody else could reach it before: its folder has mode 0700
+        try:
+            await self._run((*self.command.leader, *self.command.words))
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            await self._run(("/bin/sh", *self.command.words))  # a script without a first line `#!`, as a shell does it
+        self._tasks = [asyncio.create_task(self._wait_for_end()), asyncio.create_task(self._report_start())]
+
+    async def _run(self, words: Sequence[str]) -> None:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: EndProtocol(self._ended),
+            *words,
+            stdin=self.command.stdin,
+            stdout=self.command.stdout,
+            stderr=self.command.stderr,
+            start_new_session=self.command.leads,
+            env={**os.environ, **self._folder.environment(self._token)},
+        )
+        self._process = asyncio.subprocess.Process(transport, protocol, loop)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the job: to all processes of its session if it leads one, else to the process of the command, as a shell's `kill` does.
+        SIGKILL also goes to all its descendants, because a launcher that is killed cannot end its workers. Nothing happens when the job has ended."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        below = descendants(self._process.pid) if number == signal.SIGKILL else []
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if self.command.leads else os.kill)(self._process.pid, number)
+        for process in below:
+            with contextlib.suppress(psutil.Error):  # it has ended with its parent
+                process.kill()
+
+    def send(self, command: Command) -> None:
+        for writer in self._ranks.values():
+            if not writer.is_closing():
+                writer.write(encode(command) + b"\n")
+        self._folder.ring()
+
+    async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
+        """Take leave of the job."""
+        self.detach()
+
+    def kill(self) -> None:
+        self.detach()
+
+    def hang_up(self) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Switch off the agents. The job continues without the console."""
+        if not self._left:
+            self._left = True
+            self.send(Stop())
+            for writer in self._ranks.values():
+                writer.close()
+
+    def ending(self, code: int) -> tuple[RunState, str | None]:
+        """The state of the run after the end of the job with `code`, and the error in one line. A job that the user ended was stopped."""
+        if code in (-signal.SIGINT, -signal.SIGTERM):
+            return "stopped", self.why_no_steps or None
+        if code:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return "failed", "; ".join(filter(None, (self._cause, f"the job {how}", self.why_no_steps)))
+        return "finished", self.why_no_steps or None
+
+    async def _report_start(self) -> None:
+        """Report what the job has done so far, until its first step."""
+        begun, said = time.monotonic(), ""
+        while not self._stepped and not self._ended.is_set() and not self._left:
+            words = self._without_steps() if self._folder.seen() or time.monotonic() - begun > FIRST_PYTHON_S else NO_PYTHON_YET
+            if words != said:
+                said = words
+                self._on_event(Progress(time.monotonic(), words))
+            await asyncio.sleep(START_PERIOD_S)
+
+    def _without_steps(self) -> str:
+        """Why the job has no steps, in one line; empty where it has steps."""
+        if self._stepped:
+            return ""
+        if self._torch:
+            return NO_STEP_YET if not self._ended.is_set() else NO_STEP
+        return self._folder.without_training(self.command.words)
+
+    # --- the job's processes --------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one process of the job, from its first message to its end."""
+        joined = await self._first_message(reader)
+        if joined is None or self._left:
+            writer.close()
+            return
+        self._torch = True
+        self.processes.append(joined)
+        fold = SegmentFold()
+        rank: int | None = None
+        off = False
+
+        def on_event(event: AnyEvent) -> None:
+            nonlocal rank, off
+            off = off or isinstance(event, AgentOff)
+            if isinstance(event, RankJoined):
+                if event.rank in self._ranks:
+                    self._turn_away(joined.pid, event, writer)
+                    return
+                rank = event.rank
+                self._ranks[rank] = writer
+                if event.world_size == 1:
+                    return
+            elif isinstance(event, JobKnown):
+                fold.on_device = event.facts.device.startswith("cuda")
+            if rank is not None or (isinstance(event, AgentOff) and event.where):
+                self._on_rank_event(event, fold, rank or 0)
+
+        await self._read_events(reader, on_event)
+        if rank is not None and self._ranks.get(rank) is writer:
+            del self._ranks[rank]
+            self._settle_answers()
+        writer.close()
+        if rank is not None and not off:
+            await self._report_silence(joined)
+
+    async def _first_message(self, reader: asyncio.StreamReader) -> JobProcess | None:
+        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError):
+            async with asyncio.timeout(JOIN_S):
+                event = decode_event(await reader.readline())
+            if isinstance(event, JobProcess) and hmac.compare_digest(event.token.encode(), self._token.encode()):
+                return msgspec.structs.replace(event, token="")
+        return None
+
+    async def _report_silence(self, joined: JobProcess) -> None:
+        """A process has closed its connection without a word. Report that where it goes on: nothing is measured there any more."""
+        await asyncio.sleep(SILENT_S)
+        again = any(one.pid == joined.pid and one.t > joined.t for one in self.processes)
+        if not self._left and not again and psutil.pid_exists(joined.pid):
+            text = f"process {joined.pid} of the job goes on without its connection to the console: its steps are not measured any more"
+            self._on_event(Note(time.monotonic(), text, "warning"))
+
+    def _turn_away(self, pid: int, event: RankJoined, writer: asyncio.StreamWriter) -> None:
+        """Switch off the agent of a process that trains beside the one that is shown: two trainings have no common steps."""
+        writer.write(encode(Stop()) + b"\n")
+        self._folder.ring()
+        self._on_event(
+            Note(event.t, f"process {pid} of the job trains too, apart from the others: only the first training is shown", "warning")
+        )
+
+    def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int) -> None:
+        match event:
+            case Segments():
+                self._stepped = True
+                with contextlib.suppress(ValueError):
+                    self._on_event(msgspec.structs.replace(fold.add(event), rank=rank))
+            case Profiled() if event.trace:
+                self._tasks.append(asyncio.create_task(self._analyse(event, fold, rank)))
+            case KnobsSet() | ProbeDone() | Profiled():
+                self._answers.setdefault(event.request, {})[rank] = event
+                self._settle_answers()
+            case AgentOff():
+                self._on_event(event)
+                if event.where and event.where != "connection":
+                    who = f"process {event.pid}" + (f" (rank {event.rank})" if event.rank else "")
+                    self._on_event(
+                        Note(
+                            event.t,
+                            f"the agent in {who} has switched itself off at {event.where}: {event.cause}; the job continues",
+                            "warning",
+                        )
+                    )
+            case Started() | JobKnown() if rank:
+                return  # the leader's stands for the run
+            case _:
+                self._on_event(event)
+
+    async def _analyse(self, event: Profiled, fold: SegmentFold, rank: int) -> None:
+        self._on_rank_event(await analysed(event), fold, rank)
+
+    def _settle_answers(self) -> None:
+        """Pass on the answers that every rank has given: the first refusal, else the leader's. Answers of ranks that have left count only
+        where all have left, as at the end of the job.
+
+        A change is in force from the last of the ranks' first steps with it: a rank may take the command some steps after the others, or may
+        rehearse new loader workers for longer. All ranks count the same steps, because each step needs all of them.
+        """
+        for request, answers in list(self._answers.items()):
+            present = self._ranks.keys() or answers.keys()
+            if present <= answers.keys():
+                del self._answers[request]
+                given = [answers[rank] for rank in sorted(present)]
+                settled = next((answer for answer in given if answer.error), given[0])
+                if isinstance(settled, KnobsSet) and not settled.error:
+                    first_step = max(answer.step for answer in given if isinstance(answer, KnobsSet))
+                    settled = msgspec.structs.replace(settled, step=first_step)
+                self._on_event(settled)
+
+    # --- end ------------------------------------------------------------------------------------------------
+
+    async def _wait_for_end(self) -> None:
+        await self._ended.wait()
+        assert self._server is not None and self._process is not None
+        self._server.close()
+        await asyncio.sleep(0)  # the last messages of the processes are in the sockets by now
+        for _ in range(20):
+            if not self._ranks:
+                break
+            await asyncio.sleep(0.05)
+        self._tasks[1].cancel()
+        self.why_no_steps = self._without_steps()
+        assert self._process.returncode is not None
+        if self._process.returncode and self.command.last_output is not None:
+            self._cause = failure_words(self._process.returncode, await self.command.last_output())
+        self.exited.set()
+        self._on_exit(self._process.returncode)

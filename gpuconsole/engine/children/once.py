@@ -1,0 +1,133 @@
+"""One reading of all devices through a sampler child, so that a driver call that hangs costs a timeout and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuconsole.engine.children.environment import dcgm_environment, own_environment
+from gpuconsole.session.state import SessionState
+from gpuconsole.telemetry.source import NOT_YET
+from gpuconsole.wire.events import AnyEvent, Devices, Hello, Sample, Stop, decode_event, encode
+
+ALWAYS = "gpu.utilization_ratio"
+"""A metric that every GPU has. A device that cannot report this metric reports nothing."""
+NO_ANSWER = "the driver does not answer"
+_NOT_STARTED = "the sampler does not start"
+_ROUNDS = 2  # rates need two readings; the second round spans a whole interval
+_LEAVE_S = 1.0
+
+
+class Reading(NamedTuple):
+    """All devices as one short-lived sampler reported them. `error` is one line, empty when all went well; `state` has what came before it."""
+
+    state: SessionState
+    error: str
+
+
+class _Progress:
+    """How far a sampler has come."""
+
+    def __init__(self) -> None:
+        self.greeted = False
+        self._rounds = 0
+
+    def take(self, event: AnyEvent) -> None:
+        if isinstance(event, Hello):
+            self.greeted = True
+        elif isinstance(event, Devices):
+            self._rounds = 0  # the rounds before were without the GPUs
+        elif isinstance(event, Sample) and event.device == "sampler":
+            self._rounds += 1
+
+    def is_complete(self, state: SessionState) -> bool:
+        """Whether every device has reported, and rates have had their two readings."""
+        mute = {device for device, reasons in state.unavailable.items() if ALWAYS in reasons}
+        reported = state.readings.reported.keys() | state.lost.keys() | mute
+        return self._rounds >= _ROUNDS and all(device.id in reported for device in state.devices) and state.no_gpu_reason != NOT_YET
+
+
+def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None) -> Reading:
+    """Start a sampler (with the address of a dcgm-exporter), wait for two rounds of samples and end it. Never raises for what the driver does.
+
+    Raises OSError when this machine cannot start a process.
+    """
+    state, progress, error = SessionState(interval_s, history=False), _Progress(), ""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            child = _start(theirs.fileno(), interval_s, dcgm)
+        try:
+            for event in _events(ours, time.monotonic() + timeout_s):
+                state.apply(event)
+                progress.take(event)
+                if progress.is_complete(state):
+                    break
+            if not progress.is_complete(state):
+                error = _what_went_wrong(state, progress.greeted, child)
+            else:
+                with contextlib.suppress(OSError):  # it may have gone already
+                    ours.sendall(encode(Stop()) + b"\n")
+        finally:
+            _end(child, patience_s=0.0 if error else _LEAVE_S)
+    return Reading(state, error)
+
+
+def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "gpuconsole.telemetry.sampler", "--fd", str(fd), "--interval", str(interval_s)]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=[fd],
+        start_new_session=True,
+        env={**os.environ, **own_environment(), **dcgm_environment(dcgm)},
+    )
+
+
+def _events(channel: socket.socket, deadline: float) -> Iterator[AnyEvent]:
+    """Events until the deadline or the child's end, whichever comes first."""
+    pending = b""
+    while (left := deadline - time.monotonic()) > 0:
+        channel.settimeout(left)
+        try:
+            chunk = channel.recv(65536)
+        except (TimeoutError, ConnectionResetError):
+            return
+        if not chunk:
+            return
+        *lines, pending = (pending + chunk).split(b"\n")
+        yield from map(decode_event, lines)
+
+
+def _what_went_wrong(state: SessionState, greeted: bool, child: subprocess.Popen[bytes]) -> str:
+    """In one line, with the last line of a child that has ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = child.wait(0.2)
+        words = child.stderr.read().decode(errors="replace").strip().splitlines() if child.stderr else []
+        return f"the sampler ended (exit {code}): {words[-1] if words else 'without a word'}"
+    stuck = [source.detail for source in state.sources.values() if source.stuck_s]
+    if stuck:
+        return f"{NO_ANSWER} (waiting for {stuck[0]})"
+    return NO_ANSWER if greeted else _NOT_STARTED
+
+
+def _end(child: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Let the child leave within `patience_s`, then kill it. One that hangs in the kernel is left to die by itself."""
+    try:
+        child.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LEAVE_S)
+    if child.stderr is not None:
+        child.stderr.close()

@@ -1,0 +1,37 @@
+"""The model server of a run: the options that the user chose for it, and which changes it allows."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.serving import Objective
+from gpuconsole.session.api import SessionError
+from gpuconsole.telemetry.other_gpus import torch_version
+
+NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
+
+
+class ServingChoice(msgspec.Struct, frozen=True):
+    """`options` go to the serving worker (see `Start.options`). `objective`: the latencies that requests must keep."""
+
+    options: dict[str, str] = {}
+    objective: Objective | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the user named a server that runs already (`--url`)."""
+        return bool(self.options.get("server_url"))
+
+    def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
+        """Raises SessionError where the run needs torch and torch is not installed. vLLM and a server elsewhere do not need it."""
+        elsewhere = chosen.workload.serves and (self.elsewhere or knobs["server"] == "vllm")
+        if not elsewhere and torch_version() is None:
+            raise SessionError(NO_TORCH)
+
+    def check_change(self, changes: Knobs, run: Run) -> None:
+        """Raises SessionError for a change that the console cannot try on this run (see `Run.why_not`)."""
+        if reason := run.why_not(changes):
+            raise SessionError(reason)

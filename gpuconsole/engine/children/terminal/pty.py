@@ -1,0 +1,100 @@
+"""The pseudo-terminal of a user's job: its two ends, the process that holds it, and the output that the console has received."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from gpuconsole.engine.children.terminal.lines import OutputLines
+
+_HERE = Path(__file__).parent
+LAST_S = 1.5
+"""Seconds to wait for the last output after the end of the job. A child that the job has left behind may keep the terminal open."""
+
+
+class JobTerminal:
+    """A pseudo-terminal for one job. `slave` is the job's stdin, stdout and stderr; `lines` is its output as text.
+
+    The terminal belongs to a process of its own (`holder.py`). So the job keeps its terminal when the console ends, and its output then goes
+    to the file `log`, unless all of it goes to the file `output` anyway. The terminal leaves newlines as they are: a file gets the bytes that
+    the job wrote.
+    """
+
+    def __init__(self, columns: int, rows: int, output: Path | None, log: Path) -> None:
+        """Raises OSError where the system gives no pseudo-terminal."""
+        self.lines = OutputLines()
+        self.output, self.log = output, log
+        self._master, self.slave = os.openpty()
+        self.resize(columns, rows)
+        mode = termios.tcgetattr(self.slave)
+        mode[1] &= ~termios.ONLCR
+        termios.tcsetattr(self.slave, termios.TCSANOW, mode)
+        self._reading: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._slave_open = True
+
+    @property
+    def leader(self) -> tuple[str, ...]:
+        """The words in front of the job's command by which the job becomes the leader of this terminal. Its process must lead a new session,
+        with `slave` as stdin."""
+        return (sys.executable, "-I", "-S", str(_HERE / "lead.py"))
+
+    async def hold(self) -> None:
+        """Start the process that holds the terminal, and read the output. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            files = [self._master, theirs.fileno()]
+            self._holder = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_HERE / "holder.py"), *map(str, files), str(self.output or ""), str(self.log)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=files, start_new_session=True,
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    def job_started(self) -> None:
+        """Close this process's end of the job's side: the terminal ends with the job."""
+        if self._slave_open:
+            self._slave_open = False
+            os.close(self.slave)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Set the size of the terminal; the job gets SIGWINCH."""
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", max(1, rows), max(1, columns), 0, 0))
+
+    def type(self, text: str) -> None:
+        """Send `text` to the job's stdin, as if it were typed. Nothing happens when the job reads nothing and the terminal is full."""
+        os.set_blocking(self._master, False)
+        with contextlib.suppress(OSError):
+            os.write(self._master, text.encode())
+
+    async def last_output(self) -> list[str]:
+        """The lines of a job that has ended; its last output is waited for."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=LAST_S)
+        return self.lines.text()
+
+    async def close(self, ended: bool) -> None:
+        """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited for. Otherwise the output goes to a file from now on."""
+        self.job_started()
+        if self._reading is not None and self._writer is not None:
+            if ended:
+                self._writer.write(b"e")
+                await self.last_output()
+            self._reading.cancel()
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            os.close(self._master)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(1 << 16):
+                self.lines.feed(chunk)
