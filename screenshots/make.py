@@ -28,7 +28,7 @@ from shots import HERE, ONE, TITLE, check_tools, shoot, until
 
 from benchmarks.fake_box import FakeBox, build_driver
 from gpuconsole.engine.children.job import JobCommand
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.session import facts
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.theme import DARK
@@ -40,7 +40,7 @@ JOB = f"{TITLE}: gpuconsole run -- python hf_starved.py"
 
 async def first() -> list[Path]:
     """The machine overview of this machine, and the list of scenarios."""
-    app = ConsoleApp(Engine())
+    app = ConsoleApp(LiveSession())
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await pilot.pause(60)
         files = await shoot(pilot, "first")
@@ -53,7 +53,7 @@ async def first() -> list[Path]:
 
 async def healthy() -> list[Path]:
     """A training run without a fault."""
-    engine = Engine()
+    engine = LiveSession()
     app = ConsoleApp(engine, scenario="train-gpt")
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await until(lambda: any(run.steady_from_s is not None and run.findings for run in engine.view().runs), 60)
@@ -65,7 +65,7 @@ async def healthy() -> list[Path]:
 
 async def runs() -> list[Path]:
     """A run that waits for storage: the finding, its trial, the verdict, and the sub-screens."""
-    engine = Engine()
+    engine = LiveSession()
     app = ConsoleApp(engine, scenario="data-starved")
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await until(lambda: facts.suggestions(engine.view()), 60)
@@ -90,7 +90,7 @@ async def runs() -> list[Path]:
 
 async def serving() -> list[Path]:
     """A model server once its finding stands."""
-    engine = Engine()
+    engine = LiveSession()
     app = ConsoleApp(engine, scenario="kv-pressure")
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await until(lambda: any(f.suggestions for r in engine.view().runs for f in r.findings), 90)
@@ -102,7 +102,7 @@ async def serving() -> list[Path]:
 
 async def tuning() -> list[Path]:
     """A tuning session with at least one finished trial, and the certificate at its end."""
-    engine = Engine()
+    engine = LiveSession()
     app = ConsoleApp(engine, scenario="data-starved")
 
     def further() -> bool:
@@ -127,7 +127,7 @@ async def tuning() -> list[Path]:
 
 async def job() -> list[Path]:
     """A Hugging Face Trainer that waits for its data: the finding, the trial, the proof, and the output of the job."""
-    engine = Engine()
+    engine = LiveSession()
     command = JobCommand((sys.executable, str(HERE / "hf_starved.py"), "20000"))
 
     async def start(columns: int, rows: int) -> None:
@@ -162,7 +162,7 @@ async def job() -> list[Path]:
 
 async def box() -> list[Path]:
     """The monitoring screens of a box; the fake driver must be in the environment already."""
-    app = ConsoleApp(Engine(interval_s=0.5))
+    app = ConsoleApp(LiveSession(interval_s=0.5))
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await pilot.pause(60)
         files = await shoot(pilot, "eight-gpus", title=FAKE)

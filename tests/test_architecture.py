@@ -40,7 +40,7 @@ def loaded_by(code: str) -> set[str]:
 def test_the_console_loads_no_torch_and_headless_no_textual() -> None:
     headless = loaded_by("import gpuconsole.cli.main, gpuconsole.cli.parser as p, gpuconsole.cli.headless; p.build_parser()")
     assert not headless & {"torch", "textual", "numpy", "pynvml", "plotext", "gpuconsole.workloads"}
-    screen = loaded_by("import gpuconsole.tui.app, gpuconsole.engine.engine")
+    screen = loaded_by("import gpuconsole.tui.app, gpuconsole.experiments.session")
     assert "textual" in screen
     assert not screen & {"torch", "numpy", "pynvml", "gpuconsole.workloads"}
 

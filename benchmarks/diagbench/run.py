@@ -20,7 +20,7 @@ from benchmarks.machine import commit
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Case as RuleCase
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.trial import USUAL, TrialLimits
 from gpuconsole.experiments.tune import until_diagnosed
 from gpuconsole.model.finding import Finding, Interval, Suggestion
@@ -49,7 +49,7 @@ class Trials(msgspec.Struct, frozen=True):
     """So many changes without effect in each run of quick steps."""
 
 
-async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, trials: Trials) -> Row:
+async def run_case(engine: LiveSession, case: Case, half: Half, seed: int, neighbours: int, trials: Trials) -> Row:
     """Run the case and return its row. A failure is in `error`."""
     scenario, sets = case.drawn(half, seed)
     row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix, offer=case.offer, commit=commit())
@@ -70,7 +70,7 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
     return row
 
 
-async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
+async def _diagnose(engine: LiveSession, row: Row, watch_s: float) -> None:
     """The findings when the diagnosis is complete, at least `watch_s` after the run became steady."""
     run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
     while row.steady_from_s is not None and run.duration_s - row.steady_from_s < watch_s:
@@ -128,7 +128,7 @@ def _watch(row: Row, view: View) -> None:
         row.found_s = now
 
 
-async def _realise(engine: Engine, row: Row, trials: Trials) -> None:
+async def _realise(engine: LiveSession, row: Row, trials: Trials) -> None:
     run = engine.view().run
     assert run is not None
     found = told(run, row.offer)
@@ -148,7 +148,7 @@ async def _realise(engine: Engine, row: Row, trials: Trials) -> None:
         await confirm(engine, row)
 
 
-async def confirm(engine: Engine, row: Row) -> None:
+async def confirm(engine: LiveSession, row: Row) -> None:
     """Try the best change of the oracle again, as long as a first suggestion, until the best change has had such a trial: the largest of many estimates is too large."""
     confirmed: list[Realised] = []
     while (found := best(row)) is not None and found is not row.top and not any(found is one for one in confirmed):
@@ -167,7 +167,7 @@ def _costly(changes: Knobs, seed: int) -> bool:
     return bool(of_load & changes.keys()) or (any(CATALOGUE[name].serving for name in changes) and seed % 5 != 0)
 
 
-async def _try(engine: Engine, changes: Knobs, limits: TrialLimits, predicted: Interval | None = None) -> Realised:
+async def _try(engine: LiveSession, changes: Knobs, limits: TrialLimits, predicted: Interval | None = None) -> Realised:
     realised = Realised(changes, predicted=predicted)
     try:
         trial = await engine.try_change(changes, predicted, keep=False, limits=limits)
@@ -220,7 +220,7 @@ def burning(count: int, program: str = BURN) -> Iterator[None]:
 
 async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, trials: Trials, device: str) -> AsyncIterator[Row]:
     """Every case with every seed, one after the other, in one console."""
-    engine = Engine(interval_s=1.0, device=device, keeps="chosen")
+    engine = LiveSession(interval_s=1.0, device=device, keeps="chosen")
     await engine.open()
     try:
         for case, seed in todo:

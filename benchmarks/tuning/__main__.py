@@ -33,7 +33,7 @@ from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, rand
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.children.serving import ServingChoice
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.experiments.tune import Tuner
 from gpuconsole.model.certificate import Certificate
@@ -71,7 +71,7 @@ async def measured(scenario: str, found: list[Knobs], repeats: int) -> tuple[Swe
 
 
 async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
-    engine = Engine(device="cpu")
+    engine = LiveSession(device="cpu")
     await engine.open()
     try:
         await engine.start(scenario, {})

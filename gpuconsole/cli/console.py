@@ -24,7 +24,7 @@ from gpuconsole.tui.driver.terminal import why_no_screen, why_no_terminal
 
 SETTLED_S = 4.0
 if TYPE_CHECKING:
-    from gpuconsole.engine.engine import Engine
+    from gpuconsole.experiments.session import LiveSession
 
 WITHOUT = "gpuconsole run SCENARIO --headless"
 
@@ -123,7 +123,7 @@ def use_own_keys() -> None:
 class SessionFile:
     """Saves the session when the console ends, also after a crash. `error` is the reason why the session could not be saved."""
 
-    def __init__(self, engine: Engine, path: Path | None) -> None:
+    def __init__(self, engine: LiveSession, path: Path | None) -> None:
         """`path`: the file that the user chose; None: a dated file in the current folder, if the session has runs."""
         self.error = ""
         self._engine, self._path = engine, path
@@ -149,7 +149,7 @@ class SessionFile:
             note(f"session saved to {self._saved}")
 
 
-async def open_checked(engine: Engine) -> None:
+async def open_checked(engine: LiveSession) -> None:
     """Open the engine. Raises SessionError if the requested device does not exist."""
     await engine.open()
     engine.device()

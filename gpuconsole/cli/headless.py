@@ -18,7 +18,7 @@ from gpuconsole.cli.progress import Progress
 from gpuconsole.cli.trying import nothing_to_try, ready, try_now
 from gpuconsole.engine.children.torchrun import MEETING_S
 from gpuconsole.engine.children.worker import SERVER_START_S, START_S
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.model.text import visible
@@ -114,7 +114,7 @@ class HeadlessRun:
         if found.verdict != "valid" and view.run is not None:
             self._progress.line(f"gpuconsole: the figures are {verdict(view.run)}")
 
-    async def _measure(self, engine: Engine) -> None:
+    async def _measure(self, engine: LiveSession) -> None:
         """Returns when the duration is over, the run has ended, or the user interrupts."""
         first_step: float | None = None
         begun = time.monotonic()
@@ -164,7 +164,7 @@ class HeadlessRun:
         except TimeoutError:
             return
 
-    def _report(self, engine: Engine) -> int:
+    def _report(self, engine: LiveSession) -> int:
         snapshot = engine.snapshot()
         failed = any(run.state == "failed" for run in snapshot.runs)
         if self._snapshot is not None:
@@ -190,13 +190,13 @@ class HeadlessRun:
                 failed = failed or run.validity.verdict == "invalid" or self._args.require_valid
         return exit_code(failed)
 
-    def _print_nsys_line(self, engine: Engine) -> None:
+    def _print_nsys_line(self, engine: LiveSession) -> None:
         line = nsys_line(self._args.scenario, self._knobs, engine.device().id) if self._args.profile else None
         if line is not None:
             print(line)
 
 
-def report_baselines(engine: Engine) -> None:
+def report_baselines(engine: LiveSession) -> None:
     """A line for each baseline that was kept, and for each that could not be kept."""
     for line in engine.baselines.kept:
         output.note(line)

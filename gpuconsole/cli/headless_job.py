@@ -21,8 +21,8 @@ from gpuconsole.cli.options.job import NOT_EXECUTABLE
 from gpuconsole.cli.options.patch import patch_lines
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.children.job import JobChild, JobCommand
-from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import plain
 from gpuconsole.report.session import session_text
@@ -85,7 +85,7 @@ class HeadlessJob:
         finally:
             await engine.close()
 
-    async def _do_work(self, engine: Engine) -> None:
+    async def _do_work(self, engine: LiveSession) -> None:
         if self._work is not None:
             try:
                 await self._work.run(engine, output.note)
@@ -111,7 +111,7 @@ class HeadlessJob:
         if isinstance(event, Note) and event.level != "info":
             self._notes.append(event.text)
 
-    def _report(self, engine: Engine) -> bool:
+    def _report(self, engine: LiveSession) -> bool:
         """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1. A file that cannot
         be written does not change the exit code of the job."""
         snapshot = engine.snapshot()

@@ -18,9 +18,9 @@ from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.children.job import JobCommand
-from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.restart import RestartSides, sweep_by_restarts
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.statistics import BASELINE
 from gpuconsole.experiments.sweep import JobSweeper, points
 from gpuconsole.experiments.trial import TrialFailed, TrialLimits, run_trial
@@ -51,7 +51,7 @@ class JobWork:
 
     settles = False
 
-    async def run(self, engine: Engine, say: Say) -> None:
+    async def run(self, engine: LiveSession, say: Say) -> None:
         raise NotImplementedError
 
     def report(self) -> str:
@@ -70,7 +70,7 @@ class TrialOnJob(JobWork):
     def __init__(self, tries: Knobs) -> None:
         self._tries = tries
 
-    async def run(self, engine: Engine, say: Say) -> None:
+    async def run(self, engine: LiveSession, say: Say) -> None:
         await trains(engine)
         while not ready(engine.view(), self._tries, late=False):
             await asyncio.sleep(TICK_S)
@@ -85,7 +85,7 @@ class TuneJob(JobWork):
         self._args, self._target = args, target
         self._certificate: Certificate | None = None
 
-    async def run(self, engine: Engine, say: Say) -> None:
+    async def run(self, engine: LiveSession, say: Say) -> None:
         run = await trains(engine)
 
         def on_change(certificate: Certificate) -> None:
@@ -132,7 +132,7 @@ class SweepJob(JobWork):
         self._args, self._vary = args, vary
         self._newest: list[Sweep] = []
 
-    async def run(self, engine: Engine, say: Say) -> None:
+    async def run(self, engine: LiveSession, say: Say) -> None:
         run = await trains(engine)
         while run.steady_from_s is None:
             await asyncio.sleep(TICK_S)
@@ -160,14 +160,14 @@ class SweepJob(JobWork):
         return printed(sweep_report(self._newest[0], tuple(self._vary))) if self._newest else "sweep: nothing was measured"
 
 
-async def trains(engine: Engine) -> Run:
+async def trains(engine: LiveSession) -> Run:
     """The run of the job, as soon as its knobs are known."""
     while (run := current(engine)).state == "starting" or not run.knobs:
         await asyncio.sleep(TICK_S)
     return run
 
 
-def current(engine: Engine) -> Run:
+def current(engine: LiveSession) -> Run:
     """The current run."""
     run = engine.view().run
     assert run is not None
@@ -211,7 +211,9 @@ async def _restarts(args: argparse.Namespace, tries: Knobs, words: tuple[str, ..
         await engine.close()
 
 
-async def _measure(engine: Engine, sides: RestartSides, command: JobCommand, tries: Knobs, args: argparse.Namespace) -> tuple[Run, Trial]:
+async def _measure(
+    engine: LiveSession, sides: RestartSides, command: JobCommand, tries: Knobs, args: argparse.Namespace
+) -> tuple[Run, Trial]:
     """The run of the command without the change, and the trial. Raises TrialFailed."""
     await sides.switch_to(BASELINE)
     started = sides.started(BASELINE).started

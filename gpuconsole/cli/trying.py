@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gpuconsole.diagnosis.engine import in_doubt
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.report.session import trial_text
@@ -28,7 +28,7 @@ def ready(view: View, tries: Knobs, late: bool) -> bool:
     return (bool(run.findings) and not view.probing and settled) or late
 
 
-async def try_now(engine: Engine, tries: Knobs, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
+async def try_now(engine: LiveSession, tries: Knobs, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
     """Try `tries`, or the top suggestion without them, and report by `say`. An interrupt breaks the trial off."""
     view = engine.view()
     changes: Knobs = tries

@@ -1,4 +1,4 @@
-"""The live engine: wires children, session, diagnosis and experiments together behind the `SessionApi`."""
+"""The live engine: connects child processes, session and diagnosis. `experiments/session.py` makes it a whole `SessionApi`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -28,12 +28,6 @@ from gpuconsole.engine.machine.environment import fingerprint, watch_self
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
-from gpuconsole.experiments.trial import USUAL, TrialLimits
-from gpuconsole.experiments.tune import TUNE_S, TuningSession
-from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
-from gpuconsole.model.certificate import Certificate
-from gpuconsole.model.experiments import Trial
-from gpuconsole.model.finding import Interval
 from gpuconsole.model.folders import sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Process
@@ -41,7 +35,7 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import Busy, SessionApi, SessionError, View
+from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note
@@ -50,8 +44,11 @@ DEVICES_S = 3.0
 """Seconds that `open` waits for the list of devices."""
 
 
-class Engine(StateReader, SessionApi):
-    """One live session. All methods run on one event loop, and none blocks it."""
+class Engine(StateReader):
+    """One live session without experiments. All methods run on one event loop, and none blocks it. Methods of SessionApi are documented there.
+
+    `listeners` receive every event. The functions in `before_close` are awaited when all runs have ended, before the recording is complete.
+    """
 
     def __init__(
         self,
@@ -60,12 +57,11 @@ class Engine(StateReader, SessionApi):
         *,
         price_per_hour: float | None = None,
         dcgm: str | None = None,
-        keeps: Keeps = "chosen",
         nodes: Launch | None = None,
         serving: ServingChoice | None = None,
         spare_s: float = SPARE_S,
     ) -> None:
-        """`dcgm`: the address of a dcgm-exporter. `price_per_hour`: the price of the machine. `keeps`: which runs become baselines.
+        """`dcgm`: the address of a dcgm-exporter. `price_per_hour`: the price of the machine.
 
         `nodes`: the rendezvous of processes on several machines. `serving`: the model server, and the latencies its requests must keep.
         `spare_s`: seconds for which an unused spare worker stays.
@@ -73,21 +69,19 @@ class Engine(StateReader, SessionApi):
         super().__init__()
         self.state = SessionState(interval_s)
         self.listeners: list[Callable[[AnyEvent], None]] = []
+        self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.job: ScreenJob | None = None
         self.profile_dir: Path | None = None
         self._price_per_hour, self._wanted_device = price_per_hour, device
-        self._lock = RunLock()
+        self.lock = RunLock()
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
         self.devices = ChosenDevices(self.state, device)
-        self.control = RunControl(self.state, self._emit, self._pool, self._lock, serving or ServingChoice(), self.devices)
-        self.diagnosis = DiagnosisLoop(self.state, self._emit, lambda: self.control.worker, self._lock)
-        self.baselines = BaselineWatch(self.state, self._emit, keeps)
-        self.control.on_open.append(self.baselines.begin)
-        self.control.on_close += [self.diagnosis.ended, self.baselines.ended]
-        self._tuning = TuningSession(self, self._emit)
-        self._sampler = SamplerSupervisor(interval_s, dcgm, self._emit)
+        self.control = RunControl(self.state, self.emit, self._pool, self.lock, serving or ServingChoice(), self.devices)
+        self.diagnosis = DiagnosisLoop(self.state, self.emit, lambda: self.control.worker, self.lock)
+        self.control.on_close.append(self.diagnosis.ended)
+        self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit)
         self._recorder = Recorder()
-        self._background = BackgroundTasks(self._emit)
+        self.background = BackgroundTasks(self.emit)
         self._devices_known = asyncio.Event()
         self._closing = False
 
@@ -95,41 +89,41 @@ class Engine(StateReader, SessionApi):
 
     async def open(self) -> None:
         sweep_scratch()
-        self._emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
+        self.emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
         await self._sampler.start()
-        for work in (watch_self(self._emit), self.diagnosis.run(), self.baselines.run()):
-            self._background.start(work)
+        for work in (watch_self(self.emit), self.diagnosis.run()):
+            self.background.start(work)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
         if not self._devices_known.is_set():
-            self._emit(Note(time.monotonic(), "the driver does not answer; the console continues without it", "warning"))
-        self._emit(EnvironmentKnown(time.monotonic(), self.environment()))
+            self.emit(Note(time.monotonic(), "the driver does not answer; the console continues without it", "warning"))
+        self.emit(EnvironmentKnown(time.monotonic(), self.environment()))
 
     async def close(self) -> None:
         if self._closing:
             return
         self._closing = True
-        self._background.cancel()
-        self._tuning.close()
+        self.background.cancel()
         if self.job is not None:
             await self.job.close()
         ending = asyncio.create_task(self.control.close())
         await self._sampler.close()
         await ending
-        await self.baselines.settled()
+        for finish in self.before_close:
+            await finish()
         self._recorder.close()
 
     async def keep_warm(self, wanted: bool) -> None:
         if not wanted:
             self._pool.release("choosing")
-        elif not self._closing and not self._lock.changing:
+        elif not self._closing and not self.lock.changing:
             await self._pool.warm("choosing")
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def view(self) -> View:
         device = self._wanted_device or self.device().id
-        return self.build_view(device=device, probing=self._lock.activity, recording=False, recording_to=self._recorder.path, ended=False)
+        return self.build_view(device=device, probing=self.lock.activity, recording=False, recording_to=self._recorder.path, ended=False)
 
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""
@@ -144,21 +138,27 @@ class Engine(StateReader, SessionApi):
     def scenarios(self) -> list[Scenario]:
         found, mistakes = catalog.scenarios()
         for mistake in mistakes:
-            self._emit(Note(time.monotonic(), mistake, "warning"))
+            self.emit(Note(time.monotonic(), mistake, "warning"))
         return list(found.values())
 
     # --- runs and changes -----------------------------------------------------------------------------------
+
+    async def before_end(self) -> None:
+        """Awaited before a run ends by a call of this engine: for what drives the run."""
+
+    def check_free(self) -> None:
+        """Called before a change. Raises SessionError where something else drives the run."""
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
         if self.job is not None and not self.job.ended:
             raise SessionError(f"{self.job.about} runs: end the job first")
         plan = self.control.plan(scenario, overrides)
-        await self._tuning.finish()
+        await self.before_end()
         await self.control.start(plan)
 
     async def start_job(self, command: JobCommand) -> WorkerHandle:
         """Start the user's own command as a run. Raises SessionError, also where the command cannot be started."""
-        await self._tuning.finish()
+        await self.before_end()
         await self.control.start(self.control.plan_job(command))
         worker = self.control.worker
         if worker is None or worker.job is None:
@@ -173,37 +173,16 @@ class Engine(StateReader, SessionApi):
         await self.end_run("stopped")
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
-        await self._tuning.finish()
+        await self.before_end()
         await self.control.end_run(state, error)
-        await self.baselines.settled()
 
     async def set_knobs(self, changes: Knobs) -> None:
-        self._tuning.check_free()
+        self.check_free()
         await self.control.set_knobs(changes)
 
-    async def try_change(
-        self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
-    ) -> Trial:
-        """See SessionApi. Without `keep` the change is only measured. `limits` are the longest times of an undecided trial."""
-        self._tuning.check_free()
-        return await self.control.try_change(changes, predicted, keep=keep, limits=limits)
-
-    def cancel_trial(self) -> None:
-        self.control.cancel_trial()
-
     async def revert(self) -> None:
-        self._tuning.check_free()
+        self.check_free()
         await self.control.revert()
-
-    async def tune(self, budget_s: float = TUNE_S) -> Certificate:
-        """See SessionApi. `budget_s`: seconds for the whole tuning session."""
-        record, _ = self.control.running()
-        if self._lock.changing:
-            raise Busy("a trial, a change or a profile is under way: wait for its end")
-        return await self._tuning.run(record.run.scenario, self.control.overrides, budget_s)
-
-    def end_tuning(self) -> None:
-        self._tuning.end()
 
     def probe_only_for(self, knobs: Collection[str]) -> None:
         self.diagnosis.tunable = knobs
@@ -215,9 +194,6 @@ class Engine(StateReader, SessionApi):
         return await self.control.profile(steps, self.profile_dir)
 
     # --- files and signals ----------------------------------------------------------------------------------
-
-    async def keep_baseline(self) -> str:
-        return await self.baselines.keep()
 
     def signal_process(self, process: Process, number: int) -> None:
         send_signal(process, number)
@@ -231,11 +207,11 @@ class Engine(StateReader, SessionApi):
 
     def note(self, text: str) -> None:
         """Add a line for the user, which a recording keeps too."""
-        self._emit(Note(time.monotonic(), text))
+        self.emit(Note(time.monotonic(), text))
 
     # --- events ---------------------------------------------------------------------------------------------
 
-    def _emit(self, event: AnyEvent) -> None:
+    def emit(self, event: AnyEvent) -> None:
         """The only place where the session changes."""
         self.state.apply(event)
         for listener in self.listeners:
@@ -243,7 +219,7 @@ class Engine(StateReader, SessionApi):
         if isinstance(event, Devices):
             self._devices_known.set()
             if self.state.environment.host:  # it was read without these devices
-                self._emit(EnvironmentKnown(event.t, self.environment()))
+                self.emit(EnvironmentKnown(event.t, self.environment()))
         if ended := self._recorder.write(event):
             self.state.apply(Note(time.monotonic(), ended, "error"))
 

@@ -18,10 +18,6 @@ from gpuconsole.engine.children.pool import WorkerPool, ignore
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.engine.devices import ChosenDevices, RoomBeside
-from gpuconsole.experiments.forecast import forecast_line, forecast_restart, noise_s, refusal
-from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
-from gpuconsole.model.experiments import Forecast, Trial
-from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import ProfileReport
@@ -30,11 +26,7 @@ from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import AnyEvent, Note, RunClosed, RunOpened, TrialUpdate
-
-SETTLE_S = 2.0
-"""Seconds that the caller of a cancelled trial waits for the worker to return to its knobs. A worker that hangs returns never."""
+from gpuconsole.wire.events import AnyEvent, RunClosed, RunOpened
 
 
 class RunLock:
@@ -111,7 +103,11 @@ class RunPlan(NamedTuple):
 
 
 class RunControl:
-    """Owns the worker of the current run. The functions in `on_open` and `on_close` are called for each run that begins or ends."""
+    """Owns the worker of the current run, and the second worker of an experiment.
+
+    The functions in `on_open` and `on_close` are called for each run that begins or ends. The functions in `on_break_off` are called before
+    the run ends: an experiment that holds the lock has to give it back soon.
+    """
 
     def __init__(
         self,
@@ -123,14 +119,16 @@ class RunControl:
         devices: ChosenDevices,
     ) -> None:
         self.worker: WorkerHandle | None = None
+        self.second: WorkerHandle | None = None
         self.overrides: Knobs = {}
-        self._state, self._emit, self._pool, self._lock = state, emit, pool, lock
+        self.lock = lock
+        self._state, self._emit, self._pool = state, emit, pool
         self._serving, self._devices = serving, devices
         self.on_open: list[Callable[[Scenario, Device], None]] = []
         self.on_close: list[Callable[[RunRecord], None]] = []
+        self.on_break_off: list[Callable[[], None]] = []
         self._scenario: Scenario | None = None
         self._command: JobCommand | None = None
-        self._trial: LiveTrial | None = None
         self._kept: list[tuple[Knobs, Knobs]] = []
         """Kept changes of the current scenario: the knobs before, the knobs after."""
         self._closing = False
@@ -162,7 +160,7 @@ class RunControl:
 
     async def start(self, plan: RunPlan) -> None:
         """End the current run and start another."""
-        async with self._lock.end(self._break_off):
+        async with self.lock.end(self._break_off):
             await self._end("stopped")
             self.overrides, self._scenario, self._command = plan.overrides, plan.scenario, plan.command
             self._kept.clear()
@@ -182,16 +180,16 @@ class RunControl:
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
         """End the current run as `state`; a trial on it is broken off. A worker that hangs is killed."""
-        async with self._lock.end(self._break_off):
+        async with self.lock.end(self._break_off):
             await self._end(state, error)
 
     async def close(self) -> None:
         """Kill all workers at once."""
         self._closing = True
-        challenger = self._trial.challenger if self._trial is not None else None
+        second = self.second
         self._break_off()
         self._close("stopped")
-        workers = [worker for worker in (self.worker, challenger, self._pool.spare) if worker is not None]
+        workers = [worker for worker in (self.worker, second, self._pool.spare) if worker is not None]
         for worker in workers:
             worker.kill()
         self._pool.close()
@@ -209,8 +207,8 @@ class RunControl:
         """Make the action that holds the lock give it back soon, also when the worker hangs."""
         if self.worker is not None:
             self.worker.release()
-        if self._trial is not None:
-            self._trial.break_off()
+        for break_off in self.on_break_off:
+            break_off()
 
     async def _end(self, state: RunState, error: str | None = None) -> None:
         if self.worker is None:
@@ -254,7 +252,7 @@ class RunControl:
         if not record.run.applies_live(changes):
             raise SessionError(f"{describe_changes(changes)} needs a restart of the worker: try it as a trial")
         before = {name: record.run.knobs[name] for name in changes}
-        async with self._lock.change():
+        async with self.lock.change():
             await self._change(worker, changes)
             self._kept.append((before, changes))
 
@@ -266,7 +264,7 @@ class RunControl:
         before, _ = self._kept[-1]
         if not record.run.applies_live(before):
             raise SessionError(f"{describe_changes(before)} needed a restart: start the scenario again to go back")
-        async with self._lock.change():
+        async with self.lock.change():
             await self._change(worker, before)
             self._kept.pop()
 
@@ -291,97 +289,58 @@ class RunControl:
             if event is not None:
                 self._emit(msgspec.structs.replace(event, t=time.monotonic()))
 
-    # --- trials and profiles --------------------------------------------------------------------------------
+    # --- experiments ----------------------------------------------------------------------------------------
 
-    async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
-        """Prove a change; keep it if it wins and `keep` is true. Raises SessionError.
-
-        When the caller is cancelled, the trial is broken off. If the worker hangs, the trial ends only when the run is ended.
-        """
+    def check_trial(self, changes: Knobs) -> Knobs:
+        """`changes` without those that change nothing. Raises SessionError where they cannot be tried on the current run."""
         record, _ = self.running()
         changes = _effective(changes, record.run)
         if self._pool.nodes.nnodes > 1 and not record.run.applies_live(changes):
             raise SessionError(f"{', '.join(changes)}: the processes on the other machines would have to restart: run again with --set")
         self._serving.check_change(changes, record.run)
-        work = asyncio.create_task(self._run_trial(changes, predicted, keep, limits))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if self._trial is not None:
-                self._trial.break_off()
-            else:  # it waits for the end of a probe
-                work.cancel()
-            work.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait([work], timeout=SETTLE_S)
-            raise
+        return changes
 
-    def cancel_trial(self) -> None:
-        """End the trial as cancelled: its change is reverted, and the run goes on. Raises SessionError where no trial runs."""
-        if self._trial is None:
-            raise SessionError("no trial runs")
-        self._trial.cancel()
+    def room_beside(self, run: Run, worker: WorkerHandle) -> RoomBeside:
+        """The device's memory, for a second worker beside the paused `worker` of `run`."""
+        return RoomBeside(self._state, run, worker)
 
-    async def _run_trial(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
-        async with self._lock.change():
-            record, worker = self.running()  # the run may have ended during a probe
-            run, showing = run_now(self._state, record), self._lock.showing
-            room, report = RoomBeside(self._state, run, worker), lambda trial: self._emit(TrialUpdate(time.monotonic(), trial))
-            on = TrialRun(run, worker, room, self._start_second, self._hand_over, report, showing)
-            if (forecast := await _forecast(self._state, on, changes, predicted, limits)) is not None:
-                self._emit(Note(time.monotonic(), forecast_line(forecast)))
-            number, effect = str(len(self._state.trials) + 1), run.effect(changes)
-            trial = Trial(number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect)
-            self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
-            try:
-                outcome = await self._trial.run()
-            finally:
-                self._trial = None
-            if outcome.lost:
-                await self._end("failed", outcome.lost)
-            elif outcome.trial.kept:
-                self._kept.append(({name: run.knobs[name] for name in changes}, changes))
-                self._open_next(changes, outcome.worker)
-            return outcome.trial
-
-    async def _start_second(self, knobs: Knobs) -> WorkerHandle:
+    async def start_second(self, knobs: Knobs) -> WorkerHandle:
+        """Start a second worker on the work of the current run, with `knobs`. Its events are not part of the session. Raises OSError."""
         assert self._scenario is not None
-        worker = await self._pool.take(self._scenario, knobs, self._devices)
+        self.second = worker = await self._pool.take(self._scenario, knobs, self._devices)
         worker.start(self._scenario.workload.name, knobs, self._devices.first(), self._serving.options)
         return worker
 
-    def _hand_over(self, challenger: WorkerHandle) -> None:
+    def hand_over(self) -> None:
+        """Make the second worker the worker of the run, and the worker of the run the second worker."""
+        assert self.second is not None
         if self.worker is not None:
             self.worker.listener = ignore
-        self.worker, challenger.listener = challenger, self._emit
+        self.worker, self.second = self.second, self.worker
+        self.worker.listener = self._emit
+
+    async def end_second(self) -> None:
+        """End the second worker, if there is one."""
+        if self.second is not None:
+            await self.second.stop()
+        self.second = None
+
+    def keep(self, before: Knobs, changes: Knobs) -> None:
+        """The worker runs with `changes` from now on. `before`: the values of these knobs that `revert` restores."""
+        assert self.worker is not None
+        self._kept.append((before, changes))
+        self._open_next(changes, self.worker)
+
+    async def fail(self, reason: str) -> None:
+        """End the current run as failed. The caller holds the lock."""
+        await self._end("failed", reason)
 
     async def profile(self, steps: int, folder: Path | None) -> ProfileReport:
         """Profile `steps` steps; the trace goes into `folder`, else into the current folder. Raises SessionError."""
-        async with self._lock.change():
+        async with self.lock.change():
             record, worker = self.running()
-            with self._lock.showing("profiler"):
+            with self.lock.showing("profiler"):
                 return await _profile(worker, steps, trace_path(record.run.scenario, folder))
-
-
-async def _forecast(state: SessionState, on: TrialRun, changes: Knobs, predicted: Interval | None, limits: TrialLimits) -> Forecast | None:
-    """The forecast of a trial that starts a second model server, as soon as the run has shown its noise; None for other trials.
-
-    Raises SessionError if the run ends, or if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own choice.
-    """
-    record = state.record
-    assert record is not None
-    if not on.run.serves or on.run.applies_live(changes) or record.start_s is None:
-        return None
-    needed_s = noise_s(on.run, changes)
-    try:
-        with on.showing("noise of the run"):
-            while sum(step.wall_s for step in record.steps) < needed_s:
-                await on.worker.next_steps()
-    except WorkerGone as gone:
-        raise SessionError(str(gone)) from None
-    forecast = forecast_restart(run_now(state, record), list(record.steps), changes, predicted, limits, record.start_s)
-    if predicted is not None and not forecast.resolves(predicted.middle - 1):
-        raise SessionError(refusal(changes, forecast, predicted))
-    return forecast
 
 
 async def _profile(worker: WorkerHandle, steps: int, target: Path) -> ProfileReport:

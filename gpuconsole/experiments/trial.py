@@ -7,14 +7,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
+from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.statistics import (
     BASELINE,
     BETWEEN,
@@ -116,63 +116,39 @@ class TwoWorkers:
         await changed.pause()
 
 
-class Room(Protocol):
-    """The device's memory, for a second worker beside the paused worker of the run."""
-
-    async def missing_room(self, knobs: Knobs) -> str:
-        """Why a second worker with `knobs` does not fit; empty if it fits, or if its need is not known."""
-        ...
-
-    def paused_text(self) -> str:
-        """What the paused worker holds of a GPU, for people; empty on a CPU."""
-        ...
-
-
-@dataclass(frozen=True)
-class TrialRun:
-    """The run under trial, and functions by which the trial changes the session and reports to it."""
-
-    run: Run
-    worker: WorkerHandle
-    room: Room
-    start_second: Callable[[Knobs], Awaitable[WorkerHandle]]
-    """Starts a second worker on the same workload with other knobs."""
-    hand_over: Callable[[WorkerHandle], None]
-    """Makes the second worker the worker of the run. The first worker is stopped after that."""
-    report: Callable[[Trial], None]
-    """Receives every state of the trial."""
-    showing: Callable[[str], AbstractContextManager[None]]
-    """Shows an activity on the screen while it lasts."""
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """The finished trial, and the worker that continues the run. This worker has the changed knobs if `trial.kept`.
+    """The finished trial. The worker of the run has the changed knobs if `trial.kept`.
 
     `lost`: the reason why the knobs of the worker differ from the knobs of the run; empty if they are equal.
     """
 
     trial: Trial
-    worker: WorkerHandle
     lost: str = ""
 
 
 class LiveTrial:
     """One trial on a running workload. `run` measures and settles; `break_off` ends the measurement early."""
 
-    def __init__(self, trial: Trial, on: TrialRun, *, keep: bool, limits: TrialLimits) -> None:
-        """`keep`: whether the change remains after a win."""
-        self.challenger: WorkerHandle | None = None
-        self._trial, self._on, self._keep, self._limits = trial, on, keep, limits
-        self._cold = not on.run.applies_live(trial.changes)
-        self._before: Knobs = {name: on.run.knobs[name] for name in trial.changes}
+    def __init__(
+        self, trial: Trial, run: Run, control: RunControl, on_update: Callable[[Trial], None], *, keep: bool, limits: TrialLimits
+    ) -> None:
+        """`run`: the current run of `control`. `on_update` receives every state of the trial. `keep`: whether the change remains after a win.
+
+        Raises SessionError when nothing is running.
+        """
+        _, self._worker = control.running()
+        self._trial, self._run, self._control, self._on_update = trial, run, control, on_update
+        self._keep, self._limits = keep, limits
+        self._cold = not run.applies_live(trial.changes)
+        self._before: Knobs = {name: run.knobs[name] for name in trial.changes}
         self._measuring: asyncio.Task[Trial] | None = None
         self._cancelled = False
         self._latest = trial
 
     async def run(self) -> Outcome:
         """Measure, then leave the better side running. A trial that cannot be measured ends as failed; nothing is raised for it."""
-        self._on.report(self._trial)
+        self._on_update(self._trial)
         self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait([self._measuring])
         if self._measuring.cancelled() and self._cancelled:
@@ -182,7 +158,7 @@ class LiveTrial:
         else:
             trial = self._measuring.result()
         outcome = await (self._settle_two(trial) if self._cold else self._settle_one(trial))
-        self._on.report(outcome.trial)
+        self._on_update(outcome.trial)
         return outcome
 
     def cancel(self) -> None:
@@ -197,19 +173,19 @@ class LiveTrial:
 
     def _report(self, trial: Trial) -> None:
         self._latest = trial
-        self._on.report(trial)
+        self._on_update(trial)
 
     async def _measure(self) -> Trial:
         """The trial with its verdict. A cold change needs a second worker. The first worker pauses while the second worker starts."""
-        trial, run = self._trial, self._on.run
+        trial, run = self._trial, self._run
         try:
-            sides: Sides = OneWorker(self._on.worker, run.knobs, trial.changes)
+            sides: Sides = OneWorker(self._worker, run.knobs, trial.changes)
             if self._cold:
                 trial = msgspec.structs.replace(trial, method=TwoWorkers.method)
                 self._report(trial)
-                sides = workers = TwoWorkers(self._on.worker, await self._start_challenger())
+                sides = workers = TwoWorkers(self._worker, await self._start_challenger())
                 if not run.serves:
-                    with self._on.showing("in the second process too"):
+                    with self._control.lock.showing("in the second process too"):
                         await workers.age_alike()
             trial = await run_trial(trial, run, sides, self._report, self._limits)
             trial = await with_quality(trial, sides)
@@ -222,12 +198,12 @@ class LiveTrial:
 
         Raises TrialFailed, WorkerGone.
         """
-        knobs = {**self._on.run.knobs, **self._trial.changes}
-        await self._on.worker.pause()
-        if why := await self._on.room.missing_room(knobs):
+        knobs = {**self._run.knobs, **self._trial.changes}
+        await self._worker.pause()
+        if why := await self._control.room_beside(self._run, self._worker).missing_room(knobs):
             raise TrialFailed(why)
         try:
-            self.challenger = challenger = await self._on.start_second(knobs)
+            challenger = await self._control.start_second(knobs)
         except OSError as error:
             raise TrialFailed(f"the second worker could not be started: {error.strerror}") from None
         try:
@@ -236,42 +212,41 @@ class LiveTrial:
         except TimeoutError:
             raise TrialFailed(f"not running after {challenger.start_limit_s:.0f} s") from None
         except WorkerGone as gone:
-            held = self._on.room.paused_text() if "out of memory" in str(gone) else ""
+            held = self._control.room_beside(self._run, self._worker).paused_text() if "out of memory" in str(gone) else ""
             raise TrialFailed(f"{str(gone).rstrip('.')}; {held}" if held else str(gone)) from None
         await challenger.pause()
         return challenger
 
     async def _settle_two(self, trial: Trial) -> Outcome:
         """End the worker of the losing side."""
-        winner, loser = self._on.worker, self.challenger
-        if trial.kept and self.challenger is not None:
-            if self.challenger.alive:
-                winner, loser = self.challenger, self._on.worker
-                self._on.hand_over(winner)
+        winner, challenger = self._worker, self._control.second
+        if trial.kept and challenger is not None:
+            if challenger.alive:
+                winner = challenger
+                self._control.hand_over()
             else:
-                trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {self.challenger.cause()}")
-        if loser is not None:
-            await loser.stop()
+                trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {challenger.cause()}")
+        await self._control.end_second()
         winner.resume(0)
-        return Outcome(trial, winner)
+        return Outcome(trial)
 
     async def _settle_one(self, trial: Trial) -> Outcome:
         """Apply the knobs of the better side. If the worker rejects the knobs of a win, the change is not kept."""
-        worker = self._on.worker
+        worker = self._worker
         try:
             if trial.kept:
                 error = (await worker.set_knobs(trial.changes, 0)).error
                 if not error:
-                    return Outcome(trial, worker)
+                    return Outcome(trial)
                 why = f"not kept: {describe_changes(trial.changes)} could not be applied again: {error}"
                 trial = msgspec.structs.replace(trial, kept=False, error=why)
             error = (await worker.set_knobs(self._before, 0)).error
         except WorkerGone as gone:
             if trial.kept:
                 trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {gone}")
-            return Outcome(trial, worker)
+            return Outcome(trial)
         lost = f"the worker could not go back to {describe_changes(self._before)} after a trial: {error}" if error else ""
-        return Outcome(trial, worker, lost)
+        return Outcome(trial, lost)
 
 
 async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from gpuconsole.engine import devices
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.events import KnobsSet
@@ -42,7 +42,7 @@ async def _unknown(*_: object) -> str:
 
 
 async def _run() -> Seen:
-    engine = Engine(interval_s=0.2)
+    engine = LiveSession(interval_s=0.2)
     await engine.open()
     try:
         await engine.start("train-gpt", KNOBS)

@@ -13,8 +13,8 @@ import msgspec
 import psutil
 import pytest
 
-from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.replay import Replay
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.folders import PREFIX, data_folder
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import json_schema
@@ -24,12 +24,12 @@ from tests.waiting import gone, until
 SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
 
 
-def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
+def with_engine(play: Callable[[LiveSession], Awaitable[None]]) -> None:
     """Open an engine, play, close the engine, and check that no child is left. Helper processes of earlier tests do not count."""
     earlier = {child.pid for child in psutil.Process().children(recursive=True)}
 
     async def main() -> None:
-        engine = Engine(interval_s=0.2)
+        engine = LiveSession(interval_s=0.2)
         await engine.open()
         try:
             await play(engine)
@@ -41,7 +41,7 @@ def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def running(engine: Engine, scenario: str = "train-gpt", overrides: Knobs | None = None) -> None:
+async def running(engine: LiveSession, scenario: str = "train-gpt", overrides: Knobs | None = None) -> None:
     await engine.start(scenario, SMALL if overrides is None else overrides)
     await until(lambda: engine.view().running_s > 1, 60, "the run runs")
 
@@ -49,7 +49,7 @@ async def running(engine: Engine, scenario: str = "train-gpt", overrides: Knobs 
 def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() -> None:
     """Logging every gradient at every step of a small model costs most of its time."""
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
         won = await engine.try_change({"log_every": 20})
         assert won.verdict == "win", won
@@ -77,7 +77,7 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
 
 @pytest.mark.slow
 def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})
         assert engine.control.worker is not None
         before = engine.control.worker.pid
@@ -100,7 +100,7 @@ def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
 def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_next_run_works() -> None:
     """The next one with steps so short that thousands are made until they are steady."""
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         await running(engine)
         task = asyncio.create_task(engine.try_change({"gradient_checkpointing": True}))
         await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60)
@@ -125,7 +125,7 @@ def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_
 def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_nothing(tmp_path: Path) -> None:
     recording = tmp_path / "session.jsonl"
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         engine.toggle_recording(recording)
         with pytest.raises(SessionError, match="nothing is running"):
             await engine.try_change({"log_every": 5})
@@ -165,7 +165,7 @@ def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_no
 
 
 def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         with pytest.raises(SessionError, match="cannot be written"):
             engine.export(tmp_path / "no" / "such" / "folder.json")
         assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def workers() -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off() -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         await running(engine)
         for changes in ({"gradient_checkpointing": True}, {"n_layer": 3}):
             trial = asyncio.create_task(engine.try_change(changes))

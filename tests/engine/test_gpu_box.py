@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from tests.fakes.nvml.build import Script
 from tests.no_torch import without_torch
 from tests.pty.terminal import Terminal
@@ -26,7 +26,7 @@ def script(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_gpu_lost_in_mid_session_is_marked_and_the_others_go_on(script: Script) -> None:
     async def main() -> None:
-        engine = Engine(interval_s=0.2)
+        engine = LiveSession(interval_s=0.2)
         await engine.open()
         try:
             await until(lambda: "gpu.sm_active_ratio{device=gpu:7}" in engine.view().latest)
@@ -48,7 +48,7 @@ def test_a_gpu_lost_in_mid_session_is_marked_and_the_others_go_on(script: Script
 
 def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) -> None:
     async def main() -> None:
-        engine = Engine(interval_s=0.2)
+        engine = LiveSession(interval_s=0.2)
         await engine.open()
         try:
             await engine.start("train-gpt", {"d_model": 64, "n_layer": 1})

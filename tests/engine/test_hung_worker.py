@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from tests.engine.test_engine import SMALL, running, with_engine
 from tests.waiting import children_that_run, until, wait_until
 
@@ -23,7 +23,7 @@ SECONDS = 12.0
 """A worker that does not answer is killed 3 s after the request to stop; a trial is given up 2 s after it was cancelled."""
 
 
-async def hang_in_mid_trial(engine: Engine, changes: dict[str, object]) -> asyncio.Task[object]:
+async def hang_in_mid_trial(engine: LiveSession, changes: dict[str, object]) -> asyncio.Task[object]:
     """A trial of `changes` whose workers are stopped after its first blocks."""
     await running(engine)
     trial: asyncio.Task[object] = asyncio.create_task(engine.try_change(changes))  # type: ignore[arg-type]
@@ -33,21 +33,21 @@ async def hang_in_mid_trial(engine: Engine, changes: dict[str, object]) -> async
     return trial
 
 
-Ends = Callable[[Engine, "asyncio.Task[object]"], Awaitable[object]]
+Ends = Callable[[LiveSession, "asyncio.Task[object]"], Awaitable[object]]
 
 
-async def by_key(engine: Engine, trial: asyncio.Task[object]) -> None:
+async def by_key(engine: LiveSession, trial: asyncio.Task[object]) -> None:
     await engine.stop()
     assert engine.view().state == "stopped"
 
 
-async def by_another_scenario(engine: Engine, trial: asyncio.Task[object]) -> None:
+async def by_another_scenario(engine: LiveSession, trial: asyncio.Task[object]) -> None:
     await engine.start("tiny-batch", dict(SMALL))
     await until(lambda: engine.view().running_s > 0, 60, "the next run runs")
     assert [run.state for run in engine.view().runs] == ["stopped", "running"]
 
 
-async def by_cancelling_the_trial_first(engine: Engine, trial: asyncio.Task[object]) -> None:
+async def by_cancelling_the_trial_first(engine: LiveSession, trial: asyncio.Task[object]) -> None:
     """As the end of a tuning session does, and Escape."""
     trial.cancel()
     await asyncio.wait([trial])
@@ -68,7 +68,7 @@ LIVE, TWO_WORKERS = {"gradient_checkpointing": True}, {"n_layer": 2}
     ],
 )
 def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(end: Ends, changes: dict[str, object]) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         trial = await hang_in_mid_trial(engine, changes)
         begun = time.monotonic()
         async with asyncio.timeout(60 if end is by_another_scenario else SECONDS):
@@ -84,7 +84,7 @@ def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(end: Ends, ch
 
 @pytest.mark.slow
 def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
         tuning = asyncio.create_task(engine.tune(120.0))
         await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60, "the first blocks")

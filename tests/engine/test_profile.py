@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.replay import Replay
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.session.api import SessionError
 from tests.engine.test_engine import running, with_engine
 from tests.waiting import until
@@ -18,7 +18,7 @@ from tests.waiting import until
 def test_a_profile_excludes_changes_is_kept_with_the_run_and_ends_with_it(tmp_path: Path) -> None:
     recording = tmp_path / "r.jsonl"
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         engine.profile_dir = tmp_path / "traces"
         with pytest.raises(SessionError, match="nothing is running"):
             await engine.profile()

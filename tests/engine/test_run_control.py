@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from gpuconsole.engine.children import serving
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import SERVING, WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
-from gpuconsole.engine.machine import environment
 from gpuconsole.engine.run_control import RunControl, RunLock
+from gpuconsole.experiments.session import Trials
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -105,11 +106,19 @@ class FakePool:
         return Launch(1)
 
 
-def with_control(play: Callable[[RunControl, SessionState], Awaitable[None]], *workers: FakeWorker) -> None:
+class ControlWithTrials(RunControl):
+    """The control of a run, and the trials on the run."""
+
+    trials: Trials
+
+
+def with_control(play: Callable[[ControlWithTrials, SessionState], Awaitable[None]], *workers: FakeWorker) -> None:
     state = SessionState()
 
     async def main() -> None:
-        control = RunControl(state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), ChosenDevices(state, "cpu"))
+        devices = ChosenDevices(state, "cpu")
+        control = ControlWithTrials(state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), devices)
+        control.trials = Trials(control, state, state.apply)
         await control.start(control.plan("train-gpt", {"batch_size": 8}))
         await play(control, state)
 
@@ -118,18 +127,18 @@ def with_control(play: Callable[[RunControl, SessionState], Awaitable[None]], *w
 
 @pytest.fixture(autouse=True)
 def _with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "torch_version", lambda: "2.13")
+    monkeypatch.setattr(serving, "torch_version", lambda: "2.13")
 
 
-async def tried(control: RunControl, changes: Knobs) -> Trial:
-    return await control.try_change(changes, None, keep=True, limits=USUAL)
+async def tried(control: ControlWithTrials, changes: Knobs) -> Trial:
+    return await control.trials.try_change(changes, None, keep=True, limits=USUAL)
 
 
 def test_a_win_is_kept_and_opens_a_run_with_the_knobs_of_the_worker() -> None:
     worker = FakeWorker()
     worker.last_server = ServerKnown(1.0, FACTS)
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await tried(control, {"batch_size": 16})
         assert (trial.verdict, trial.kept, trial.error) == ("win", True, None)
         assert [record.run.knobs["batch_size"] for record in state.records] == [8, 16]
@@ -144,7 +153,7 @@ def test_a_win_whose_knobs_cannot_be_applied_again_is_not_kept() -> None:
     worker = FakeWorker()
     worker.refuses = {0: [16]}
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await tried(control, {"batch_size": 16})
         assert (trial.verdict, trial.kept) == ("win", False)
         assert trial.error == "not kept: batch_size 16 could not be applied again: out of memory"
@@ -160,7 +169,7 @@ def test_a_worker_that_cannot_go_back_ends_its_run_with_the_cause() -> None:
     worker = FakeWorker()
     worker.refuses = {0: [16, 8]}
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         await tried(control, {"batch_size": 16})
         run = state.records[-1].run
         assert run.state == "failed"
@@ -174,7 +183,7 @@ def test_the_second_worker_has_the_time_that_its_server_has_to_start() -> None:
     server = WorkerHandle(lambda event: None, lambda worker, code: None, module=SERVING)
     assert server.start_limit_s > READY_S
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await tried(control, {"n_layer": 2})
         assert trial.error == "not running after 0 s"
 
@@ -185,7 +194,7 @@ def test_a_second_worker_that_wins_and_takes_over_is_the_worker_of_the_next_run(
     first, second = FakeWorker(), FakeWorker()
     second.seconds = {8: 0.1}
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await tried(control, {"n_layer": 2})
         assert (trial.verdict, trial.kept, trial.method) == ("win", True, "two workers ABBA")
         assert control.worker is cast("Any", second)
@@ -199,12 +208,12 @@ def test_a_second_worker_that_won_and_died_is_not_kept() -> None:
     first, second = FakeWorker(), FakeWorker()
     second.seconds = {8: 0.1}
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         def on_event(event: AnyEvent) -> None:
             if isinstance(event, TrialUpdate) and event.trial.blocks:
                 second.alive = False
 
-        control._emit = on_event
+        control.trials._emit = on_event
         trial = await tried(control, {"n_layer": 2})
         assert (trial.verdict, trial.kept, trial.error) == ("win", False, "not kept: gone")
         assert control.worker is cast("Any", first)
@@ -213,20 +222,20 @@ def test_a_second_worker_that_won_and_died_is_not_kept() -> None:
     with_control(play, first, second)
 
 
-async def cancelled(control: RunControl, state: SessionState, changes: Knobs) -> Trial:
+async def cancelled(control: ControlWithTrials, state: SessionState, changes: Knobs) -> Trial:
     """A trial that the user cancels after its first blocks."""
     work = asyncio.create_task(tried(control, changes))
     async with asyncio.timeout(10):
         while not any(trial.blocks for trial in state.trials.values()):
             await asyncio.sleep(0)
-    control.cancel_trial()
+    control.trials.cancel()
     return await work
 
 
 def test_a_cancelled_trial_is_reverted_and_the_run_goes_on() -> None:
     worker = FakeWorker()
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await cancelled(control, state, {"batch_size": 16})
         assert (trial.state, trial.verdict, trial.kept, trial.error) == ("cancelled", "undecided", False, None)
         assert trial.blocks and state.trials[trial.id] == trial
@@ -241,7 +250,7 @@ def test_a_cancelled_trial_is_reverted_and_the_run_goes_on() -> None:
 def test_the_second_worker_of_a_cancelled_trial_is_stopped() -> None:
     first, second = FakeWorker(), FakeWorker()
 
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await cancelled(control, state, {"n_layer": 2})
         assert (trial.state, trial.kept) == ("cancelled", False)
         assert control.worker is cast("Any", first)
@@ -251,8 +260,8 @@ def test_the_second_worker_of_a_cancelled_trial_is_stopped() -> None:
 
 
 def test_without_a_trial_there_is_nothing_to_cancel() -> None:
-    async def play(control: RunControl, state: SessionState) -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
         with pytest.raises(SessionError, match="no trial runs"):
-            control.cancel_trial()
+            control.trials.cancel()
 
     with_control(play, FakeWorker())

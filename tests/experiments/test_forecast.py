@@ -9,12 +9,12 @@ import time
 import msgspec
 import pytest
 
-from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments import forecast as forecasts
 from gpuconsole.experiments import statistics
 from gpuconsole.experiments import statistics as trial_statistics
 from gpuconsole.experiments import trial as trials
 from gpuconsole.experiments.forecast import forecast_line, forecast_restart, refusal
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
@@ -84,7 +84,7 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(m
             notes.append(event.text)
 
     async def play() -> None:
-        engine = Engine(interval_s=0.5)
+        engine = LiveSession(interval_s=0.5)
         engine.listeners.append(listen)
         await engine.open()
         try:

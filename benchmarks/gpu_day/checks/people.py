@@ -26,10 +26,10 @@ def story(day: Day) -> None:
 
 
 async def _story(device: str, recording: Path, folder: Path, simulated: bool) -> str:
-    from gpuconsole.engine.engine import Engine
+    from gpuconsole.experiments.session import LiveSession
     from gpuconsole.tui.app import ConsoleApp
 
-    engine = Engine(device=device)
+    engine = LiveSession(device=device)
     app = ConsoleApp(engine, scenario=SCENARIO, record=recording)
     title = f"gpuconsole{' on a simulated device' if simulated else ''}"
     async with app.run_test(size=SIZE) as pilot:

@@ -14,18 +14,18 @@ from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.machine.settings import settings
 
 if TYPE_CHECKING:
-    from gpuconsole.engine.engine import Engine
+    from gpuconsole.experiments.session import LiveSession
     from gpuconsole.experiments.watch_baseline import Keeps
 
 
-def live_engine(args: argparse.Namespace) -> Engine:
+def live_engine(args: argparse.Namespace) -> LiveSession:
     """The engine, not yet opened; raises UsageError."""
     # The console's first picture does not wait for these imports.
     from gpuconsole.engine.children.serving import ServingChoice
-    from gpuconsole.engine.engine import Engine
+    from gpuconsole.experiments.session import LiveSession
 
     keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
-    engine = Engine(
+    engine = LiveSession(
         interval(args),
         device(args),
         price_per_hour=price_per_hour(args),
@@ -60,7 +60,7 @@ def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | N
     return host, port, read_token(token_file) if token_file else None
 
 
-async def open_engine(engine: Engine, recording: Path | None = None) -> None:
+async def open_engine(engine: LiveSession, recording: Path | None = None) -> None:
     """Open the engine, and begin to record into `recording`. Raises UsageError if the device does not exist or the recording cannot be
     written."""
     from gpuconsole.session.api import SessionError

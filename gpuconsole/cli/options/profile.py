@@ -18,7 +18,7 @@ from gpuconsole.model.profile import MOST_STEPS, STEPS
 from gpuconsole.session.api import SessionError
 
 if TYPE_CHECKING:
-    from gpuconsole.engine.engine import Engine
+    from gpuconsole.experiments.session import LiveSession
 
 NSYS_S = 20
 """Seconds of the run that nsys records."""
@@ -51,7 +51,7 @@ def check_folder(folder: Path | None) -> None:
         raise UsageError(f"--profile-dir {folder}: cannot be written: {error.strerror or error}") from None
 
 
-async def profile_once(engine: Engine, wanted: int, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
+async def profile_once(engine: LiveSession, wanted: int, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
     """Profile `wanted` steps; report the reason if there is no profile. Ends early when `interrupted` is set."""
     say(f"profiling {wanted} steps")
     window = asyncio.create_task(engine.profile(wanted))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.report.prometheus.scrape import LoopScraper
 from gpuconsole.report.prometheus.server import MetricsServer
 from gpuconsole.wire.events import AnyEvent, Hello
 
 
-def publish(engine: Engine, host: str, port: int, token: bytes | None) -> MetricsServer:
+def publish(engine: LiveSession, host: str, port: int, token: bytes | None) -> MetricsServer:
     """Serve the state of `engine` from now on. Raises OSError, UnicodeError for a bad address."""
     scraper = LoopScraper(engine.state)
     server = MetricsServer(host, port, scraper, token)

@@ -15,7 +15,7 @@ import pytest
 
 from gpuconsole.engine.children import sampler as sampling
 from gpuconsole.engine.children.signals import send_signal
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.machine import Process
 from gpuconsole.report.prometheus.publish import publish
 from gpuconsole.session.api import SessionError
@@ -31,9 +31,9 @@ def script(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return script
 
 
-def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
+def with_engine(play: Callable[[LiveSession], Awaitable[None]]) -> None:
     async def main() -> None:
-        engine = Engine(interval_s=0.1)
+        engine = LiveSession(interval_s=0.1)
         await engine.open()
         try:
             await until(lambda: "gpu.power_w{device=gpu:1}" in engine.view().latest)
@@ -44,7 +44,7 @@ def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def stuck_s(engine: Engine) -> float:
+def stuck_s(engine: LiveSession) -> float:
     state = engine.view().sources.get("nvml")
     return state.stuck_s if state else 0.0
 
@@ -54,7 +54,7 @@ def samplers() -> list[psutil.Process]:
 
 
 def test_a_sampler_that_dies_is_started_again(script: Script) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         (old,) = samplers()
         old.kill()
         await until(lambda: any("the sampler ended" in note for note in engine.view().notes))
@@ -72,7 +72,7 @@ def test_metrics_of_a_session_count_the_restarts_of_its_sampler(script: Script) 
         return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("gpuconsole_sampler_restarts_total "))
 
     async def main() -> None:
-        engine = Engine(interval_s=0.1)
+        engine = LiveSession(interval_s=0.1)
         server = publish(engine, "127.0.0.1", 0, None)
         try:
             await engine.open()
@@ -97,7 +97,7 @@ def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, mon
             raise refusal
         await real(child)
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         (old,) = samplers()
         monkeypatch.setattr(sampling.Child, "start", start)
         old.kill()
@@ -112,7 +112,7 @@ def test_the_environment_is_read_again_when_the_gpus_are_known(script: Script) -
     """The driver opens after the console has: driver and devices are not left empty."""
     script.write("gpus 2", "init_delay 3500")
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         await until(lambda: engine.view().environment.driver == "580.159.03")
         assert [device.id for device in engine.view().environment.devices] == ["gpu:0", "gpu:1", "cpu"]
         assert engine.view().environment.cuda == "13.0"
@@ -123,7 +123,7 @@ def test_the_environment_is_read_again_when_the_gpus_are_known(script: Script) -
 def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "PATIENCE_S", (3.0,))
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         (old,) = samplers()
         script.write("gpus 2", "gpu 1 delay nvmlDeviceGetPowerUsage 60000")
         await until(lambda: stuck_s(engine) > 2)
@@ -142,7 +142,7 @@ def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, 
 def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "SILENT_S", 1.0)
 
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         (old,) = samplers()
         old.suspend()
         await until(lambda: any("the sampler has sent nothing" in note for note in engine.view().notes))
@@ -154,7 +154,7 @@ def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: py
 
 
 def test_a_driver_unloaded_and_loaded_again_with_fewer_gpus(script: Script) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         script.write("init_error 9", "gpus 2", "count_error 9", "gpu * error * 9")
         await until(lambda: [device.id for device in engine.view().devices] == ["cpu"])
         assert "kernel driver is not loaded" in engine.view().no_gpu_reason
@@ -169,7 +169,7 @@ def test_a_driver_unloaded_and_loaded_again_with_fewer_gpus(script: Script) -> N
 
 
 def test_closing_does_not_wait_for_a_driver_call(script: Script) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         script.write("gpus 2", "gpu 0 delay nvmlDeviceGetPowerUsage 60000")
         await until(lambda: stuck_s(engine) > 2)
         asked = time.monotonic()
@@ -180,7 +180,7 @@ def test_closing_does_not_wait_for_a_driver_call(script: Script) -> None:
 
 
 def test_an_xid_is_a_note(script: Script) -> None:
-    async def play(engine: Engine) -> None:
+    async def play(engine: LiveSession) -> None:
         script.write("gpus 2", "gpu 1 xid 79", "gpu 1 xid_serial 1")
         await until(lambda: any("gpu:1: XID 79, the GPU has fallen off the bus" in note for note in engine.view().notes))
 

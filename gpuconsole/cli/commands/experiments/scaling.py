@@ -20,7 +20,7 @@ from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.cli.progress import Progress
 from gpuconsole.engine.children.worker import START_S
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
@@ -108,7 +108,7 @@ def with_nproc(name: str, knobs: Knobs, nproc: int, is_gpu: bool) -> Knobs:
     return {**knobs, "nproc": nproc, "sharding": sharding, "tensor_parallel": 1}
 
 
-async def _run(engine: Engine, name: str, knobs: Knobs, duration_s: float, progress: Progress, interrupted: asyncio.Event) -> None:
+async def _run(engine: LiveSession, name: str, knobs: Knobs, duration_s: float, progress: Progress, interrupted: asyncio.Event) -> None:
     """Run until the time is over, the run ends, or the user interrupts."""
     await engine.start(name, knobs)
     begun = time.monotonic()
@@ -127,7 +127,7 @@ async def _run(engine: Engine, name: str, knobs: Knobs, duration_s: float, progr
     await engine.end_run("stopped" if interrupted.is_set() else "finished")
 
 
-def _report(engine: Engine, args: argparse.Namespace, path: Path | None) -> int:
+def _report(engine: LiveSession, args: argparse.Namespace, path: Path | None) -> int:
     snapshot = engine.snapshot()
     failed = any(run.state == "failed" for run in snapshot.runs)
     if path is not None:

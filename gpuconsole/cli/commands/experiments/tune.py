@@ -20,7 +20,7 @@ from gpuconsole.cli.options.nodes import add_node_options, check_nodes
 from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
-from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.tune import TUNE_S, Tuner
 from gpuconsole.model.certificate import MOST_BYTES, Certificate, CertificateError, decode, encode
 from gpuconsole.model.files import read_limited, write_whole
@@ -181,7 +181,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
 
 
 async def _tune(
-    engine: Engine,
+    engine: LiveSession,
     args: argparse.Namespace,
     knobs: Knobs,
     on_change: Callable[[Certificate], None],

@@ -19,8 +19,8 @@ from gpuconsole.cli.options.scenario import scenario, server_of
 from gpuconsole.cli.options.serving import OPTIONS as SERVING_OPTIONS
 from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, refuse_given
-from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.certificate import mistakes
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -121,7 +121,7 @@ def report(found: Verified, certificate: Certificate) -> Report:
     return lines
 
 
-async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[Engine, Trial]:
+async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[LiveSession, Trial]:
     """The settings of the start, with a trial of all kept changes together."""
     chosen = scenario(certificate.scenario)
     engine = live_engine(args)

@@ -1,0 +1,188 @@
+"""The live session that screens and commands use: an engine, with trials, tuning sessions and baselines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gpuconsole.engine.children.pool import SPARE_S
+from gpuconsole.engine.children.serving import ServingChoice
+from gpuconsole.engine.children.torchrun import Launch
+from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
+from gpuconsole.engine.engine import Engine
+from gpuconsole.engine.job import ScreenJob
+from gpuconsole.engine.run_control import RunControl
+from gpuconsole.experiments.forecast import forecast_line, forecast_restart, noise_s, refusal
+from gpuconsole.experiments.trial import USUAL, LiveTrial, TrialLimits
+from gpuconsole.experiments.tune import TUNE_S, TuningSession
+from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
+from gpuconsole.model.certificate import Certificate
+from gpuconsole.model.experiments import Forecast, Trial
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run, RunState
+from gpuconsole.session.api import Busy, SessionApi, SessionError
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
+from gpuconsole.wire.events import AnyEvent, Note, TrialUpdate
+
+SETTLE_S = 2.0
+"""Seconds that the caller of a cancelled trial waits for the worker to return to its knobs. A worker that hangs returns never."""
+
+
+class LiveSession(Engine, SessionApi):
+    """One live session. All methods run on one event loop, and none blocks it."""
+
+    job: ScreenJob | None = None
+
+    def __init__(
+        self,
+        interval_s: float = 1.0,
+        device: str | None = None,
+        *,
+        price_per_hour: float | None = None,
+        dcgm: str | None = None,
+        keeps: Keeps = "chosen",
+        nodes: Launch | None = None,
+        serving: ServingChoice | None = None,
+        spare_s: float = SPARE_S,
+    ) -> None:
+        """`keeps`: which runs become baselines. The other arguments are those of Engine."""
+        super().__init__(interval_s, device, price_per_hour=price_per_hour, dcgm=dcgm, nodes=nodes, serving=serving, spare_s=spare_s)
+        self.baselines = BaselineWatch(self.state, self.emit, keeps)
+        self.control.on_open.append(self.baselines.begin)
+        self.control.on_close.append(self.baselines.ended)
+        self.before_close.append(self.baselines.settled)
+        self._trials = Trials(self.control, self.state, self.emit)
+        self._tuning = TuningSession(self, self.emit)
+
+    async def open(self) -> None:
+        self.background.start(self.baselines.run())
+        await super().open()
+
+    async def close(self) -> None:
+        self._tuning.close()
+        await super().close()
+
+    # --- runs and changes: a tuning session ends before its run ends, and only the tuning session changes the run meanwhile -----------------
+
+    async def before_end(self) -> None:
+        await self._tuning.finish()
+
+    def check_free(self) -> None:
+        self._tuning.check_free()
+
+    async def end_run(self, state: RunState, error: str | None = None) -> None:
+        await super().end_run(state, error)
+        await self.baselines.settled()
+
+    # --- experiments ----------------------------------------------------------------------------------------
+
+    async def try_change(
+        self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
+    ) -> Trial:
+        """See SessionApi. Without `keep` the change is only measured. `limits` are the longest times of an undecided trial."""
+        self.check_free()
+        return await self._trials.try_change(changes, predicted, keep=keep, limits=limits)
+
+    def cancel_trial(self) -> None:
+        self._trials.cancel()
+
+    async def tune(self, budget_s: float = TUNE_S) -> Certificate:
+        """See SessionApi. `budget_s`: seconds for the whole tuning session."""
+        record, _ = self.control.running()
+        if self.control.lock.changing:
+            raise Busy("a trial, a change or a profile is under way: wait for its end")
+        return await self._tuning.run(record.run.scenario, self.control.overrides, budget_s)
+
+    def end_tuning(self) -> None:
+        self._tuning.end()
+
+    async def keep_baseline(self) -> str:
+        return await self.baselines.keep()
+
+
+class Trials:
+    """Tries changes on the current run of `control`, one at a time."""
+
+    def __init__(self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None]) -> None:
+        self._control, self._state, self._emit = control, state, emit
+        self._trial: LiveTrial | None = None
+        control.on_break_off.append(self._break_off)
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
+        """Prove a change; keep it if it wins and `keep` is true. Raises SessionError.
+
+        When the caller is cancelled, the trial is broken off. If the worker hangs, the trial ends only when the run is ended.
+        """
+        changes = self._control.check_trial(changes)
+        work = asyncio.create_task(self._run(changes, predicted, keep, limits))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if self._trial is not None:
+                self._trial.break_off()
+            else:  # it waits for the end of a probe
+                work.cancel()
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([work], timeout=SETTLE_S)
+            raise
+
+    def cancel(self) -> None:
+        """End the trial as cancelled: its change is reverted, and the run goes on. Raises SessionError where no trial runs."""
+        if self._trial is None:
+            raise SessionError("no trial runs")
+        self._trial.cancel()
+
+    def _break_off(self) -> None:
+        if self._trial is not None:
+            self._trial.break_off()
+
+    async def _run(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
+        control = self._control
+        async with control.lock.change():
+            record, worker = control.running()  # the run may have ended during a probe
+            run = run_now(self._state, record)
+            forecast = await self._forecast(run, worker, changes, predicted, limits)
+            if forecast is not None:
+                self._emit(Note(time.monotonic(), forecast_line(forecast)))
+            number, effect = str(len(self._state.trials) + 1), run.effect(changes)
+            trial = Trial(number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect)
+            self._trial = LiveTrial(trial, run, control, self._report, keep=keep, limits=limits)
+            try:
+                outcome = await self._trial.run()
+            finally:
+                self._trial = None
+            if outcome.lost:
+                await control.fail(outcome.lost)
+            elif outcome.trial.kept:
+                control.keep({name: run.knobs[name] for name in changes}, changes)
+            return outcome.trial
+
+    def _report(self, trial: Trial) -> None:
+        self._emit(TrialUpdate(time.monotonic(), trial))
+
+    async def _forecast(
+        self, run: Run, worker: WorkerHandle, changes: Knobs, predicted: Interval | None, limits: TrialLimits
+    ) -> Forecast | None:
+        """The forecast of a trial that starts a second model server, as soon as the run has shown its noise; None for other trials.
+
+        Raises SessionError if the run ends, or if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own
+        choice.
+        """
+        record = self._state.record
+        assert record is not None
+        if not run.serves or run.applies_live(changes) or record.start_s is None:
+            return None
+        needed_s = noise_s(run, changes)
+        try:
+            with self._control.lock.showing("noise of the run"):
+                while sum(step.wall_s for step in record.steps) < needed_s:
+                    await worker.next_steps()
+        except WorkerGone as gone:
+            raise SessionError(str(gone)) from None
+        forecast = forecast_restart(run_now(self._state, record), list(record.steps), changes, predicted, limits, record.start_s)
+        if predicted is not None and not forecast.resolves(predicted.middle - 1):
+            raise SessionError(refusal(changes, forecast, predicted))
+        return forecast
