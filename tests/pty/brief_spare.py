@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 from gpuconsole.cli import main
-from gpuconsole.engine import engine
+from gpuconsole.experiments import session
 
 
-class BriefSpare(engine.Engine):
+class BriefSpare(session.LiveSession):
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options, spare_s=1.0)
 
 
 if __name__ == "__main__":
-    engine.Engine = BriefSpare  # type: ignore[misc]
+    session.LiveSession = BriefSpare  # type: ignore[misc]
     sys.exit(main.main([]))

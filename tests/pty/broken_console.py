@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpuconsole.cli import main
-from gpuconsole.engine import engine
+from gpuconsole.experiments import session
 
 
 class Broken:
@@ -14,5 +14,5 @@ class Broken:
 
 
 if __name__ == "__main__":
-    engine.Engine = Broken  # type: ignore[misc, assignment]
+    session.LiveSession = Broken  # type: ignore[misc, assignment]
     sys.exit(main.main([]))
