@@ -20,11 +20,11 @@ MOST_BYTES = 2**20
 
 def workloads() -> dict[str, Workload]:
     """All workloads by name, from the TOML files beside their code. The code is not imported."""
-    found = {}
+    by_name = {}
     for path in sorted((PACKAGE / "workloads").glob("*/*.toml")):
         workload = check_workload(_read(path, Workload), str(path))
-        found[workload.name] = workload
-    return found
+        by_name[workload.name] = workload
+    return by_name
 
 
 def shipped_folder() -> Path:
@@ -48,7 +48,7 @@ def scenarios() -> tuple[dict[str, Scenario], list[str]]:
 
     A mistake in a shipped file raises ScenarioError.
     """
-    found = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
+    by_name = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
     mistakes = []
     for path in sorted(user_folder().glob("*.toml")):
         try:
@@ -56,19 +56,19 @@ def scenarios() -> tuple[dict[str, Scenario], list[str]]:
         except ScenarioError as error:
             mistakes.append(str(error))
             continue
-        found[scenario.name] = scenario
-    return found, mistakes
+        by_name[scenario.name] = scenario
+    return by_name, mistakes
 
 
 def find_scenario(name: str) -> Scenario:
     """A scenario by name, or by path when it looks like one; raises ScenarioError."""
     if name.endswith(".toml") or "/" in name:
         return read_scenario(Path(name))
-    known, mistakes = scenarios()
-    if name in known:
-        return known[name]
+    by_name, mistakes = scenarios()
+    if name in by_name:
+        return by_name[name]
     because = f" ({'; '.join(mistakes)})" if mistakes else ""
-    raise ScenarioError(f"there is no scenario {name!r}{nearest(name, known)}; there are: {', '.join(known)}{because}")
+    raise ScenarioError(f"there is no scenario {name!r}{nearest(name, by_name)}; there are: {', '.join(by_name)}{because}")
 
 
 def _read(path: Path, kind: type[Any]) -> Any:

@@ -65,14 +65,14 @@ class RoomBeside:
         device = self.run.device
         if device == "cpu":
             return ""
-        pids = {self.worker.pid, *(one.pid for one in self.worker.joined)}
-        held = sum(one.memory_bytes or 0 for one in self.state.processes if one.pid in pids and one.device == device)
+        pids = {self.worker.pid, *(rank.pid for rank in self.worker.joined)}
+        held = sum(process.memory_bytes or 0 for process in self.state.processes if process.pid in pids and process.device == device)
         amount = f"{held / 1e9:.1f} GB" if held else "memory"
         return f"the paused process of this run (pid {self.worker.pid}) holds {amount} of {device}"
 
     async def missing_room(self, knobs: Knobs) -> str:
         """Why a second worker with `knobs` does not fit beside the paused worker; empty if it fits, or if its need is not known."""
-        device = next((one for one in self.state.devices if one.id == self.run.device), None)
+        device = next((device for device in self.state.devices if device.id == self.run.device), None)
         if self.run.device == "cpu" or device is None or not device.memory_bytes:
             return ""
         needed = needed_bytes(self.run, knobs, Card(device.name, device.memory_bytes, device.peaks))

@@ -146,10 +146,10 @@ class DiagnosisLoop:
         self._report_consent(record.run.unavailable, [probe for probe in wanted if probe not in PASSIVE])
         return [probe for probe in due if probe in PASSIVE]
 
-    def _report_consent(self, known: Collection[str], probes: Collection[str]) -> None:
+    def _report_consent(self, reported: Collection[str], probes: Collection[str]) -> None:
         """Report why these probes do not run, each once: a rule that needs one is final without it."""
         for probe in probes:
-            if f"probe.{probe}" not in known:
+            if f"probe.{probe}" not in reported:
                 self._emit(ProbeDone(time.monotonic(), 0, probe, error=NO_CONSENT))
 
     def _case(self, record: RunRecord) -> Case:

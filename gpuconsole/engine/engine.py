@@ -128,18 +128,18 @@ class Engine(StateReader):
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""
         device = self._wanted_device or self.device().id
-        known = fingerprint(self.state.devices, self.state.driver, self.state.cuda, device)
-        return msgspec.structs.replace(known, price_per_hour=self._price_per_hour)
+        environment = fingerprint(self.state.devices, self.state.driver, self.state.cuda, device)
+        return msgspec.structs.replace(environment, price_per_hour=self._price_per_hour)
 
     def device(self) -> Device:
         """The device of the next run: the device that the user chose, else the first GPU, else the CPU. Raises SessionError."""
         return self.devices.first()
 
     def scenarios(self) -> list[Scenario]:
-        found, mistakes = catalog.scenarios()
+        by_name, mistakes = catalog.scenarios()
         for mistake in mistakes:
             self.emit(Note(time.monotonic(), mistake, "warning"))
-        return list(found.values())
+        return list(by_name.values())
 
     # --- runs and changes -----------------------------------------------------------------------------------
 

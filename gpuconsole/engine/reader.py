@@ -47,33 +47,33 @@ class StateReader:
 
     def snapshot(self) -> Snapshot:
         """The session as it stands."""
-        found = make_snapshot(self.state, self.environment(), self.clock())
-        found.runs = [self._with_figures(run) for run in found.runs]
-        return found
+        snapshot = make_snapshot(self.state, self.environment(), self.clock())
+        snapshot.runs = [self._with_figures(run) for run in snapshot.runs]
+        return snapshot
 
     def build_view(self, *, device: str, probing: str, recording: bool, recording_to: str, ended: bool) -> View:
-        known = self.state.environment
-        found = make_view(
+        environment = self.state.environment
+        view = make_view(
             self.state,
             now=self.clock(),
-            environment=known if known.host else self.environment(),
+            environment=environment if environment.host else self.environment(),
             device=device,
             probing=probing,
             recording=recording,
             recording_to=recording_to,
             ended=ended,
         )
-        return msgspec.structs.replace(found, runs=tuple(self._with_figures(run) for run in found.runs))
+        return msgspec.structs.replace(view, runs=tuple(self._with_figures(run) for run in view.runs))
 
     def _with_figures(self, run: Run) -> Run:
         """`run` with its figures. They are computed again only where something changed that they are made from."""
         devices: Sequence[Device] = self.state.devices
         calibration = self.state.environment.calibration
         inputs = (run.knobs, run.facts, run.server, run.signals, run.summary, devices, calibration)
-        known = self._figured.get(run.id)
-        if known is None or any(one is not other for one, other in zip(known[0], inputs, strict=True)):
-            known = self._figured[run.id] = (inputs, with_figures(run, devices, calibration, published_of))
-        figured = known[1]
+        cached = self._figured.get(run.id)
+        if cached is None or any(before is not other for before, other in zip(cached[0], inputs, strict=True)):
+            cached = self._figured[run.id] = (inputs, with_figures(run, devices, calibration, published_of))
+        figured = cached[1]
         missing = {MISSING: figured.unavailable[MISSING]} if MISSING in figured.unavailable else {}
         return msgspec.structs.replace(
             run, figures=figured.figures, attainable=figured.attainable, unavailable={**run.unavailable, **missing}

@@ -282,7 +282,7 @@ class RunControl:
         record = self._state.record
         if record is None or record.closed_t is not None:
             return
-        device = next((one for one in self._state.devices if one.id == record.run.device), Device(record.run.device, ""))
+        device = next((device for device in self._state.devices if device.id == record.run.device), Device(record.run.device, ""))
         self._close("finished")
         self._open(worker.knobs, device, changes)
         for event in (*worker.joined, worker.last_started, worker.last_server):

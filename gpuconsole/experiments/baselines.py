@@ -65,19 +65,19 @@ def read_baseline(path: Path) -> Baseline:
     if len(data) > MOST_BYTES:
         raise BaselineError(f"{name}: too large for a baseline")
     try:
-        found = msgspec.json.decode(data, type=Baseline)
+        baseline = msgspec.json.decode(data, type=Baseline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BaselineError(f"{name}: not a valid baseline: {visible(str(error))[:200]}") from None
-    if found.schema != SCHEMA:
+    if baseline.schema != SCHEMA:
         raise BaselineError(f"{name}: not a baseline that this gpuconsole reads ({SCHEMA})")
-    if found.key.name != path.stem:
-        raise BaselineError(f"{name}: renamed: its key is {found.key.name}")
-    return found
+    if baseline.key.name != path.stem:
+        raise BaselineError(f"{name}: renamed: its key is {baseline.key.name}")
+    return baseline
 
 
 def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
     """All baselines, and a line for each invalid file, by the file name without `.json`."""
-    found, mistakes = [], dict[str, str]()
+    baselines, mistakes = [], dict[str, str]()
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
     except FileNotFoundError:
@@ -86,10 +86,10 @@ def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
         return [], {"": f"{folder}: cannot be read: {error.strerror}"}
     for path in paths:
         try:
-            found.append(read_baseline(path))
+            baselines.append(read_baseline(path))
         except BaselineError as error:
             mistakes[path.stem] = str(error)
-    return found, mistakes
+    return baselines, mistakes
 
 
 def differing_knobs(baseline: Baseline, knobs: Knobs) -> Knobs:
@@ -177,16 +177,16 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
         )
     free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
     rates = now.contention_free if free else now.rates
-    found = rate_change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
+    change = rate_change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
     excused, contention = _contention(now, baseline.runs, free)
     doubt = doubts(validity)
-    decided: BaselineVerdict = rate_verdict(found, excused) if found and not doubt else "undecided"
+    decided: BaselineVerdict = rate_verdict(change, excused) if change and not doubt else "undecided"
     return BaselineComparison(
         key=baseline.key.name,
-        words=visible(_words(now, baseline, found, decided, doubt or contention, free, live)),
-        short=_short(found, decided),
+        words=visible(_words(now, baseline, change, decided, doubt or contention, free, live)),
+        short=_short(change, decided),
         verdict=decided,
-        change=found,
+        change=change,
         rate=baseline.rate,
         unit=baseline.unit,
         runs=len(baseline.runs),
@@ -202,20 +202,20 @@ Unequal = list[tuple[str, str]]
 """The parts that differ: the value of this run, and the value of the baseline."""
 
 
-def nearest_baseline(key: BaselineKey, knobs: Knobs, known: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
+def nearest_baseline(key: BaselineKey, knobs: Knobs, baselines: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
     """The baseline of the same scenario that differs in the fewest parts (of several: the newest), and these parts. Without a differing part,
     the comparison is possible."""
-    newest_first = sorted(known, key=lambda one: one.runs[-1].date, reverse=True)
-    alike = [(one, _unequal(key, knobs, one)) for one in newest_first if one.key.scenario == key.scenario]
-    return min(alike, key=lambda one: len(one[1]), default=None)
+    newest_first = sorted(baselines, key=lambda baseline: baseline.runs[-1].date, reverse=True)
+    alike = [(baseline, _unequal(key, knobs, baseline)) for baseline in newest_first if baseline.key.scenario == key.scenario]
+    return min(alike, key=lambda candidate: len(candidate[1]), default=None)
 
 
 def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
     """The reason why there is no comparison. `other`: the nearest baseline to `key`; it differs in `parts`."""
     here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
     rate = units.quantity(other.rate, other.unit)
-    words = f"no baseline for {here}; the nearest baseline is for {there}, from {other.runs[-1].date[:10]}: {rate}"
-    return BaselineComparison(key=key.name, words=visible(words), short=visible(f"no baseline for {here}"))
+    sentence = f"no baseline for {here}; the nearest baseline is for {there}, from {other.runs[-1].date[:10]}: {rate}"
+    return BaselineComparison(key=key.name, words=visible(sentence), short=visible(f"no baseline for {here}"))
 
 
 def _unequal(key: BaselineKey, knobs: Knobs, other: Baseline) -> Unequal:
@@ -239,32 +239,32 @@ def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tu
     load = ("others_ratio", OTHERS_DIFFER, "other programs used {} of the CPUs")
     waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a CPU {} of the time")
     queue = ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a CPU {} of the time")
-    known = now.others_ratio is not None and any(run.others_ratio is not None for run in kept)
-    found = [(0.0, "")]
-    for name, least, words in (load if known else waiting, *(() if free else (queue,))):
+    both_known = now.others_ratio is not None and any(run.others_ratio is not None for run in kept)
+    increases = [(0.0, "")]
+    for name, least, cause in (load if both_known else waiting, *(() if free else (queue,))):
         mine = getattr(now, name)
         theirs = [value for run in kept if (value := getattr(run, name)) is not None]
         usual = statistics.fmean(theirs) if theirs else 0.0
         if mine is not None and theirs and abs(mine - usual) >= least:
             here, there = (units.percent(share).strip() for share in (mine, usual))
-            found.append((mine - usual, f"contention: {words.format(here)} ({there} in the baseline)"))
-    return max(found, key=lambda one: abs(one[0]))
+            increases.append((mine - usual, f"contention: {cause.format(here)} ({there} in the baseline)"))
+    return max(increases, key=lambda increase: abs(increase[0]))
 
 
 def _words(
-    now: BaselineRun, baseline: Baseline, found: RateChange | None, decided: BaselineVerdict, contention: str, free: bool, live: bool
+    now: BaselineRun, baseline: Baseline, change: RateChange | None, decided: BaselineVerdict, contention: str, free: bool, live: bool
 ) -> str:
     name = _name(baseline)
     delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_REPORTING for run in (now, *baseline.runs))
     so_far = (", without run-queue delay" if delayed else "") + (", so far" if live else "")
-    if found is None:
+    if change is None:
         return f"no verdict against {name}: both runs need {MIN_BLOCKS} blocks of steady steps"
     if decided == "slower" or decided == "faster":
-        low, high = sorted((abs(found.low), abs(found.high)))
-        text = f"{abs(found.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
+        low, high = sorted((abs(change.low), abs(change.high)))
+        text = f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
         more = [_where(now, baseline.runs), "" if len(baseline.runs) >= RUNS_FOR_SPREAD else FEW_RUNS, contention]
         return "; ".join(part for part in (text, *more) if part)
-    figure = f"{found.estimate * 100:+.1f} % [{found.low * 100:+.1f}, {found.high * 100:+.1f}]"
+    figure = f"{change.estimate * 100:+.1f} % [{change.low * 100:+.1f}, {change.high * 100:+.1f}]"
     if decided == "same":
         return f"the same as {name}{so_far}, within 5 %: {figure}"
     return f"{figure} against {name}{so_far}: undecided, {contention or 'the difference is within the noise'}"
@@ -289,9 +289,9 @@ def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
     return f"largest change in {most}: {before} -> {after} per step"
 
 
-def _short(found: RateChange | None, decided: BaselineVerdict) -> str:
-    if found is None:
+def _short(change: RateChange | None, decided: BaselineVerdict) -> str:
+    if change is None:
         return "baseline: too few steps"
     if decided == "slower" or decided == "faster":
-        return f"{found.estimate * 100:+.0f} % vs baseline"
-    return f"{found.estimate * 100:+.1f} % vs baseline: {'same' if decided == 'same' else 'undecided'}"
+        return f"{change.estimate * 100:+.0f} % vs baseline"
+    return f"{change.estimate * 100:+.1f} % vs baseline: {'same' if decided == 'same' else 'undecided'}"

@@ -12,23 +12,23 @@ ROUNDING = 1e-6
 
 def mistakes(certificate: Certificate) -> list[str]:
     """The contradictions in the certificate: between intervals or verdicts and the pairs; between the start, the kept changes and the end."""
-    found = [words for one in certificate.attempts for words in _of_trial(one.trial)]
+    differences = [difference for attempt in certificate.attempts for difference in _of_trial(attempt.trial)]
     knobs: Knobs = dict(certificate.start)
-    for one in certificate.attempts:
-        if any(knobs.get(name) != value for name, value in one.knobs.items()):
-            found.append(f"trial {one.trial.id} did not start from the settings that were kept before it")
-        if one.trial.kept:
-            knobs |= one.trial.changes
+    for attempt in certificate.attempts:
+        if any(knobs.get(name) != value for name, value in attempt.knobs.items()):
+            differences.append(f"trial {attempt.trial.id} did not start from the settings that were kept before it")
+        if attempt.trial.kept:
+            knobs |= attempt.trial.changes
     if certificate.proof is not None and certificate.proof.kept:
         if certificate.end != certificate.start:
-            found.append("the final trial went back to the start, but the end has other settings")
+            differences.append("the final trial went back to the start, but the end has other settings")
     elif knobs != certificate.end:
-        found.append("the settings at the end are not the start plus the kept changes")
+        differences.append("the settings at the end are not the start plus the kept changes")
     if certificate.proof is not None:
-        found += _of_trial(certificate.proof)
+        differences += _of_trial(certificate.proof)
         if {**knobs, **certificate.proof.changes} != certificate.start:
-            found.append("the final trial does not compare with the start")
-    return found
+            differences.append("the final trial does not compare with the start")
+    return differences
 
 
 def _of_trial(trial: Trial) -> list[str]:
@@ -41,12 +41,12 @@ def _of_trial(trial: Trial) -> list[str]:
         if again
         else ()
     )
-    found = []
-    if again is None or any(abs(one - other) > ROUNDING * max(1.0, abs(one)) for one, other in pairs):
-        found.append(f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs")
+    differences = []
+    if again is None or any(abs(value - other) > ROUNDING * max(1.0, abs(value)) for value, other in pairs):
+        differences.append(f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs")
     decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between) or "undecided"
     if decided != trial.verdict:
-        found.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
+        differences.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
     if trial.kept and not trial.worth_keeping:
-        found.append(f"{name}: kept, but not proven")
-    return found
+        differences.append(f"{name}: kept, but not proven")
+    return differences

@@ -55,15 +55,15 @@ def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:
         if seconds >= block_s:
             rates.append(rate(block, False))
             block, seconds = [], 0.0
-    return [math.log(later / earlier) for earlier, later in pairwise(one for one in rates if one > 0)]
+    return [math.log(later / earlier) for earlier, later in pairwise(positive for positive in rates if positive > 0)]
 
 
 def forecast_line(forecast: Forecast) -> str:
     """What a trial with a second model server will take, in one or two sentences."""
-    words = f"The trial starts a second model server: {units.about(forecast.seconds)}."
+    sentence = f"The trial starts a second model server: {units.about(forecast.seconds)}."
     if forecast.resolution_ratio is not None:
-        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
-    return words
+        sentence += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
+    return sentence
 
 
 def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:

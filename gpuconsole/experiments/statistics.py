@@ -73,7 +73,7 @@ def student(degrees: float) -> float:
 
     `gpuconsole verify` computes the intervals of a certificate again and expects the same digits: so this table must not change.
     """
-    return NORMAL_975 if degrees >= 60 else _T_975[max(known for known in _T_975 if known <= max(1, degrees))]
+    return NORMAL_975 if degrees >= 60 else _T_975[max(tabulated for tabulated in _T_975 if tabulated <= max(1, degrees))]
 
 
 def student_quantile(degrees: int, alpha: float) -> float:
@@ -245,7 +245,7 @@ def estimate(rates: Sequence[float]) -> Estimate:
     squares = sum(offset * offset for offset in offsets)
     if squares <= 0:
         return Estimate(mean, 0.0, n)
-    seen = sum(one * after for one, after in pairwise(offsets)) / squares
+    seen = sum(offset * after for offset, after in pairwise(offsets)) / squares
     correlated = min(MOST_CORRELATED, max(0.0, seen + (1 + 4 * seen) / n))
     worth = max(2.0, n * (1 - correlated) / (1 + correlated))
     return Estimate(mean, math.sqrt(squares / (n - 1) / worth) / mean, worth)
@@ -262,7 +262,7 @@ def rate_change(now: Sequence[float], kept: Sequence[Sequence[float]], live: boo
     if len(now) < MIN_BLOCKS or not usable:
         return None
     new, old = estimate(now), [estimate(rates) for rates in usable]
-    log_rates = [math.log(one.mean) for one in old]
+    log_rates = [math.log(run.mean) for run in old]
     k = len(old)
     within = new.error**2 * ((always_valid(new.worth) / NORMAL_975) ** 2 if live else 1.0)
     if k >= RUNS_FOR_SPREAD:
@@ -270,7 +270,7 @@ def rate_change(now: Sequence[float], kept: Sequence[Sequence[float]], live: boo
         between = (USUAL_RUNS * RUN_TO_RUN**2 + (k - 1) * statistics.variance(log_rates)) / degrees
         variance = max(between, within) + between / k  # the spread between runs contains the noise within them
     else:
-        parts = [(within, new.worth - 1), *((one.error**2 / k**2, one.worth - 1) for one in old)]
+        parts = [(within, new.worth - 1), *((run.error**2 / k**2, run.worth - 1) for run in old)]
         parts.append((RUN_TO_RUN**2 * (1 + 1 / k), math.inf))
         variance, degrees = sum(part for part, _ in parts), _welch(parts)
     middle, half = math.log(new.mean) - statistics.fmean(log_rates), student(degrees) * math.sqrt(variance)
@@ -283,13 +283,13 @@ def _welch(parts: Sequence[tuple[float, float]]) -> float:
     return sum(part for part, _ in parts) ** 2 / below if below > 0 else math.inf
 
 
-def rate_verdict(found: RateChange, excused: float = 0.0) -> BaselineVerdict:
+def rate_verdict(change: RateChange, excused: float = 0.0) -> BaselineVerdict:
     """`slower` or `faster` if the whole interval is beyond 2 %, `same` if the interval is within 5 %, otherwise `undecided`.
 
     `excused`: the additional share of time that contention took from one side (above 0: from this run). Contention alone may explain a
     difference of that size.
     """
-    low, high = math.log1p(found.low), math.log1p(found.high)
+    low, high = math.log1p(change.low), math.log1p(change.high)
     explained = math.log1p(-min(0.99, abs(excused)))
     if high < -MINIMUM_EFFECT + (explained if excused > 0 else 0.0):
         return "slower"
@@ -411,15 +411,15 @@ def block_rates(steps: Sequence[Step], contention_free: bool = False) -> tuple[f
     """
     total = sum(step.wall_s for step in steps)
     block_s = max(MIN_RUN_BLOCK_S, min(RUN_BLOCK_S, total / FEW_RUN_BLOCKS), total / MOST_RUN_BLOCKS)
-    found, block, seconds, sampled = [], list[Step](), 0.0, False
+    blocks, block, seconds, sampled = [], list[Step](), 0.0, False
     for step in steps:
         block.append(step)
         seconds += step.wall_s
         sampled = sampled or step.runq is not None
         if seconds >= block_s and len(block) >= MIN_STEPS and (sampled or not contention_free):
-            found.append(rate(block, False) / (1 - _delay_ratio(block) if contention_free else 1.0))
+            blocks.append(rate(block, False) / (1 - _delay_ratio(block) if contention_free else 1.0))
             block, seconds, sampled = [], 0.0, False
-    return tuple(found)
+    return tuple(blocks)
 
 
 def _delay_ratio(block: Sequence[Step]) -> float:

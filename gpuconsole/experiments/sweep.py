@@ -38,9 +38,9 @@ def points(vary: dict[str, list[Value]], base: Knobs, grid: bool) -> list[Knobs]
     """The settings to measure, each once: one factor at a time around `base`, which comes first; or with `grid` every combination."""
     if grid:
         return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
-    found: list[Knobs] = [{name: base[name] for name in vary}]
-    found += [{**found[0], name: value} for name, values in vary.items() for value in values if value != base[name]]
-    return found if any(base[name] in values for name, values in vary.items()) else found[1:]
+    points: list[Knobs] = [{name: base[name] for name in vary}]
+    points += [{**points[0], name: value} for name, values in vary.items() for value in values if value != base[name]]
+    return points if any(base[name] in values for name, values in vary.items()) else points[1:]
 
 
 def rounds(count: int, repeats: int) -> Iterator[list[int]]:
@@ -58,9 +58,9 @@ def evaluate(sweep: Sweep) -> None:
     for point in sweep.points:
         bounds = simultaneous_interval(point.rates, len(sweep.points))
         point.low, point.high = (max(0.0, bounds[0]), bounds[1]) if bounds else (None, None)  # no rate is negative
-    known = [point for point in sweep.points if len(point.rates) >= MIN_REPEATS]
-    best = max((point.low for point in known if point.low is not None), default=None)
-    for point in known:
+    measured = [point for point in sweep.points if len(point.rates) >= MIN_REPEATS]
+    best = max((point.low for point in measured if point.low is not None), default=None)
+    for point in measured:
         if best is not None and point.high is not None:
             point.settled = point.settled or point.high < WORSE_BY * best
 
@@ -144,7 +144,7 @@ class Sweeper:
 
     def _changes(self, point: Knobs, worker: WorkerHandle) -> Knobs:
         """The values of `point` that are set in `worker`; the others are those of its start."""
-        started = next(knobs for knobs, one in self._workers if one is worker)
+        started = next(knobs for knobs, other in self._workers if other is worker)
         return {name: value for name, value in point.items() if _lives(name, value, started, worker)}
 
     async def _next_steps(self, worker: WorkerHandle) -> None:
@@ -156,7 +156,7 @@ class Sweeper:
         except TimeoutError:
             await self._end(worker)
             why = f"no step within {self._patience_s:g} s"
-            self._failed += [(_cold(knobs), why) for knobs, one in self._workers if one is worker]
+            self._failed += [(_cold(knobs), why) for knobs, other in self._workers if other is worker]
             raise SessionError(why) from None
 
     async def _end(self, worker: WorkerHandle) -> None:
@@ -181,14 +181,14 @@ class Sweeper:
         knobs = self._start_knobs(point, points)
         if why := next((why for failed, why in self._failed if failed == _cold(knobs)), ""):
             raise SessionError(why)
-        worker = next((one for started, one in self._workers if _takes(point, started, one)), None)
+        worker = next((other for started, other in self._workers if _takes(point, started, other)), None)
         if worker is None:
             if len(self._workers) >= MOST_WORKERS:
                 raise SessionError(f"more than {MOST_WORKERS} settings need their own worker")
             worker = await self._launch(knobs)
             if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values of its start
                 self._live_limits = False
-                if not any(_takes(one, knobs, worker) for one in points):
+                if not any(_takes(point, knobs, worker) for point in points):
                     await self._end(worker)
                     self._workers.pop()
                 worker = await self._launch({**self._base, **point})
@@ -204,8 +204,8 @@ class Sweeper:
         """The knobs of a worker for `point` and for all points that differ in live knobs only: live limits at their largest value."""
         if not self._live_limits:
             return {**self._base, **point}
-        alike = [one for one in points if _restarts(one) == _restarts(point)]
-        largest = {name: max(int(one[name]) for one in alike) for name in point if CATALOGUE[name].lowered_live}
+        alike = [other for other in points if _restarts(other) == _restarts(point)]
+        largest = {name: max(int(other[name]) for other in alike) for name in point if CATALOGUE[name].lowered_live}
         return {**self._base, **point, **largest}
 
     async def _launch(self, knobs: Knobs) -> WorkerHandle:

@@ -360,7 +360,9 @@ async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
     answers = [await sides.worker(arm).probe("perplexity") for arm in (BASELINE, CHANGED)]
     values = [answer.signals["quality.perplexity"].value for answer in answers if "quality.perplexity" in answer.signals]
     if len(values) < 2:
-        return msgspec.structs.replace(trial, error=f"perplexity not measured: {next((one.error for one in answers if one.error), '')}")
+        return msgspec.structs.replace(
+            trial, error=f"perplexity not measured: {next((answer.error for answer in answers if answer.error), '')}"
+        )
     return msgspec.structs.replace(trial, perplexity=Perplexity(*values))
 
 

@@ -66,13 +66,13 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allowed: Allowed 
 
     Changes that may not be tried (see `barrier`) are excluded, and changes that promise too little (see `promising`).
     """
-    return [one for one in promising(run, tried) if not barrier(run, one.changes, allowed)]
+    return [candidate for candidate in promising(run, tried) if not barrier(run, candidate.changes, allowed)]
 
 
 def left_alone(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allowed: Allowed = ALLOWED) -> list[LeftAlone]:
     """The promising changes that may not be tried, the best first, each with the reason."""
-    found = [(one, barrier(run, one.changes, allowed)) for one in promising(run, tried)]
-    return [LeftAlone(one.rule, one.changes, why, one.suggestion.predicted_speedup) for one, why in found if why]
+    barred = [(candidate, barrier(run, candidate.changes, allowed)) for candidate in promising(run, tried)]
+    return [LeftAlone(candidate.rule, candidate.changes, why, candidate.suggestion.predicted_speedup) for candidate, why in barred if why]
 
 
 def barrier(run: Run, changes: Knobs, allowed: Allowed = ALLOWED) -> str:
@@ -96,7 +96,7 @@ def promising(run: Run, tried: Sequence[tuple[Knobs, Knobs]]) -> list[Candidate]
 
     Left out: changes that were tried under the same knobs; changes whose predicted gain is below WORTH, or too small for their trial to prove.
     """
-    found: dict[str, Candidate] = {}
+    by_changes: dict[str, Candidate] = {}
     for finding in run.findings:
         if finding.state != "fires" or finding.resource != "time":
             continue
@@ -110,9 +110,9 @@ def promising(run: Run, tried: Sequence[tuple[Knobs, Knobs]]) -> list[Candidate]
                 continue
             worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes, run)
             key = repr(sorted(suggestion.changes.items()))
-            if key not in found or found[key].worth < worth:
-                found[key] = Candidate(finding.rule, suggestion, gain, worth)
-    return sorted(found.values(), key=lambda one: -one.worth)
+            if key not in by_changes or by_changes[key].worth < worth:
+                by_changes[key] = Candidate(finding.rule, suggestion, gain, worth)
+    return sorted(by_changes.values(), key=lambda candidate: -candidate.worth)
 
 
 def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]:
@@ -250,8 +250,8 @@ class Tuner:
             run = await until_diagnosed(self._engine, lambda: self._enough(tunable), tunable=tunable)
             if not self.certificate.end.keys() <= run.knobs.keys():
                 raise SessionError(f"{run.scenario} runs now")
-            found = self._candidates(run)
-            if not found and self._left_s() > LIVE_S:
+            candidates = self._candidates(run)
+            if not candidates and self._left_s() > LIVE_S:
                 if run.steady_from_s is not None and run.duration_s - run.steady_from_s < SEEN_S:
                     continue
                 if (more := self._training_knobs(run) - set(tunable)) and not widened:
@@ -260,9 +260,9 @@ class Tuner:
                     await until_diagnosed(self._engine, lambda: self._left_s() <= LIVE_S, tunable=more)
                     self._engine.probe_only_for(tunable)
                     continue
-                known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
-                return await self._end(self._nothing_left(run) if known else "the run never became steady: no diagnosis was possible")
-            fitting = [one for one in found if trial_s(one.changes, run) <= self._left_s()]
+                decided = run.steady_from_s is not None and any(finding.state != "cant_tell" for finding in run.findings)
+                return await self._end(self._nothing_left(run) if decided else "the run never became steady: no diagnosis was possible")
+            fitting = [candidate for candidate in candidates if trial_s(candidate.changes, run) <= self._left_s()]
             if not fitting:
                 return await self._end(f"the budget of {self._budget_s:.0f} s has no room for another trial")
             await self._attempt(run, fitting[0])
@@ -283,17 +283,17 @@ class Tuner:
     def _nothing_left(self, run: Run) -> str:
         """The reason for the end of the search, and what the session could not find out without the user's permission."""
         other = "other" if left_alone(run, self._tried(), self._allowed) else "further"
-        words = f"no {other} change is predicted to gain {WORTH * 100:g} %"
-        return f"{words}; {MORE_BY_PROBES}" if probes_waiting(run) else words
+        sentence = f"no {other} change is predicted to gain {WORTH * 100:g} %"
+        return f"{sentence}; {MORE_BY_PROBES}" if probes_waiting(run) else sentence
 
     def _left_alone(self, run: Run) -> list[LeftAlone]:
         """What the session may not try, and what it has no time for."""
-        found = left_alone(run, self._tried(), self._allowed)
-        for one in self._candidates(run):
-            needed_s = trial_s(one.changes, run)
+        remaining = left_alone(run, self._tried(), self._allowed)
+        for candidate in self._candidates(run):
+            needed_s = trial_s(candidate.changes, run)
             why = f"its trial takes about {needed_s:.0f} s; a larger --budget allows it"
-            found.append(LeftAlone(one.rule, one.changes, why, one.suggestion.predicted_speedup))
-        return found
+            remaining.append(LeftAlone(candidate.rule, candidate.changes, why, candidate.suggestion.predicted_speedup))
+        return remaining
 
     def _enough(self, tunable: Collection[str]) -> bool:
         """Whether the tuner can continue without a complete diagnosis: no time is left for a trial, or a known change is worth an immediate trial."""
@@ -338,7 +338,7 @@ class Tuner:
         if (run := self._engine.view().run) is not None:
             self.certificate.left_alone = self._left_alone(run)
         back: Knobs = {name: self.certificate.start[name] for name in self.certificate.changed}
-        kept = [one for one in self.certificate.attempts if one.trial.kept]
+        kept = [attempt for attempt in self.certificate.attempts if attempt.trial.kept]
         if len(kept) == 1 and not self._earlier_s:  # the trial of the only kept change has already measured the total gain
             back = {}
         run = self._engine.view().run
@@ -351,7 +351,7 @@ class Tuner:
         return self.certificate
 
     def _tried(self) -> list[tuple[Knobs, Knobs]]:
-        return [(one.knobs, one.trial.changes) for one in self.certificate.attempts]
+        return [(attempt.knobs, attempt.trial.changes) for attempt in self.certificate.attempts]
 
     def _elapsed_s(self) -> float:
         return self._earlier_s + time.monotonic() - self._begun

@@ -55,14 +55,14 @@ def key_of(scenario: Scenario, run: Run, device: Device, environment: Environmen
 def look_up(key: BaselineKey, knobs: Knobs) -> Lookup:
     """The baseline for a run of `key` with `knobs`, or the difference from the nearest baseline. Reads the disk; raises BaselineError where
     the file of `key` is not a valid baseline."""
-    known, mistakes = read_all(baselines_folder())
+    baselines, mistakes = read_all(baselines_folder())
     own = mistakes.get(key.name)
     if own is not None:
         raise BaselineError(own)
-    found = nearest_baseline(key, knobs, known)
-    if found is None:
+    nearest = nearest_baseline(key, knobs, baselines)
+    if nearest is None:
         return Lookup()
-    other, parts = found
+    other, parts = nearest
     return Lookup(instead=unlike(key, other, parts)) if parts else Lookup(other)
 
 
@@ -101,13 +101,13 @@ class BaselineWatch:
     async def _look_up(self, record: RunRecord) -> None:
         run = record.run
         try:
-            found = await asyncio.to_thread(look_up, self._keys[run.id], run.knobs)
+            lookup = await asyncio.to_thread(look_up, self._keys[run.id], run.knobs)
         except BaselineError as error:
             self._emit(Note(time.monotonic(), str(error), "warning"))
-            found = Lookup(instead=BaselineComparison(key=self._keys[run.id].name, words=str(error), short="baseline: not readable"))
-        self._found[run.id] = found
-        if found.instead is not None:
-            self._emit(Compared(time.monotonic(), run.id, found.instead))
+            lookup = Lookup(instead=BaselineComparison(key=self._keys[run.id].name, words=str(error), short="baseline: not readable"))
+        self._found[run.id] = lookup
+        if lookup.instead is not None:
+            self._emit(Compared(time.monotonic(), run.id, lookup.instead))
 
     async def run(self) -> None:
         while True:

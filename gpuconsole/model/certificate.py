@@ -66,7 +66,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     @property
     def gain(self) -> Speedup | None:
         """The gain of all kept changes together; None if no trial measured all changes together."""
-        kept = [one.trial for one in self.attempts if one.trial.kept]
+        kept = [attempt.trial for attempt in self.attempts if attempt.trial.kept]
         if self.proof is not None and self.proof.speedup is not None:
             return self.proof.speedup.inverse
         return kept[0].speedup if len(kept) == 1 and self.proof is None else None

@@ -129,7 +129,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
         return (
             self.verdict == "win"
             and self.checked
-            and not any(one is not None and one.too_high for one in (self.perplexity, self.held_out_loss))
+            and not any(cost is not None and cost.too_high for cost in (self.perplexity, self.held_out_loss))
         )
 
 

@@ -103,12 +103,12 @@ class RestartKnob(NamedTuple):
 
     def _place(self, words: tuple[str, ...]) -> int | None:
         """The last word with the flag: a later flag wins, as in argparse."""
-        found = [
+        places = [
             n
             for n, word in enumerate(words)
             if (word.startswith(self.flag) if self.joined else word == self.flag or word.startswith(f"{self.flag}="))
         ]
-        return found[-1] if found else None
+        return places[-1] if places else None
 
 
 def parse_restart_knob(text: str) -> RestartKnob:

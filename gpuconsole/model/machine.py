@@ -172,5 +172,5 @@ class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def figures(self) -> dict[str, float]:
         """The measured values by name, without missing values; sustained rates under `sustained_name`."""
-        best = {one.name: one.value for one in self.reached if one.value is not None}
-        return best | {sustained_name(one.name): one.sustained for one in self.reached if one.sustained is not None}
+        best = {figure.name: figure.value for figure in self.reached if figure.value is not None}
+        return best | {sustained_name(figure.name): figure.sustained for figure in self.reached if figure.sustained is not None}

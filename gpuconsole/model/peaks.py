@@ -43,8 +43,8 @@ def _device_peaks() -> list[_DevicePeaks]:
 
 def is_device(match: str, name: str) -> bool:
     """Whether NVML's `name` is the device `match`. Only whole words match: "H200" does not match "GH200", "L4" does not match "L40"."""
-    words = rf"(?<![A-Za-z0-9]){re.escape(match)}(?![A-Za-z0-9]){OTHER_PRODUCT}"
-    return re.search(words, name, re.IGNORECASE) is not None and PARTS.search(name) is None
+    pattern = rf"(?<![A-Za-z0-9]){re.escape(match)}(?![A-Za-z0-9]){OTHER_PRODUCT}"
+    return re.search(pattern, name, re.IGNORECASE) is not None and PARTS.search(name) is None
 
 
 def peaks_of(name: str) -> Peaks:

@@ -34,7 +34,7 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
 
     Messages are joined to one text. Raises ValueError with a one-line message that names the line of the file.
     """
-    found: list[tuple[str, int | None]] = []
+    requests: list[tuple[str, int | None]] = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -42,17 +42,17 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
             read = msgspec.json.decode(line, type=_Line)
         except (msgspec.DecodeError, RecursionError) as problem:
             raise ValueError(f"line {number}: {problem}") from None
-        words = read.prompt or "\n".join(f"{one.role}: {one.content}" for one in read.messages)
+        prompt = read.prompt or "\n".join(f"{message.role}: {message.content}" for message in read.messages)
         tokens = read.output_tokens if read.output_tokens is not None else read.max_tokens
-        if not words:
+        if not prompt:
             raise ValueError(f'line {number}: neither "prompt" nor "messages" has a text')
         if tokens is not None and tokens < 1:
             raise ValueError(f"line {number}: output_tokens {tokens} must be 1 or more")
-        found.append((words, tokens))
-    if not found:
+        requests.append((prompt, tokens))
+    if not requests:
         raise ValueError("there is no prompt in it")
-    shared = shared_beginnings([words for words, _ in found])
-    return [RecordedPrompt(words, tokens, shared[words]) for words, tokens in found]
+    shared = shared_beginnings([prompt for prompt, _ in requests])
+    return [RecordedPrompt(prompt, tokens, shared[prompt]) for prompt, tokens in requests]
 
 
 def shared_ratio(texts: Sequence[str]) -> float:
@@ -65,8 +65,8 @@ def shared_beginnings(texts: Sequence[str]) -> dict[str, int]:
     """For each text, the length in characters of the longest prefix that another text shares. After sorting, that other text is adjacent."""
     ordered = sorted(texts)
     shared = dict.fromkeys(ordered, 0)
-    for one, other in itertools.pairwise(ordered):
-        common = bisect.bisect_left(range(1, min(len(one), len(other)) + 1), True, key=lambda n: one[:n] != other[:n])
-        for text in (one, other):
+    for before, other in itertools.pairwise(ordered):
+        common = bisect.bisect_left(range(1, min(len(before), len(other)) + 1), True, key=lambda n: before[:n] != other[:n])
+        for text in (before, other):
             shared[text] = max(shared[text], common)
     return shared

@@ -232,8 +232,8 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     def effect(self, changes: Knobs) -> str:
         """What `changes` do to the numbers of the user's own job: the strongest of their effects; empty where it is not known."""
-        order, known = list(EFFECTS), [self.effects.get(name, "") for name in changes]
-        return max(known, key=order.index) if known and all(one in order for one in known) else ""
+        order, effects = list(EFFECTS), [self.effects.get(name, "") for name in changes]
+        return max(effects, key=order.index) if effects and all(effect in order for effect in effects) else ""
 
     def effective(self, changes: Knobs) -> Knobs:
         """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and if no knob is altered."""
@@ -256,9 +256,9 @@ class Run(msgspec.Struct, omit_defaults=True):
         The time of a pass alone (probe P8), or the time of a step without communication (step account); the larger ratio counts.
         """
         ways = (("comm.straggler_ratio", "comm.slowest_rank"), ("ranks.busy_ratio", "ranks.busiest"))
-        known = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]
-        ratio, rank = max(known, default=(0.0, -1))
-        return (rank, ratio) if known else None
+        gaps = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]
+        ratio, rank = max(gaps, default=(0.0, -1))
+        return (rank, ratio) if gaps else None
 
     @property
     def begun_s(self) -> float | None:

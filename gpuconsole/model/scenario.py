@@ -110,19 +110,19 @@ class Scenario(msgspec.Struct, frozen=True):
         defaults = {name: default for name in self.workload.knobs if (default := CATALOGUE[name].default) is not None}
         if scale != "gpu":
             return {**defaults, **self.knobs, **self.cpu}
-        found = {**defaults, **self.knobs, **self.gpu}
+        knobs = {**defaults, **self.knobs, **self.gpu}
         for size, values in self.gpu_sizes.items():
             if memory_bytes >= ROUNDING * gigabytes(size) * 1e9:
-                found.update(values)
-        return found
+                knobs.update(values)
+        return knobs
 
 
 def gigabytes(size: str) -> int:
     """The number in `80GB`. Raises ValueError for another name."""
-    found = SIZE.fullmatch(size)
-    if found is None:
+    match = SIZE.fullmatch(size)
+    if match is None:
         raise ValueError(f"{size!r} is no memory size: write for example [gpu.80GB]")
-    return int(found[1])
+    return int(match[1])
 
 
 def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str) -> Scenario:
@@ -171,8 +171,8 @@ def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str
 def grouped(scenarios: Iterable[Scenario]) -> dict[str, list[Scenario]]:
     """The scenarios by group, in the order of `Group`; in each group the healthy runs come first, then the order of `scenarios`."""
     given = list(scenarios)
-    found = {group: [one for one in given if one.group == group] for group in (*get_args(Group), OWN)}
-    return {group: sorted(some, key=lambda one: not one.healthy) for group, some in found.items() if some}
+    by_group = {group: [scenario for scenario in given if scenario.group == group] for group in (*get_args(Group), OWN)}
+    return {group: sorted(some, key=lambda scenario: not scenario.healthy) for group, some in by_group.items() if some}
 
 
 def check_workload(workload: Workload, path: str) -> Workload:

@@ -151,17 +151,17 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def numbers(self) -> dict[str, float]:
         """The facts that are numbers."""
-        known = {name: self.number(name) for name in self.__struct_fields__}
-        return {name: value for name, value in known.items() if value is not None}
+        numbers = {name: self.number(name) for name in self.__struct_fields__}
+        return {name: value for name, value in numbers.items() if value is not None}
 
     def settings(self) -> Knobs:
         """The facts that are settings, under the names of the knobs. `server`: the engine; the embedded server is `embedded`."""
-        found: Knobs = {}
+        knobs: Knobs = {}
         for fact_name in self.__struct_fields__:
             name, fact = KNOB_OF.get(fact_name, fact_name), getattr(self, fact_name)
             if fact is not None and name in CATALOGUE:
-                found[name] = _as_knob(name, fact.value)
-        return found
+                knobs[name] = _as_knob(name, fact.value)
+        return knobs
 
 
 def _as_knob(name: str, value: float | str) -> Value:

@@ -104,8 +104,8 @@ def latency(seconds: float | None) -> str:
 
 def durations(first: float | None, second: float | None) -> tuple[str, str, str]:
     """Two durations in the unit of the larger, and that unit: `440`, `530`, `ms`."""
-    known = [abs(value) for value in (first, second) if value is not None]
-    power = _small(max(known, default=0.0))
+    sizes = [abs(value) for value in (first, second) if value is not None]
+    power = _small(max(sizes, default=0.0))
     texts = [digits(value * 1e3**power).rjust(4) if value is not None else NA.rjust(4) for value in (first, second)]
     return texts[0], texts[1], _SMALL[power] + "s"
 
@@ -119,8 +119,8 @@ def p50_p99(p50: float | None, p99: float | None) -> tuple[str, str]:
 
 def rates(first: float | None, second: float | None, unit: str) -> tuple[str, str, str]:
     """Two rates in the prefix of the larger: `12.1`, `0.30`, `GB/s`."""
-    known = [abs(value) for value in (first, second) if value is not None]
-    power = _scale(max(known, default=0.0), 1e3, len(_LARGE))
+    sizes = [abs(value) for value in (first, second) if value is not None]
+    power = _scale(max(sizes, default=0.0), 1e3, len(_LARGE))
     texts = [digits(value / 1e3**power).rjust(4) if value is not None else NA.rjust(4) for value in (first, second)]
     return texts[0], texts[1], _LARGE[power] + unit
 

@@ -65,7 +65,7 @@ def find_other_gpus() -> OtherGpus | None:
 
 
 def _amd(nodes: Path) -> list[Device]:
-    found: list[Device] = []
+    devices: list[Device] = []
     try:
         numbers = sorted(int(folder.name) for folder in nodes.iterdir() if folder.name.isdigit())
         for number in numbers:
@@ -74,10 +74,10 @@ def _amd(nodes: Path) -> list[Device]:
                 banks = [_properties(bank) for bank in (nodes / str(number) / "mem_banks").glob("*/properties")]
                 memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in VRAM)
                 name = f"AMD {architecture(facts.get('gfx_target_version', 0))}"
-                found.append(Device(f"gpu:{len(found)}", name, memory))
+                devices.append(Device(f"gpu:{len(devices)}", name, memory))
     except OSError:  # no such driver, or no permission
         return []
-    return found
+    return devices
 
 
 def architecture(version: int) -> str:

@@ -25,15 +25,15 @@ class ProcessDetails:
     def complete(self, processes: list[Process]) -> list[Process]:
         """The same processes with their details. An invisible process keeps only its pid."""
         owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
-        self._known = {pid: known for pid, known in self._known.items() if pid in owners}
+        self._known = {pid: details for pid, details in self._known.items() if pid in owners}
         return [_joined(process, owners[process.pid]) for process in processes]
 
     def _look(self, pid: int) -> Process | None:
         """The details of a process and its CPU share since the last reading. The first reading has no CPU share."""
-        known = self._known.get(pid)
+        details = self._known.get(pid)
         try:
-            if known is not None and known[0].is_running():  # is_running also detects a reused pid
-                handle, identity = known
+            if details is not None and details[0].is_running():  # is_running also detects a reused pid
+                handle, identity = details
                 return msgspec.structs.replace(identity, cpu_ratio=handle.cpu_percent() / 100)
             handle = psutil.Process(pid)
             identity = _identity(handle)
@@ -84,5 +84,5 @@ def container_of(pid: int) -> str:
         text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
     except OSError:
         return ""
-    found = _CONTAINER.search(text)
-    return found[1] if found else ""
+    match = _CONTAINER.search(text)
+    return match[1] if match else ""

@@ -176,9 +176,9 @@ def end_others_in_group() -> None:
 
 def _others_in_group() -> set[int]:
     """The other processes of this process's group. Ended processes that nobody has waited for do not count."""
-    group, found = os.getpid(), set[int]()
+    group, pids = os.getpid(), set[int]()
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             if pid != group and os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
-    return found
+                pids.add(pid)
+    return pids

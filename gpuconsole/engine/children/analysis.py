@@ -22,13 +22,13 @@ async def analysed(answer: Profiled) -> Profiled:
     """`answer` with the report on its trace, or with the reason why there is none. The trace is removed; a copy goes to `answer.keep`."""
     trace = Path(answer.trace)
     target = trace.with_name("report.json")
-    words = [str(trace), str(target), "--keep", answer.keep, *(["--gpu"] if answer.gpu else [])]
+    arguments = [str(trace), str(target), "--keep", answer.keep, *(["--gpu"] if answer.gpu else [])]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
         "-m",
         "gpuconsole.workloads.profiling.analyse",
-        *words,
+        *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

@@ -295,10 +295,10 @@ class JobChild(Child):
         """Report what the job has done so far, until its first step."""
         begun, said = time.monotonic(), ""
         while not self._stepped and not self._ended.is_set() and not self._left:
-            words = self._without_steps() if self._folder.seen() or time.monotonic() - begun > FIRST_PYTHON_S else NO_PYTHON_YET
-            if words != said:
-                said = words
-                self._on_event(Progress(time.monotonic(), words))
+            reason = self._without_steps() if self._folder.seen() or time.monotonic() - begun > FIRST_PYTHON_S else NO_PYTHON_YET
+            if reason != said:
+                said = reason
+                self._on_event(Progress(time.monotonic(), reason))
             await asyncio.sleep(START_PERIOD_S)
 
     def _without_steps(self) -> str:
@@ -358,7 +358,7 @@ class JobChild(Child):
     async def _report_silence(self, joined: JobProcess) -> None:
         """A process has closed its connection without a word. Report that where it goes on: nothing is measured there any more."""
         await asyncio.sleep(SILENT_S)
-        again = any(one.pid == joined.pid and one.t > joined.t for one in self.processes)
+        again = any(earlier.pid == joined.pid and earlier.t > joined.t for earlier in self.processes)
         if not self._left and not again and psutil.pid_exists(joined.pid):
             text = f"process {joined.pid} of the job goes on without its connection to the console: its steps are not measured any more"
             self._on_event(Note(time.monotonic(), text, "warning"))

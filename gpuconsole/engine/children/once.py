@@ -112,8 +112,8 @@ def _what_went_wrong(state: SessionState, greeted: bool, child: subprocess.Popen
     """In one line, with the last line of a child that has ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         code = child.wait(0.2)
-        words = child.stderr.read().decode(errors="replace").strip().splitlines() if child.stderr else []
-        return f"the sampler ended (exit {code}): {words[-1] if words else 'without a word'}"
+        lines = child.stderr.read().decode(errors="replace").strip().splitlines() if child.stderr else []
+        return f"the sampler ended (exit {code}): {lines[-1] if lines else 'without a word'}"
     stuck = [source.detail for source in state.sources.values() if source.stuck_s]
     if stuck:
         return f"{NO_ANSWER} (waiting for {stuck[0]})"

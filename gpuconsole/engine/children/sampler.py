@@ -110,15 +110,15 @@ class SamplerSupervisor:
         if self._closing or child is not self._child:
             return
         self._child = None
-        words = f": {child.last_words[-1]}" if child.last_words else ""
+        last_line = f": {child.last_words[-1]}" if child.last_words else ""
         if code == DRIVER_GONE_EXIT:
-            self._report(f"the driver or its GPUs have changed{words}; reading them again", "warning")
+            self._report(f"the driver or its GPUs have changed{last_line}; reading them again", "warning")
             self._start_in(1.0)
             return
         if time.monotonic() - self._began > HEALTHY_S:
             self._failures = 0
         wait_s = self._next_wait_s()
-        self._report(f"the sampler ended (exit {code}){words}; starting it again in {wait_s:g} s", "error")
+        self._report(f"the sampler ended (exit {code}){last_line}; starting it again in {wait_s:g} s", "error")
         self._start_in(wait_s)
 
     def _next_wait_s(self) -> float:

@@ -91,8 +91,8 @@ class Launch(msgspec.Struct, frozen=True):
         if self.nnodes == 1:
             return [ON_ONE_MACHINE, str(self.nproc)]
         conf = f"is_host=1,join_timeout={self.meeting_s}"
-        words = [*self._rendezvous(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
-        return [LAUNCHER, *words, "-m", "gpuconsole.workloads.rank"]
+        arguments = [*self._rendezvous(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
+        return [LAUNCHER, *arguments, "-m", "gpuconsole.workloads.rank"]
 
     def on_other_nodes(self) -> str:
         """The command for each other machine. The user replaces ADDRESS by the address of that machine."""
@@ -294,7 +294,7 @@ class TorchrunChild(Child):
             self._on_event(event)
             return
         self._failed_ranks.add(rank)
-        if any(words in event.cause for words in BROKEN):
+        if any(phrase in event.cause for phrase in BROKEN):
             self._effect = self._effect or event
         elif not self._failed:
             self._failed = True
@@ -313,7 +313,7 @@ class TorchrunChild(Child):
     def _cause(self) -> str:
         if self._lost:
             return _end_of(*self._lost[0], self.last_words)
-        if not self._connections and any("RendezvousTimeoutError" in words for words in self.last_words):
+        if not self._connections and any("RendezvousTimeoutError" in line for line in self.last_words):
             return f"the other machines did not come within {self._launch.meeting_s} s"
         return ""
 
@@ -324,10 +324,10 @@ class TorchrunChild(Child):
         self._report_exit(code)
 
 
-def _end_of(joined: RankJoined, error: Exception | None, words: Iterable[str]) -> str:
+def _end_of(joined: RankJoined, error: Exception | None, last_lines: Iterable[str]) -> str:
     """How a rank ended that did not report its end, as far as the output of the launcher shows."""
     who = f"rank {joined.rank} on {joined.host} (pid {joined.pid})"
     if error is not None:
         return f"{who} cannot be reached any more: {error}"
-    killed = any(f"(pid: {joined.pid})" in line and "SIGKILL" in line for line in words)
+    killed = any(f"(pid: {joined.pid})" in line and "SIGKILL" in line for line in last_lines)
     return f"{who} ended unexpectedly" + (": it was killed (the kernel's out-of-memory killer does this)" if killed else "")

@@ -256,9 +256,9 @@ def ending(code: int, worker: WorkerHandle) -> tuple[RunState, str | None]:
 
 def death(code: int, worker: WorkerHandle) -> str:
     """How a worker ended that did not report the cause itself, in one line. `code` is the exit code, or minus the signal."""
-    words = next((line for line in reversed(worker.last_words) if line.strip()), "")
+    last_line = next((line for line in reversed(worker.last_words) if line.strip()), "")
     if code < 0:
         name = signal.Signals(-code).name
         hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{hint}" + (f"; its last output: {words}" if words else "")
-    return f"the worker ended with exit code {code}" + (f"; its last output: {words}" if words else "")
+        return f"the worker was killed by {name}{hint}" + (f"; its last output: {last_line}" if last_line else "")
+    return f"the worker ended with exit code {code}" + (f"; its last output: {last_line}" if last_line else "")

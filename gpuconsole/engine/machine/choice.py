@@ -27,19 +27,21 @@ def choose_devices(devices: Sequence[Device], wanted: str | None, lost: Containe
 
     A GPU in MIG mode runs programs only on its slices. So its slices stand in its place, and a request for the GPU itself is refused.
     """
-    known = list(devices) or [Device("cpu", "host CPU")]
+    present = list(devices) or [Device("cpu", "host CPU")]
     restriction = os.environ.get(VARIABLE) if visible is None else visible
-    usable = visible_gpus(known, restriction)
+    usable = visible_gpus(present, restriction)
     others = [device for device in usable if device.id not in lost]
     if wanted is None:
-        return others or known[-1:]
-    chosen = next((device for device in known if device.id == wanted), None)
+        return others or present[-1:]
+    chosen = next((device for device in present if device.id == wanted), None)
     if chosen is None:
-        raise DeviceChoiceError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in known)}")
+        raise DeviceChoiceError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in present)}")
     if not chosen.is_gpu:
         return [chosen]
-    if slices := _slices(known, chosen):
-        raise DeviceChoiceError(f"{wanted} is in MIG mode, and programs run on its slices: {', '.join(one.id for one in slices)}")
+    if slices := _slices(present, chosen):
+        raise DeviceChoiceError(
+            f"{wanted} is in MIG mode, and programs run on its slices: {', '.join(mig_slice.id for mig_slice in slices)}"
+        )
     if chosen not in usable:
         raise DeviceChoiceError(f"{wanted} is hidden from CUDA programs by {VARIABLE}={restriction}")
     return [chosen, *(device for device in others if device is not chosen)]
@@ -55,13 +57,13 @@ def visible_gpus(devices: Sequence[Device], restriction: str | None) -> list[Dev
     runnable = [device for device in devices if device.is_gpu and not _slices(devices, device)]
     if restriction is None:
         return runnable
-    found: list[Device] = []
+    chosen: list[Device] = []
     for entry in (part.strip() for part in restriction.split(",")):
         device = _named(devices, runnable, entry)
-        if device is None or device in found:
+        if device is None or device in chosen:
             break
-        found.append(device)
-    return found
+        chosen.append(device)
+    return chosen
 
 
 def cuda_names(devices: Sequence[Device]) -> str:
@@ -80,5 +82,5 @@ def _named(devices: Sequence[Device], runnable: Sequence[Device], entry: str) ->
     """The device that an entry of CUDA_VISIBLE_DEVICES names. An index or uuid of a GPU in MIG mode names its first slice."""
     for device in devices:
         if device.is_gpu and (device.id == f"gpu:{entry}" or (len(entry) > len("GPU-") and device.uuid.startswith(entry))):
-            return next((one for one in runnable if one is device or one.id.startswith(f"{device.id}/")), None)
+            return next((candidate for candidate in runnable if candidate is device or candidate.id.startswith(f"{device.id}/")), None)
     return None

@@ -58,8 +58,8 @@ def busy_s() -> float:
     online = _online()
     if hasattr(os, "sched_getaffinity") and len(online) == len(times):
         usable = os.sched_getaffinity(0)
-        times = [one for number, one in zip(online, times, strict=True) if number in usable]
-    return float(sum(sum(one) - sum(getattr(one, name, 0.0) for name in NOT_BUSY) for one in times))
+        times = [cpu for number, cpu in zip(online, times, strict=True) if number in usable]
+    return float(sum(sum(cpu) - sum(getattr(cpu, name, 0.0) for name in NOT_BUSY) for cpu in times))
 
 
 def _online() -> list[int]:

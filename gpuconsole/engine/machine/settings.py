@@ -116,10 +116,10 @@ def _text(value: object) -> str:
 
 
 def _switch(value: object) -> bool:
-    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
-    if found is None or not isinstance(value, bool | str):
+    flag = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+    if flag is None or not isinstance(value, bool | str):
         raise ValueError(f"{value!r}: must be true or false")
-    return found
+    return flag
 
 
 def _word(*allowed: str) -> Callable[[object], str]:
@@ -212,16 +212,16 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that look like a misspelt setting, each with the setting that it may mean."""
     unknown = [name for name in environ if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in SETTINGS]
-    found = {name: nearest(name.removeprefix(PREFIX).lower(), SETTINGS) for name in unknown}
-    return {name: hint for name, hint in found.items() if hint}
+    similar = {name: nearest(name.removeprefix(PREFIX).lower(), SETTINGS) for name in unknown}
+    return {name: hint for name, hint in similar.items() if hint}
 
 
 def _checked(name: str, value: object, place: str, key: str) -> Any:
     try:
         return SETTINGS[name].check(value)
     except ValueError as problem:
-        words = f"{place}: {key}: {problem}" if key else f"{place}: {problem}"
-        raise SettingsError(visible(words)) from None
+        line = f"{place}: {key}: {problem}" if key else f"{place}: {problem}"
+        raise SettingsError(visible(line)) from None
 
 
 def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
@@ -242,12 +242,12 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
 
 def _lines(text: str) -> dict[str, int]:
     """The line of each key outside tables, and of each table."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if head := re.match(r"\s*\[\s*\"?([^\]\"]+?)\"?\s*\]", line):
             table = head[1]
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif (key := re.match(r"\s*\"?([\w-]+)\"?\s*[=.]", line)) and not table:
-            found.setdefault(key[1], number)
-    return found
+            lines.setdefault(key[1], number)
+    return lines

@@ -31,23 +31,23 @@ GROUPS = TRAINING_GROUPS | SERVING_GROUPS
 """The groups that a workload's TOML file can name."""
 
 
-def check_knobs(values: dict[str, object], known: tuple[str, ...], owner: str) -> Knobs:
+def check_knobs(values: dict[str, object], allowed: tuple[str, ...], owner: str) -> Knobs:
     """`values` checked against the knobs that `owner` has; raises KnobError naming the first bad one."""
-    return {name: find(name, known, owner).check(value) for name, value in values.items()}
+    return {name: find(name, allowed, owner).check(value) for name, value in values.items()}
 
 
-def parse_assignment(text: str, known: tuple[str, ...], owner: str) -> tuple[str, Value]:
+def parse_assignment(text: str, allowed: tuple[str, ...], owner: str) -> tuple[str, Value]:
     """`KNOB=VALUE` as typed after `--set`; raises KnobError."""
     name, equals, value = text.partition("=")
     if not equals:
         raise KnobError(f"{text!r}: expected KNOB=VALUE")
-    return name, find(name, known, owner).parse(value)
+    return name, find(name, allowed, owner).parse(value)
 
 
-def find(name: str, known: tuple[str, ...], owner: str) -> Knob:
+def find(name: str, allowed: tuple[str, ...], owner: str) -> Knob:
     """The knob `name` of `owner`; raises KnobError with the nearest match."""
-    if name not in known:
-        raise KnobError(f"{owner} has no knob {name!r}{nearest(name, known)}; it has: {', '.join(known)}")
+    if name not in allowed:
+        raise KnobError(f"{owner} has no knob {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}")
     return CATALOGUE[name]
 
 
@@ -67,7 +67,7 @@ def in_words(changes: Knobs) -> str:
 
 
 def _instruction(name: str, value: str) -> str:
-    words = CATALOGUE[name].words if name in CATALOGUE else ""
-    if not isinstance(words, str):
-        words = words.get(value, words.get("", ""))
-    return words.format(value) if words else f"set {name} to {value}"
+    description = CATALOGUE[name].words if name in CATALOGUE else ""
+    if not isinstance(description, str):
+        description = description.get(value, description.get("", ""))
+    return description.format(value) if description else f"set {name} to {value}"

@@ -92,8 +92,8 @@ class Knob(msgspec.Struct, frozen=True):
         if self.kind == "choice":
             return self.check(text)
         if self.kind == "bool":
-            words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-            return self.check(words.get(text.lower(), text))
+            spellings = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+            return self.check(spellings.get(text.lower(), text))
         try:
             return self.check(float(text) if self.kind == "float" else int(text))
         except ValueError as error:
@@ -107,9 +107,9 @@ def live_limit_fact(name: str) -> str:
     return f"live_limit.{name}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing when no known word is close."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    match = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 

@@ -222,9 +222,9 @@ class CallReader:
                 self.waiting += wanted
             else:
                 try:
-                    found = ask(question, self._handle)
-                    values.update(found)
-                    failures.update({name: CallFailed(FUNCTION_NOT_FOUND) for name in wanted if name not in found})
+                    answer = ask(question, self._handle)
+                    values.update(answer)
+                    failures.update({name: CallFailed(FUNCTION_NOT_FOUND) for name in wanted if name not in answer})
                 except CallFailed as failure:
                     if failure.is_loss:
                         raise

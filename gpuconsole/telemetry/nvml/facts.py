@@ -65,8 +65,8 @@ def _architecture(handle: Any) -> str:
 
 
 def _capability(handle: Any) -> str:
-    found = fact("nvmlDeviceGetCudaComputeCapability", handle)
-    return f"{found[0]}.{found[1]}" if found is not None else ""
+    capability = fact("nvmlDeviceGetCudaComputeCapability", handle)
+    return f"{capability[0]}.{capability[1]}" if capability is not None else ""
 
 
 def _mode(function: str, names: dict[int, str]) -> Callable[[Any], str]:

@@ -60,11 +60,11 @@ def gpm_metrics() -> dict[str, GpmMetric]:
 
 def link_gpm_metrics(links: int) -> dict[str, GpmMetric]:
     """The metrics of single NVLinks, by metric and link: `gpu.link_rx_bytes_per_s/3`."""
-    found = {}
+    values = {}
     for link in range(min(links, MAX_LINKS)):
-        found[f"gpu.link_rx_bytes_per_s/{link}"] = GpmMetric(62 + 2 * link, _MIB)  # NVLINK_L*_RX_PER_SEC
-        found[f"gpu.link_tx_bytes_per_s/{link}"] = GpmMetric(63 + 2 * link, _MIB)  # NVLINK_L*_TX_PER_SEC
-    return found
+        values[f"gpu.link_rx_bytes_per_s/{link}"] = GpmMetric(62 + 2 * link, _MIB)  # NVLINK_L*_RX_PER_SEC
+        values[f"gpu.link_tx_bytes_per_s/{link}"] = GpmMetric(63 + 2 * link, _MIB)  # NVLINK_L*_TX_PER_SEC
+    return values
 
 
 class GpmReader:

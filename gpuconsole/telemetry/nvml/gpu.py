@@ -124,14 +124,14 @@ class Gpu:
         impossible: set[str] = set()
         passed: set[str] = set()  # metrics whose reader has no new value; no other reader replaces it
         for reader in readers:
-            found, failures = reader.read(values.keys() | passed)
+            read, failures = reader.read(values.keys() | passed)
             refused.update(failures)
             for name in reader.waiting:  # the previous value is still valid
                 refused.pop(name, None)
                 if name not in self._seen and name not in self.reasons:
                     refused[name] = CallFailed(-1, _WAITS)
             passed.update(reader.waiting)
-            for name, value in found.items():
+            for name, value in read.items():
                 if not is_plausible(name, value):
                     impossible.add(name)
                     continue
@@ -152,7 +152,7 @@ class Gpu:
     def _read_links(self, values: dict[str, float]) -> None:
         name = "gpu.nvlinks_active"
         self.links = self._links.read()
-        states = [found.get("gpu.link_up") for found, _ in self.links]
+        states = [link.get("gpu.link_up") for link, _ in self.links]
         if states and None not in states:
             self.nvlinks = int(sum(state for state in states if state is not None))  # links become active after the driver
             values[name] = float(self.nvlinks)
@@ -205,12 +205,12 @@ class MigSlice:
         values: dict[str, float] = {}
         for reader in self._readers:
             try:
-                found, failures = reader.read(())
+                read, failures = reader.read(())
             except CallFailed as failure:
                 self.whole.note(failure)
                 return {}
             self.reasons.update({name: str(failure) for name, failure in failures.items()})
-            for name, value in found.items():
+            for name, value in read.items():
                 if is_plausible(name, value):
                     values[name] = min(value, 1.0) if name.endswith("_ratio") else value
                     self.reasons.pop(name, None)
@@ -237,9 +237,9 @@ def _slice_handles(whole: Gpu) -> list[tuple[int, Any]]:
     meter.device = whole.device.id
     if not is_mig_on(whole.handle):
         return []
-    found = []
+    slices = []
     for index in range(fact("nvmlDeviceGetMaxMigDeviceCount", whole.handle) or 0):
         handle = fact("nvmlDeviceGetMigDeviceHandleByIndex", whole.handle, index)
         if handle is not None:  # otherwise the index has no slice
-            found.append((index, handle))
-    return found
+            slices.append((index, handle))
+    return slices

@@ -56,14 +56,14 @@ class LinksReader:
 
 def _of_link(link: int, values: dict[str, float], failures: dict[str, CallFailed]) -> tuple[dict[str, float], dict[str, str]]:
     """The part of the readings that belongs to one link."""
-    found: dict[str, float] = {}
+    of_link: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for name in _NAMES:
         value = values.get(f"{name}/{link}")
         if value is None:
             reasons[name] = str(failures.get(f"{name}/{link}", _NOT_REPORTED))
         elif is_plausible(name, value):
-            found[name] = value
+            of_link[name] = value
         else:
             reasons[name] = GARBAGE
-    return found, reasons
+    return of_link, reasons

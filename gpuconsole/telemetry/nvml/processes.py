@@ -19,7 +19,7 @@ def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list
     Raises CallFailed only for a lost device.
     """
     shares = _sm_shares(handle)
-    found: dict[int, Process] = {}
+    by_pid: dict[int, Process] = {}
     gap: CallFailed | None = None
     for kind, function in _KINDS.items():
         try:
@@ -30,13 +30,13 @@ def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list
             if kind == "compute" or failure.code != NOT_SUPPORTED:  # otherwise a device without graphics
                 gap = gap or failure
             continue
-        for one in answers:
-            pid = int(one.pid)
-            memory = one.usedGpuMemory
-            if pid not in found:
-                where = slices.get(int(one.gpuInstanceId), device)
-                found[pid] = Process(pid, where, kind, memory_bytes=None if memory is None else int(memory), sm_ratio=shares.get(pid))
-    return list(found.values()), gap
+        for process in answers:
+            pid = int(process.pid)
+            memory = process.usedGpuMemory
+            if pid not in by_pid:
+                where = slices.get(int(process.gpuInstanceId), device)
+                by_pid[pid] = Process(pid, where, kind, memory_bytes=None if memory is None else int(memory), sm_ratio=shares.get(pid))
+    return list(by_pid.values()), gap
 
 
 def _sm_shares(handle: Any) -> dict[int, float]:

@@ -38,7 +38,7 @@ class NvmlSource:
         self._told_lost: set[str] = set()
         for index in range(self._count):
             self._open(index)
-        self._slices: list[MigSlice] = [one for gpu in self._gpus for one in mig_slices(gpu)]
+        self._slices: list[MigSlice] = [mig_slice for gpu in self._gpus for mig_slice in mig_slices(gpu)]
         self._mig = mig_layout(self._gpus)
         self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
         self._details = ProcessDetails()
@@ -58,15 +58,15 @@ class NvmlSource:
     def devices(self) -> list[Device]:
         by_id = {gpu.device.id: [gpu.device] for gpu in self._gpus}
         by_id |= {device: [Device(id=device, name=UNKNOWN_NAME)] for device in self._closed}
-        for one in self._slices:
-            by_id[one.whole.device.id].append(one.device)
+        for mig_slice in self._slices:
+            by_id[mig_slice.whole.device.id].append(mig_slice.device)
         return [device for index in range(self._count) for device in by_id[f"gpu:{index}"]]
 
     def prime(self) -> None:
         for gpu in self._gpus:
             gpu.prime()
-        for one in self._slices:
-            one.read()
+        for mig_slice in self._slices:
+            mig_slice.read()
 
     def read(self, t: float) -> Readings:
         """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes topology, processes and XID errors.
@@ -84,7 +84,7 @@ class NvmlSource:
             if gpu.loss is None:
                 readings.append(Sample(t, gpu.device.id, values, gpu.substitutes))
                 readings += self._links_of(gpu, t)
-        readings += [Sample(t, one.device.id, values) for one in self._slices if (values := one.read())]
+        readings += [Sample(t, mig_slice.device.id, values) for mig_slice in self._slices if (values := mig_slice.read())]
         readings += xids
         if processes is not None:
             self._processes_t = t
@@ -100,7 +100,7 @@ class NvmlSource:
 
     def unavailable(self) -> Reasons:
         reasons: Reasons = {gpu.device.id: gpu.reasons for gpu in self._gpus}
-        reasons |= {one.device.id: one.reasons for one in self._slices}
+        reasons |= {mig_slice.device.id: mig_slice.reasons for mig_slice in self._slices}
         reasons |= {device: dict.fromkeys(GPU_METRICS, str(failure)) for device, failure in self._closed.items()}
         return reasons | self._link_reasons
 
@@ -136,11 +136,15 @@ class NvmlSource:
             gpu.reasons.pop("gpu.processes", None)
 
     def _processes(self, t: float) -> Processes:
-        found: list[Process] = []
+        processes: list[Process] = []
         reasons = {}
         for gpu in self._gpus:
             device = gpu.device.id
-            slices = {one.instance: one.device.id for one in self._slices if one.whole is gpu and one.instance is not None}
+            slices = {
+                mig_slice.instance: mig_slice.device.id
+                for mig_slice in self._slices
+                if mig_slice.whole is gpu and mig_slice.instance is not None
+            }
             if gpu.loss is not None:
                 reasons[device] = gpu.loss
                 continue
@@ -149,11 +153,11 @@ class NvmlSource:
                 of_gpu, gap = processes_of(device, gpu.handle, slices)
             except CallFailed as loss:
                 of_gpu, gap = [], loss
-            found += of_gpu
+            processes += of_gpu
             if gap is not None:
                 reasons[device] = str(gap)
                 gpu.note(gap, "gpu.processes")
-        return Processes(t, self._details.complete(found), reasons)
+        return Processes(t, self._details.complete(processes), reasons)
 
     def _check_driver(self) -> None:
         """Check the driver; raises DriverGone. The check runs at once after a suspicious failure, otherwise at intervals."""
@@ -176,5 +180,5 @@ class NvmlSource:
     def _losses(self) -> list[tuple[str, str]]:
         opened = [(gpu.device.id, gpu.loss) for gpu in self._gpus if gpu.loss is not None]
         closed = [(device, str(failure)) for device, failure in self._closed.items() if failure.is_loss]
-        slices = [(one.device.id, one.whole.loss) for one in self._slices if one.whole.loss is not None]
+        slices = [(mig_slice.device.id, mig_slice.whole.loss) for mig_slice in self._slices if mig_slice.whole.loss is not None]
         return opened + closed + slices

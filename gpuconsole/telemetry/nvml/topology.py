@@ -24,20 +24,20 @@ def links_between(gpus: list[Gpu]) -> list[Link]:
         return []
     ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
     places = {gpu.device.id: pci_address(gpu.handle) for gpu in gpus}
-    found = []
-    for one, other in combinations(gpus, 2):
-        a, b = one.device.id, other.device.id
+    links = []
+    for gpu, other in combinations(gpus, 2):
+        a, b = gpu.device.id, other.device.id
         direct = ends[a][places[b]]
         through_switch = min(ends[a][_SWITCH], ends[b][_SWITCH])
         nvlinks = max(direct, through_switch)
         if nvlinks:
-            found.append(Link(a, b, f"NV{nvlinks}"))
+            links.append(Link(a, b, f"NV{nvlinks}"))
             continue
         meter.device = a
-        level = fact("nvmlDeviceGetTopologyCommonAncestor", one.handle, other.handle)
+        level = fact("nvmlDeviceGetTopologyCommonAncestor", gpu.handle, other.handle)
         if level in _LEVELS:
-            found.append(Link(a, b, _LEVELS[level]))
-    return found
+            links.append(Link(a, b, _LEVELS[level]))
+    return links
 
 
 def _nvlink_ends(gpu: Gpu) -> Counter[str]:

@@ -72,9 +72,9 @@ class XidWatch:
 
     def read(self, t: float, lost: Container[str]) -> list[Xid]:
         """The events since the last call. Does not block. After a failure the next call uses a new event set."""
-        found: list[Xid] = []
+        xids: list[Xid] = []
         watched = self._set is not None and len(self.refusals) < len(self.counts)
-        while watched and len(found) < _MOST_AT_ONCE:
+        while watched and len(xids) < _MOST_AT_ONCE:
             try:
                 event = call("nvmlEventSetWait", self._set, 0)
             except CallFailed as failure:
@@ -84,8 +84,8 @@ class XidWatch:
             device = self._devices.get(_address(event.device))
             if device is not None and event.eventType == _XID_EVENT:
                 self.counts[device] += 1
-                found.append(Xid(t, device, int(event.eventData), MEANINGS.get(int(event.eventData), "")))
-        return found
+                xids.append(Xid(t, device, int(event.eventData), MEANINGS.get(int(event.eventData), "")))
+        return xids
 
 
 def _address(handle: Any) -> int:

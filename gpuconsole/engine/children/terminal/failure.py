@@ -30,7 +30,7 @@ def failure_words(code: int, lines: Sequence[str]) -> str:
     """
     end = lines[-SEARCHED:]
     if code == UNCAUGHT and (raised := _exceptions(end)):
-        return _shown(next((one for one in raised if not LAUNCHER.match(one)), raised[0]))
+        return _shown(next((exception for exception in raised if not LAUNCHER.match(exception)), raised[0]))
     last = next((line for line in reversed(end) if line.strip()), "")
     return f"last output: {_shown(last)}" if last else ""
 
@@ -38,7 +38,7 @@ def failure_words(code: int, lines: Sequence[str]) -> str:
 def _exceptions(lines: Sequence[str]) -> list[str]:
     """For each rank the line that names its last exception: the first line below the header of the traceback that is not indented. An exception
     that Python ignored ended nothing."""
-    found: dict[str, str] = {}
+    by_rank: dict[str, str] = {}
     inside: set[str] = set()
     ignored: set[str] = set()
     for line in lines:
@@ -52,9 +52,9 @@ def _exceptions(lines: Sequence[str]) -> list[str]:
             inside.remove(rank)
             if rank in ignored:
                 ignored.remove(rank)
-            elif not (rank in found and LAUNCHER.match(text)):
-                found[rank] = text
-    return list(found.values())
+            elif not (rank in by_rank and LAUNCHER.match(text)):
+                by_rank[rank] = text
+    return list(by_rank.values())
 
 
 def _shown(line: str) -> str:

@@ -86,10 +86,10 @@ class OutputLines:
                 self._x = max(0, self._x - 1)
             case "\t":
                 self._x += TAB - self._x % TAB
-            case "\x1b" if (found := _SEQUENCE.match(text, at)) is not None:
-                if found["final"]:
-                    self._sequence(found["final"], found["args"])
-                return found.end()
+            case "\x1b" if (sequence := _SEQUENCE.match(text, at)) is not None:
+                if sequence["final"]:
+                    self._sequence(sequence["final"], sequence["args"])
+                return sequence.end()
             case "\x07" | "\x00":
                 pass
             case other:
