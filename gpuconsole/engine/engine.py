@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -69,6 +70,7 @@ class Engine(StateReader):
         super().__init__()
         self.state = SessionState(interval_s)
         self.listeners: list[Callable[[AnyEvent], None]] = []
+        self.services: list[Callable[[], Coroutine[Any, Any, None]]] = []  # each begins with the session and is cancelled at its end
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.job: ScreenJob | None = None
         self.profile_dir: Path | None = None
@@ -91,8 +93,8 @@ class Engine(StateReader):
         sweep_scratch()
         self.emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
         await self._sampler.start()
-        for work in (watch_self(self.emit), self.diagnosis.run()):
-            self.background.start(work)
+        for work in (lambda: watch_self(self.emit), self.diagnosis.run, *self.services):
+            self.background.start(work())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
         if not self._devices_known.is_set():

@@ -53,13 +53,10 @@ class LiveSession(Engine, SessionApi):
         self.baselines = BaselineWatch(self.state, self.emit, keeps)
         self.control.on_open.append(self.baselines.begin)
         self.control.on_close.append(self.baselines.ended)
+        self.services.append(self.baselines.run)
         self.before_close.append(self.baselines.settled)
         self._trials = Trials(self.control, self.state, self.emit)
         self._tuning = TuningSession(self, self.emit)
-
-    async def open(self) -> None:
-        self.background.start(self.baselines.run())
-        await super().open()
 
     async def close(self) -> None:
         self._tuning.close()

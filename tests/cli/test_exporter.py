@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpuconsole.cli.main import main
 from gpuconsole.report.prometheus import server as metrics_server
 from gpuconsole.report.prometheus.collector import exported_names
-from gpuconsole.report.prometheus.scrape import LoopScraper
 from gpuconsole.session.state import SessionState
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli, Machine
@@ -278,26 +279,72 @@ def test_a_run_serves_its_workload_too(machine: Machine) -> None:
         assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
 
 
+@contextlib.contextmanager
+def answering() -> Iterator[str]:
+    """A server in an event loop on a thread of its own; its address."""
+    server = metrics_server.MetricsServer("127.0.0.1", 0, SessionState())
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    serving = asyncio.run_coroutine_threadsafe(server.serve(), loop)
+    try:
+        yield server.address
+    finally:
+        serving.cancel()
+        wait_until(lambda: not asyncio.all_tasks(loop), what="the end of the server")
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
 def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "MOST_CLIENTS", 2)
     monkeypatch.setattr(metrics_server, "CLIENT_S", 0.5)
-    server = metrics_server.MetricsServer("127.0.0.1", 0, LoopScraper(SessionState()))
-    server.start()
-    host, _, port = server.address.rpartition(":")
-    dawdlers = [socket.create_connection((host, int(port))) for _ in range(2)]
-    try:
-        for one in dawdlers:
-            one.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no end
+    with answering() as address, connected(address) as slow, connected(address) as silent:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no end
 
         def answers() -> bool:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{server.address}/", timeout=2) as answer:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/", timeout=2) as answer:
                 return bool(answer.status == 200)
             return False
 
         assert not answers()  # both places are taken
-        wait_until(answers, 5, "an answer once the dawdlers were shown out")
-    finally:
-        for one in dawdlers:
-            one.close()
-        server.close()
-    assert "http" not in [thread.name for thread in threading.enumerate()]  # it would go on, busy, with a closed socket
+        wait_until(answers, 5, "an answer after the deadline of the slow clients")
+        assert silent.recv(1) == b""
+        assert len([answers() for _ in range(5)]) == 5  # an answered client leaves its place
+
+
+def everything(client: socket.socket) -> bytes:
+    """All that the server sends until it closes the connection, by force where it has unread data."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := client.recv(1 << 16):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nBad header\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"400"),
+        (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n", b"405"),
+        (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\nPRI", b"200"),
+        (b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n" * 1000, b"404"),
+    ],
+    ids=["nonsense", "a long header", "a bad header", "TLS", "a large body", "HEAD", "an upgrade", "many requests"],
+)
+def test_unusual_requests_get_one_answer_and_write_no_line(request_: bytes, status: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with answering() as address, connected(address) as client:
+        client.sendall(request_)
+        received = everything(client)
+    assert received.split()[1:2] in ([status], []) and received.count(b"HTTP/1.") <= 1
+    assert capfd.readouterr() == ("", "")

@@ -124,7 +124,7 @@ def test_the_attainable_rate_is_in_the_view_in_the_snapshot_and_in_diagnose(tmp_
 
 def test_prometheus_has_the_share_while_the_run_is_active() -> None:
     def shown(events: list[AnyEvent]) -> list[tuple[dict[str, str], float]]:
-        families = ScrapeCollector(lambda: scrape(stored(events), 17.0), "box").collect()
+        families = ScrapeCollector(scrape(stored(events), 17.0), "box").collect()
         return [(one.labels, one.value) for family in families for one in family.samples if one.name == "gpuconsole_run_attainable_ratio"]
 
     events = session({**FACTS, "peak_flops_per_s": 2e11})

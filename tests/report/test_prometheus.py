@@ -32,7 +32,7 @@ class World:
         self.state.apply(Sample(self.now, device, {f"gpu.{name}": value for name, value in values.items()}, sources or {}))
 
     def shows(self, name: str) -> list[tuple[dict[str, str], float]]:
-        families = ScrapeCollector(lambda: scrape(self.state, self.now), "box").collect()
+        families = ScrapeCollector(scrape(self.state, self.now), "box").collect()
         return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
 
     def value(self, name: str) -> float | None:

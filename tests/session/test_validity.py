@@ -254,7 +254,7 @@ def test_the_exporter_shows_the_verdict_and_whether_the_server_answers() -> None
     session.ticks(10)
 
     def shown() -> dict[str, tuple[dict[str, str], float]]:
-        families = ScrapeCollector(lambda: scrape(session.state, session.t), "box").collect()
+        families = ScrapeCollector(scrape(session.state, session.t), "box").collect()
         return {sample.name: (sample.labels, sample.value) for family in families for sample in family.samples}
 
     assert shown()["gpuconsole_model_server_up"] == ({"scenario": "serve-chat"}, 1.0)

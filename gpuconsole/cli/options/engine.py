@@ -39,13 +39,20 @@ def live_engine(args: argparse.Namespace) -> LiveSession:
     engine.profile_dir = getattr(args, "profile_dir", None)
     served = serve_address(args)
     if served is not None:
-        from gpuconsole.report.prometheus.publish import publish
-
-        try:
-            publish(engine, *served)
-        except (OSError, UnicodeError) as error:
-            raise UsageError(f"--serve {served[0]}:{served[1]}: {getattr(error, 'strerror', None) or error}") from None
+        serve_metrics(engine, *served)
     return engine
+
+
+def serve_metrics(engine: LiveSession, host: str, port: int, token: bytes | None) -> None:
+    """Serve the metrics of the session, with those of its workload, while the engine is open. Raises UsageError for a bad address."""
+    from gpuconsole.report.prometheus.server import MetricsServer
+
+    try:
+        server = MetricsServer(host, port, engine.state, token)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--serve {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
+    engine.services.append(server.serve)
+    engine.note(f"serving http://{server.address}/metrics")
 
 
 def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | None:

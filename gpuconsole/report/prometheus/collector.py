@@ -7,7 +7,7 @@ A value that is old, lost or n/a is absent, and the reason is exported. Such a v
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -45,12 +45,10 @@ OWN = {
 
 def exported_name(metric: Declared) -> str:
     """The series name of a catalogue metric: base units in words, and `_total` for counters."""
-    words = metric.name.replace(".", "_").split("_")
-    if len(words) > 2 and words[-2] == "per":
-        words[-1] = _PER.get(words[-1], words[-1])
-    else:
-        words[-1] = _UNITS.get(words[-1], words[-1])
-    return PREFIX + "_".join(words) + ("_total" if metric.kind == "counter" else "")
+    *first, unit = metric.name.replace(".", "_").split("_")
+    is_rate = len(first) > 1 and first[-1] == "per"
+    unit = (_PER if is_rate else _UNITS).get(unit, unit)
+    return PREFIX + "_".join([*first, unit]) + ("_total" if metric.kind == "counter" else "")
 
 
 NAMES = {name: exported_name(metric) for name, metric in CATALOGUE.items()}
@@ -64,33 +62,25 @@ def exported_names() -> set[str]:
 
 
 class ScrapeCollector(Collector):
-    """Turns a scrape into metric families."""
-
-    def __init__(self, take: Callable[[], Scrape], hostname: str | None = None) -> None:
-        """The thread that answers a request calls `take`."""
-        self._take = take
-        self._hostname = visible(hostname or socket.gethostname())
-
-    def collect(self) -> Iterable[Metric]:
-        return _Families(self._take(), self._hostname).all()
-
-
-class _Families:
     """The metric families of one scrape."""
 
-    def __init__(self, scrape: Scrape, hostname: str) -> None:
+    def __init__(self, scrape: Scrape, hostname: str | None = None) -> None:
         self._scrape = scrape
-        self._hostname = hostname
+        self._hostname = visible(hostname or socket.gethostname())
 
-    def all(self) -> list[Metric]:
-        values = self._scrape.values
-        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._attained(), *self._serving(), *self._health()]
+    def collect(self) -> Iterator[Metric]:
+        yield from self._catalogue()
+        yield from self._dcgm()
+        yield from self._devices()
+        yield from self._attained()
+        yield from self._serving()
+        yield from self._health()
 
-    def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
+    def _catalogue(self) -> Iterator[Metric]:
         for name, metric in CATALOGUE.items():
             if name.startswith("server."):
                 continue  # a model server has its own /metrics page
-            having = [(device, found[name]) for device, found in values.items() if name in found]
+            having = [(device, values[name]) for device, values in self._scrape.values.items() if name in values]
             if not having:
                 continue
             of_gpu = name.startswith("gpu.")
@@ -100,23 +90,23 @@ class _Families:
             yield family
 
     def _identity(self, device: str) -> tuple[str, str]:
-        known = self._scrape.device(device) or self._scrape.device(parent(device))
-        return (visible(known.uuid), visible(known.name)) if known else ("", "")
+        gpu = self._scrape.device(device) or self._scrape.device(parent(device))
+        return (visible(gpu.uuid), visible(gpu.name)) if gpu else ("", "")
 
-    def _dcgm(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
-        gpus = [(device, values.get(device.id, {})) for device in self._scrape.devices if device.is_gpu and not device.is_mig]
+    def _dcgm(self) -> Iterator[Metric]:
+        gpus = [(device, self._scrape.values.get(device.id, {})) for device in self._scrape.devices if device.is_gpu and not device.is_mig]
         for field in EXPORTED_FIELDS:
             metric = CATALOGUE[field.metric]
             # The counters of dcgm-exporter have no `_total`, which prometheus-client adds to counters.
             family = Metric(field.field, f"Same meaning as in DCGM. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
-            for device, found in gpus:
-                if field.metric in found and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
-                    family.add_sample(field.field, self._dcgm_labels(device), _tidy(found[field.metric] / field.factor))
+            for device, values in gpus:
+                if field.metric in values and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
+                    family.add_sample(field.field, self._dcgm_labels(device), _tidy(values[field.metric] / field.factor))
             if family.samples:
                 yield family
         xids = Metric(XID_FIELD, "Same meaning as in DCGM. The last error (XID) of the GPU; 0 when there was no error.", "gauge")
-        for device, found in gpus:
-            if "gpu.xid_errors" in found:  # without this metric, XID errors are not monitored
+        for device, values in gpus:
+            if "gpu.xid_errors" in values:  # without this metric, XID errors are not monitored
                 xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._scrape.last_xid.get(device.id, 0))
         if xids.samples:
             yield xids

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,12 +19,6 @@ from gpuconsole.session.freshness import (
 from gpuconsole.session.readings import USUAL
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-
-ANSWER_S = 5.0
-
-
-class NoAnswer(RuntimeError):
-    """A scrape is not possible now; the message is one line."""
 
 
 class ServingRun(NamedTuple):
@@ -106,48 +97,15 @@ def _serving(state: SessionState) -> ServingRun | None:
     record = state.record
     if record is None or record.serving is None or record.closed_t is not None:
         return None
-    found = run_now(state, record).validity
-    return ServingRun(record.run.scenario, found.verdict if found else "", record.serving.outages.current is None)
+    validity = run_now(state, record).validity
+    return ServingRun(record.run.scenario, validity.verdict if validity else "", record.serving.outages.current is None)
 
 
 def _attained(state: SessionState) -> AttainedRun | None:
     record = state.record
     if record is None or record.closed_t is not None:
         return None
-    found = with_figures(run_now(state, record), state.devices, state.environment.calibration, lambda name: ()).attainable
-    share = found.share_ratio if found is not None else None
-    return AttainedRun(record.run.scenario, found.bound or "", share) if found is not None and share is not None else None
-
-
-class LoopScraper:
-    """Takes scrapes for other threads. The event loop that applies the events also copies `state`, so a scrape never contains half an event."""
-
-    def __init__(self, state: SessionState) -> None:
-        self._state = state
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def attach(self) -> None:
-        """Allow scrapes. Call this method on the event loop that applies the events."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-
-    def __call__(self) -> Scrape:
-        """Take a scrape. Raises NoAnswer if the loop has not begun, has ended, or does not answer within ANSWER_S."""
-        answer: concurrent.futures.Future[Scrape] = concurrent.futures.Future()
-
-        def on_loop() -> None:
-            try:
-                answer.set_result(scrape(self._state, time.monotonic()))
-            except Exception as error:  # for the thread that waits
-                answer.set_exception(error)
-
-        if self._loop is None:
-            raise NoAnswer("the session has not begun")
-        try:
-            self._loop.call_soon_threadsafe(on_loop)
-        except RuntimeError:
-            raise NoAnswer("the session has ended") from None
-        try:
-            return answer.result(ANSWER_S)
-        except TimeoutError:
-            raise NoAnswer(f"the console has not answered for {ANSWER_S:.0f} s") from None
+    attainable = with_figures(run_now(state, record), state.devices, state.environment.calibration, lambda name: ()).attainable
+    if attainable is None or attainable.share_ratio is None:
+        return None
+    return AttainedRun(record.run.scenario, attainable.bound or "", attainable.share_ratio)

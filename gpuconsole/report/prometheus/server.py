@@ -1,153 +1,137 @@
-"""The HTTP server of the exporter: `/metrics`, `/healthz` and `/`, on separate threads."""
+"""The HTTP server of the exporter: `/metrics`, `/healthz` and `/`, in the event loop that applies the events of the session."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hmac
 import ipaddress
+import logging
 import socket
-import socketserver
-import sys
-import threading
-from collections.abc import Callable, Iterable
+import time
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
 
 from gpuconsole import __version__
 from gpuconsole.report.prometheus.collector import ScrapeCollector
-from gpuconsole.report.prometheus.scrape import NoAnswer, Scrape
+from gpuconsole.report.prometheus.scrape import scrape
+from gpuconsole.session.state import SessionState
 
-REQUEST_S = 10.0
-"""Limit for one piece of a request."""
 CLIENT_S = 20.0
 """Limit for a whole request and its answer."""
 MOST_CLIENTS = 32
-STOP_POLL_S = 0.1
-"""How often the listening thread checks whether to end: the longest time that `close` takes."""
+END_S = 1.0
+"""How long the end of the server waits for answers under way."""
+THREAD_BYTES = 1 << 15
+"""An answer of this size is compressed on a thread."""
 ABOUT = f"""gpuconsole {__version__} exporter
 
 /metrics   for Prometheus, text or OpenMetrics
 /healthz   200 while samples are fresh
 """
 
-Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
+LOGGER = logging.getLogger(__name__)
+# A line for every malformed request would fill the journal, or cover the screen.
+LOGGER.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 
 class MetricsServer:
-    """Listens from the construction on, and answers after `start`. Raises OSError, UnicodeError for a bad address."""
+    """Listens from the construction on, and answers while `serve` runs. Raises OSError, UnicodeError for a bad address."""
 
-    def __init__(self, host: str, port: int, take: Callable[[], Scrape], token: bytes | None = None) -> None:
+    def __init__(self, host: str, port: int, state: SessionState, token: bytes | None = None) -> None:
+        """With `token`, every page needs this bearer token."""
+        self._state, self._token = state, token
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        server_class = type("_Server", (_Server,), {"address_family": family})
-        self._server: WSGIServer = server_class(address[:2], _Handler)
-        self._server.set_app(application(take, token))
-        self._thread: threading.Thread | None = None
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(address)
+            self._socket.listen()
+        except OSError:
+            self._socket.close()
+            raise
+        self._host, self._port = self._socket.getsockname()[:2]
 
     @property
     def address(self) -> str:
         """Host and port as in a URL, with the port that the system chose."""
-        host, port = self._server.server_name, self._server.server_port
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     @property
     def is_loopback(self) -> bool:
-        return ipaddress.ip_address(self._server.server_name.partition("%")[0]).is_loopback
+        return ipaddress.ip_address(self._host.partition("%")[0]).is_loopback
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(STOP_POLL_S,), name="http", daemon=True)
-        self._thread.start()
+    async def serve(self) -> None:
+        """Answer until this task is cancelled. Call it on the event loop that changes the state: a page then never contains half an event."""
+        clients = _Clients(self._answer, access_log=None, logger=LOGGER, lingering_time=0)
+        listener = await asyncio.get_running_loop().create_server(clients, sock=self._socket)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            listener.close()
+            clients.pre_shutdown()
+            await clients.shutdown(END_S)
 
-    def close(self) -> None:
-        """Stop listening. The thread ends first: with a closed socket `serve_forever` would retry without a pause and use a whole core."""
-        if self._thread is not None:
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        """One answer for each connection. What a client sends after its first request is not read, so it uses no memory."""
+        if request.transport is not None and not request.transport.is_closing():
+            request.transport.pause_reading()
+        response = await self._page(request)
+        response.force_close()
+        return response
+
+    async def _page(self, request: web.BaseRequest) -> web.Response:
+        if self._token is not None and not _authorized(request.headers.get("Authorization", ""), self._token):
+            return web.Response(status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": 'Bearer realm="gpuconsole"'})
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, text="use GET\n", headers={"Allow": "GET, HEAD"})
+        match request.path:
+            case "/metrics":
+                return await self._metrics(request)
+            case "/healthz":
+                reason = scrape(self._state, time.monotonic()).not_fresh
+                return web.Response(status=503, text=f"{reason}\n") if reason else web.Response(text="ok\n")
+            case "/":
+                return web.Response(text=ABOUT)
+            case _:
+                return web.Response(status=404, text="see /\n")
+
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        """The text is made on a thread: eight GPUs with their links take 14 ms, in which the screen would not answer keys."""
+        registry = CollectorRegistry()
+        registry.register(ScrapeCollector(scrape(self._state, time.monotonic())))
+        ProcessCollector(namespace="gpuconsole_exporter", registry=registry)
+        encode, content_type = choose_encoder(",".join(request.headers.getall("Accept", [])))
+        text = await asyncio.to_thread(encode, registry)
+        response = web.Response(body=text, headers={"Content-Type": content_type}, zlib_executor_size=THREAD_BYTES)
+        response.enable_compression()
+        return response
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class _Clients(web.Server):
     """Limits the number of clients and the time of each client, so that slow clients do not block other clients or use all file descriptors."""
 
-    daemon_threads = True
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadlines: dict[web.RequestHandler, asyncio.TimerHandle] = {}
 
-    def __init__(self, *arguments: Any) -> None:
-        self._slots = threading.BoundedSemaphore(MOST_CLIENTS)
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._deadlines) < MOST_CLIENTS:
+            self._deadlines[handler] = asyncio.get_running_loop().call_later(CLIENT_S, transport.abort)
         else:
-            self.shutdown_request(request)
+            transport.abort()
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        deadline = threading.Timer(CLIENT_S, _hang_up, (request,))
-        deadline.daemon = True
-        deadline.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        if deadline := self._deadlines.pop(handler, None):
             deadline.cancel()
-            self._slots.release()
-
-    def server_bind(self) -> None:
-        # HTTPServer's own method asks DNS for the name of the address, which can take seconds.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up or is too slow is no error of the server."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_S
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: a line for every scrape would fill the journal."""
-
-
-def application(take: Callable[[], Scrape], token: bytes | None) -> Wsgi:
-    """Every page needs the token, where there is one. `take` may raise NoAnswer."""
-    registry = CollectorRegistry()
-    registry.register(ScrapeCollector(take))
-    ProcessCollector(namespace="gpuconsole_exporter", registry=registry)
-    metrics: Wsgi = make_wsgi_app(registry)
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        def answer(status: str, text: str, *headers: tuple[str, str]) -> list[bytes]:
-            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *headers])
-            return [text.encode()]
-
-        if token is not None and not _authorized(environ.get("HTTP_AUTHORIZATION", ""), token):
-            return answer("401 Unauthorized", "a bearer token is needed\n", ("WWW-Authenticate", 'Bearer realm="gpuconsole"'))
-        try:
-            match environ["PATH_INFO"]:
-                case "/metrics":
-                    return metrics(environ, start_response)
-                case "/healthz":
-                    reason = take().not_fresh
-                    return answer("503 Service Unavailable", f"{reason}\n") if reason else answer("200 OK", "ok\n")
-                case "/":
-                    return answer("200 OK", ABOUT)
-                case _:
-                    return answer("404 Not Found", "see /\n")
-        except NoAnswer as problem:
-            return answer("503 Service Unavailable", f"{problem}\n")
-
-    return app
 
 
 def _authorized(header: str, token: bytes) -> bool:
     scheme, _, given = header.partition(" ")
-    # Headers are latin-1. The comparison takes the same time for every wrong token.
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), token)
+    # aiohttp decodes headers so. The comparison takes the same time for every wrong token.
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token)

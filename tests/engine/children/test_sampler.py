@@ -17,7 +17,7 @@ from gpuconsole.engine.children import sampler as sampling
 from gpuconsole.engine.children.signals import send_signal
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.machine import Process
-from gpuconsole.report.prometheus.publish import publish
+from gpuconsole.report.prometheus.server import MetricsServer
 from gpuconsole.session.api import SessionError
 from tests.fakes.nvml.build import Script
 from tests.waiting import children_that_run, until
@@ -73,7 +73,8 @@ def test_metrics_of_a_session_count_the_restarts_of_its_sampler(script: Script) 
 
     async def main() -> None:
         engine = LiveSession(interval_s=0.1)
-        server = publish(engine, "127.0.0.1", 0, None)
+        server = MetricsServer("127.0.0.1", 0, engine.state)
+        engine.services.append(server.serve)
         try:
             await engine.open()
             await until(lambda: "gpu.power_w{device=gpu:1}" in engine.view().latest)
@@ -82,7 +83,6 @@ def test_metrics_of_a_session_count_the_restarts_of_its_sampler(script: Script) 
             await until(lambda: any("the sampler ended" in note for note in engine.view().notes))
             assert await asyncio.to_thread(restarts, server.address) == 1
         finally:
-            server.close()
             await engine.close()
 
     asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, SamplerEnded
 
 if TYPE_CHECKING:
-    from gpuconsole.report.prometheus.scrape import LoopScraper
     from gpuconsole.report.prometheus.server import MetricsServer
 
 DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under gpuconsole's names and DCGM's.
@@ -55,8 +55,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # These imports take 0.1 s. They are here so that other commands do not wait for them.
-    from gpuconsole.report.prometheus.scrape import LoopScraper
+    # This import takes 0.3 s. It is here so that other commands do not wait for it.
     from gpuconsole.report.prometheus.server import MetricsServer
 
     host, port = parse_address(args.listen)
@@ -64,21 +63,17 @@ def run(args: argparse.Namespace) -> int:
     token = read_token(token_file) if token_file else None
     address = dcgm(args)
     state = SessionState(interval(args), history=False)
-    scraper = LoopScraper(state)
     try:
-        server = MetricsServer(host, port, scraper, token)
+        server = MetricsServer(host, port, state, token)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
     if token is None and not server.is_loopback:
         output.problem("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
-    try:
-        asyncio.run(keep_reading(state, scraper, server, address))
-    finally:
-        server.close()
+    asyncio.run(keep_reading(state, server, address))
     return exit_code() if exit_code() == INTERRUPTED else OK
 
 
-async def keep_reading(state: SessionState, scraper: LoopScraper, server: MetricsServer, dcgm_url: str | None) -> None:
+async def keep_reading(state: SessionState, server: MetricsServer, dcgm_url: str | None) -> None:
     """Serve the metrics that the sampler reports, until SIGINT, SIGTERM or SIGHUP."""
     over = asyncio.Event()
     on_interrupt(over.set)
@@ -88,12 +83,15 @@ async def keep_reading(state: SessionState, scraper: LoopScraper, server: Metric
         if isinstance(event, SamplerEnded):
             output.problem(event.text)
 
-    scraper.attach()
-    server.start()
     output.note(f"serving http://{server.address}/metrics")
     sampler = SamplerSupervisor(state.interval_s, dcgm_url, on_event)
+    serving = asyncio.create_task(server.serve())
+    serving.add_done_callback(lambda task: over.set())
     try:
         await sampler.start()
         await over.wait()
     finally:
+        serving.cancel()
         await sampler.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
