@@ -48,7 +48,8 @@ DEVICES_S = 3.0
 class Engine(StateReader):
     """One live session without experiments. All methods run on one event loop, and none blocks it. Methods of SessionApi are documented there.
 
-    `listeners` receive every event. The functions in `before_close` are awaited when all runs have ended, before the recording is complete.
+    `listeners` receive every event. Each of `services` begins when the session opens, and is cancelled when it closes. The functions in
+    `before_close` are awaited when all runs have ended, before the recording is complete.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Engine(StateReader):
         super().__init__()
         self.state = SessionState(interval_s)
         self.listeners: list[Callable[[AnyEvent], None]] = []
-        self.services: list[Callable[[], Coroutine[Any, Any, None]]] = []  # each begins with the session and is cancelled at its end
+        self.services: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: watch_self(self.emit)]
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.job: ScreenJob | None = None
         self.profile_dir: Path | None = None
@@ -81,6 +82,7 @@ class Engine(StateReader):
         self.control = RunControl(self.state, self.emit, self._pool, self.lock, serving or ServingChoice(), self.devices)
         self.diagnosis = DiagnosisLoop(self.state, self.emit, lambda: self.control.worker, self.lock)
         self.control.on_close.append(self.diagnosis.ended)
+        self.services.append(self.diagnosis.run)
         self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit)
         self._recorder = Recorder()
         self.background = BackgroundTasks(self.emit)
@@ -93,8 +95,8 @@ class Engine(StateReader):
         sweep_scratch()
         self.emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
         await self._sampler.start()
-        for work in (lambda: watch_self(self.emit), self.diagnosis.run, *self.services):
-            self.background.start(work())
+        for service in self.services:
+            self.background.start(service())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
         if not self._devices_known.is_set():

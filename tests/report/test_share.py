@@ -293,7 +293,7 @@ def test_the_waterfall_begins_at_the_attainable_rate_and_ends_at_the_reached_rat
     (section,) = (one for one in document.sections if one.title == "What this hardware could reach")
     fall = section.blocks[0]
     assert isinstance(fall, Waterfall) and fall.title == "before: 24 % of attainable"
-    assert [(row.label, round(row.start_s, 3), row.words, row.cost) for row in fall.rows] == [
+    assert [(row.label, round(row.start_s, 3), row.duration, row.cost) for row in fall.rows] == [
         ("at the attainable rate", 0.0, "40.0 ms", ""), ("data wait", 0.04, "130 ms", "-70.0 samples/s"), ("early", 0.17, "-10.0 ms", ""),
         ("at the reached rate", 0.0, "160 ms", ""),
     ]  # fmt: skip

@@ -41,7 +41,8 @@ class AttainedRun(NamedTuple):
 class Scrape:
     """The fresh values, by device and metric, and the reasons for missing values. Immutable.
 
-    `usual`: for each device, the metrics that came from its usual reader. `sources`: for each source, its stuck time and its period in seconds.
+    `usual`: for each device, the metrics that came from its usual reader. `sources`: for each source, its stuck time and its period
+    in seconds.
     """
 
     devices: tuple[Device, ...]

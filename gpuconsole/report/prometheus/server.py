@@ -65,7 +65,7 @@ class MetricsServer:
         return ipaddress.ip_address(self._host.partition("%")[0]).is_loopback
 
     async def serve(self) -> None:
-        """Answer until this task is cancelled. Call it on the event loop that changes the state: a page then never contains half an event."""
+        """Answer until this task is cancelled. Runs on the event loop that changes the state: no page contains half an event."""
         clients = _Clients(self._answer, access_log=None, logger=LOGGER, lingering_time=0)
         listener = await asyncio.get_running_loop().create_server(clients, sock=self._socket)
         try:
@@ -112,7 +112,7 @@ class MetricsServer:
 
 
 class _Clients(web.Server):
-    """Limits the number of clients and the time of each client, so that slow clients do not block other clients or use all file descriptors."""
+    """Limits the number and the time of clients, so that slow clients do not block other clients or use all file descriptors."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

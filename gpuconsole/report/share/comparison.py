@@ -15,12 +15,10 @@ from gpuconsole.report.parts import labelled, text
 from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.figures import client_report
 from gpuconsole.report.run.runs import run_head
-from gpuconsole.report.share.document import Document, Folded, Section, Words
-from gpuconsole.report.share.pair import pair_table, step_bars, tiles
+from gpuconsole.report.share.blocks import attainable_blocks, pair_table, side_by_side, step_bars, tiles
+from gpuconsole.report.share.document import Document, Folded, Section, TextBlock
 from gpuconsole.report.share.session import every_figure, extent, foot, knob_table
 from gpuconsole.report.share.story import Answer
-from gpuconsole.report.share.timeline import side_by_side
-from gpuconsole.report.share.waterfall import attainable_blocks
 
 CAUTION = (
     "The two runs come from different times or machines: two equal runs differ by about 2 %. "
@@ -36,45 +34,50 @@ class Side(NamedTuple):
     session: Snapshot
 
 
-def comparison_document(found: Comparison, before: Side, after: Side) -> Document:
+def comparison_document(comparison: Comparison, before: Side, after: Side) -> Document:
     """The whole report of a comparison of `before` with `after`."""
     runs = [before.run, after.run]
     labels = dict.fromkeys([*device_kinds(_alone(before)), *device_kinds(_alone(after))])
     sections = [
-        Section("What differs", [Words(difference_report(found)), Folded("All knobs", [Words([knob_table(runs)])])]),
+        Section("What differs", [TextBlock(difference_report(comparison)), Folded("All knobs", [TextBlock([knob_table(runs)])])]),
         Section(
             "Before and after",
-            [tiles(runs, None), side_by_side(*runs), step_bars([("before", before.run), ("after", after.run)]), Words([pair_table(runs)])],
+            [
+                tiles(runs, None),
+                side_by_side(*runs),
+                step_bars([("before", before.run), ("after", after.run)]),
+                TextBlock([pair_table(runs)]),
+            ],
         ),
-        _metrics(found),
-        Section("Evidence", [Words([run_head(run), *firing_report(run)]) for run in runs]),
+        _metrics(comparison),
+        Section("Evidence", [TextBlock([run_head(run), *firing_report(run)]) for run in runs]),
         Section("What this hardware could reach", [*attainable_blocks("before", before.run), *attainable_blocks("after", after.run)]),
         Section("Environment", [_environment("Before", before), _environment("After", after)]),
-        Section("Can the figures be trusted?", [_validity(found, runs)]),
+        Section("Can the figures be trusted?", [_validity(comparison, runs)]),
         Section("Every figure", [every_figure(run, False) for run in runs]),
     ]
-    result = comparison_answer(found)
-    kicker = f"{found.before} compared with {found.after}"
+    result = comparison_answer(comparison)
+    kicker = f"{comparison.before} compared with {comparison.after}"
     return Document(
         result.headline, kicker, list(labels), [("", result)], sections, f"before: {foot(before.session)}; after: {foot(after.session)}"
     )
 
 
-def comparison_answer(found: Comparison) -> Answer:
+def comparison_answer(comparison: Comparison) -> Answer:
     """The change of the throughput with its interval and verdict; then the knobs that differ."""
-    rate = throughput_of(found)
-    changes: list[list[Segment]] = [[(difference(one), "alert")] for one in found.unlike]
-    unlike = {one.name for one in found.unlike}
+    rate = throughput_of(comparison)
+    changes: list[list[Segment]] = [[(difference(setting), "alert")] for setting in comparison.unlike]
+    unlike = {setting.name for setting in comparison.unlike}
     if "scenario" not in unlike:  # the knobs of two scenarios say nothing about a change
-        changes += [[(difference(one), "title")] for one in found.knobs if one.name not in unlike]
-    changes += [[("environment: ", ""), (difference(one), "")] for one in found.environment if one.name not in unlike]
-    changes += [[(line, "alert")] for line in (step_caution(found), *found.doubts) if line]
-    if found.same_run:
+        changes += [[(difference(knob), "title")] for knob in comparison.knobs if knob.name not in unlike]
+    changes += [[("environment: ", ""), (difference(setting), "")] for setting in comparison.environment if setting.name not in unlike]
+    changes += [[(line, "alert")] for line in (step_caution(comparison), *comparison.doubts) if line]
+    if comparison.same_run:
         return Answer("Both are the same run: there is nothing to compare", "", changes, "alert")
     if rate is None:
         return Answer("The two runs have no throughput in common", "", changes, "alert")
     values = " -> ".join(units.quantity(value, rate.unit) for value in (rate.before, rate.after))
-    if found.unlike:
+    if comparison.unlike:
         return Answer("The runs are not alike: their ratio is not the speedup of a change", f"{_verdict(rate)}: {values}", changes, "alert")
     return Answer(_verdict(rate), values, changes, STYLES.get(rate.verdict, "plain"))
 
@@ -92,21 +95,23 @@ def _alone(side: Side) -> Snapshot:
     )
 
 
-def _metrics(found: Comparison) -> Section:
-    moved, everything = metric_table(found, False), metric_table(found, True)
-    shown = Words([moved] if moved.rows else [text("No metric changed beyond noise.", "dim")])
+def _metrics(comparison: Comparison) -> Section:
+    moved, everything = metric_table(comparison, False), metric_table(comparison, True)
+    shown = TextBlock([moved] if moved.rows else [text("No metric changed beyond noise.", "dim")])
     only = [
-        labelled(f"only {side}", ", ".join(names)) for side, names in (("before", found.only_before), ("after", found.only_after)) if names
+        labelled(f"only {side}", ", ".join(names))
+        for side, names in (("before", comparison.only_before), ("after", comparison.only_after))
+        if names
     ]
-    return Section("Metrics", [shown, Folded(f"All {len(everything.rows)} metrics", [Words([everything, *only])])])
+    return Section("Metrics", [shown, Folded(f"All {len(everything.rows)} metrics", [TextBlock([everything, *only])])])
 
 
-def _environment(title: str, side: Side) -> Words:
-    return Words([text(title, "title"), *environment_report(side.session.environment, [side.run.device], [side.run])])
+def _environment(title: str, side: Side) -> TextBlock:
+    return TextBlock([text(title, "title"), *environment_report(side.session.environment, [side.run.device], [side.run])])
 
 
-def _validity(found: Comparison, runs: list[Run]) -> Words:
+def _validity(comparison: Comparison, runs: list[Run]) -> TextBlock:
     parts = [
         part for name, run in zip(("before", "after"), runs, strict=True) for part in (labelled(name, extent(run)), *client_report(run))
     ]
-    return Words([*parts, *(labelled("doubt", line, "alert") for line in found.doubts), labelled("proof", CAUTION)])
+    return TextBlock([*parts, *(labelled("doubt", line, "alert") for line in comparison.doubts), labelled("proof", CAUTION)])

@@ -1,13 +1,15 @@
-"""The shape of a shared report: sections of text parts and charts, without a layout. `html.py` and `markdown.py` write it, with the same words."""
+"""The shape of a shared report: sections of text parts and charts, without a layout. `html.py` and `markdown.py` write the report."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
-from gpuconsole.model.run import Run
+from gpuconsole.model import units
+from gpuconsole.model.run import PHASES, Run
+from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Line, Part, Report, Table
@@ -24,20 +26,36 @@ class Trace(NamedTuple):
     values: Sequence[float]
     style: str = "trace"
 
+    @property
+    def usual_step_s(self) -> float:
+        """The median distance of two points in seconds; 0 for a single point."""
+        steps = sorted(later - earlier for earlier, later in pairwise(self.times))
+        return steps[len(steps) // 2] if steps else 0.0
+
+    def pieces(self) -> list[list[tuple[float, float]]]:
+        """The points, divided where no value was measured for three times the usual distance of two points."""
+        longest = 3 * self.usual_step_s
+        pieces: list[list[tuple[float, float]]] = []
+        for n, point in enumerate(zip(self.times, self.values, strict=True)):
+            if not pieces or point[0] - self.times[n - 1] > longest:
+                pieces.append([])
+            pieces[-1].append(point)
+        return pieces
+
 
 class Mark(NamedTuple):
-    """A change at second `t`; `words` say what changed."""
+    """A change at second `t`."""
 
     t: float
-    words: str
+    change: str
 
 
 class Band(NamedTuple):
-    """A trial from second `start` to second `end`."""
+    """A trial of `change` from second `start` to second `end`."""
 
     start: float
     end: float
-    words: str
+    change: str
 
 
 class Timeline(NamedTuple):
@@ -58,6 +76,14 @@ class Bar(NamedTuple):
     parts: Sequence[tuple[str, float]]
     total_s: float | None
 
+    def figures(self, name: str) -> tuple[str, str]:
+        """`54 %` and `89.1 ms` of a part, as in the time account of the terminal. The share is empty for a part below half a percent, the time
+        where it is not known."""
+        ratio = dict(self.parts).get(name)
+        if ratio is None:
+            return "", ""
+        return units.percent(ratio).strip(), units.duration(ratio * self.total_s).strip() if self.total_s else ""
+
 
 class Steps(NamedTuple):
     """Where a step goes, one bar for each run, all bars on one scale. `missing`: the reason where there is no bar."""
@@ -66,12 +92,18 @@ class Steps(NamedTuple):
     title: str
     missing: str = ""
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all parts, in the order of a step or of a request."""
+        names = {name for bar in self.bars for name, _ in bar.parts}
+        return [name for name in (*PHASES, *SERVING_PHASES) if name in names]
+
 
 class Range(NamedTuple):
-    """An interval with its estimate, and the prediction beside it. `words`: the figures as text."""
+    """An interval with its estimate, and the prediction beside it. `figures`: as text."""
 
     label: str
-    words: str
+    figures: str
     measured: tuple[float, float, float] | None
     predicted: tuple[float, float] | None = None
     style: str = ""
@@ -87,13 +119,13 @@ class Ranges(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A part of the time of a step, from second `start_s` on. `words`: its time; `cost`: what it costs of the rate. `style`: `work` for the
-    time at the attainable rate, `total` for the whole time, empty for a loss."""
+    """A part of the time of a step, from second `start_s` on. `duration`: its time as text; `cost`: what it costs of the rate. `style`: `work`
+    for the time at the attainable rate, `total` for the whole time, empty for a loss."""
 
     label: str
     start_s: float
     time_s: float
-    words: str
+    duration: str
     cost: str = ""
     style: str = ""
 
@@ -120,7 +152,7 @@ class Tiles(NamedTuple):
     tiles: Sequence[Tile]
 
 
-class Words(NamedTuple):
+class TextBlock(NamedTuple):
     """Text parts of a report."""
 
     parts: Report
@@ -133,7 +165,7 @@ class Verbatim(NamedTuple):
     parts: Report
 
 
-Block = Timeline | Steps | Ranges | Waterfall | Tiles | Words | Verbatim
+Block = Timeline | Steps | Ranges | Waterfall | Tiles | TextBlock | Verbatim
 
 
 class Folded(NamedTuple):
@@ -192,26 +224,26 @@ def whole(part: Line) -> list[Segment]:
 
 def code(part: Line) -> str:
     """The text of a line of code."""
-    return "".join(clean(words) for words, _ in part.segments)
+    return "".join(clean(text) for text, _ in part.segments)
 
 
-def compact(words: str) -> str:
-    """`words` without control characters. A wide gap between two figures becomes a point, because a page collapses blanks."""
-    return re.sub(r" {2,}", " · ", clean(words).strip())
+def compact(text: str) -> str:
+    """`text` without control characters. A wide gap between two figures becomes a point, because a page collapses blanks."""
+    return re.sub(r" {2,}", " · ", clean(text).strip())
 
 
 def joined(segments: Sequence[Segment], show: Callable[[str, str], str]) -> str:
-    """The segments as `show(words, style)` writes each. Blanks at the border of two segments stand outside of the styles."""
-    found: list[str] = []
+    """The segments as `show(text, style)` writes each. Blanks at the border of two segments stand outside of the styles."""
+    texts: list[str] = []
     gap = ""
-    for words, style in segments:
-        shown = clean(words)
+    for text, style in segments:
+        shown = clean(text)
         bare = shown.strip()
         gap += shown[: len(shown) - len(shown.lstrip())] if bare else shown
         if not bare:
             continue
-        if found:
-            found.append(" · " if len(gap) > 1 else gap)
-        found.append(show(bare, style))
+        if texts:
+            texts.append(" · " if len(gap) > 1 else gap)
+        texts.append(show(bare, style))
         gap = shown[len(shown.rstrip()) :]
-    return "".join(found)
+    return "".join(texts)

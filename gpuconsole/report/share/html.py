@@ -1,7 +1,7 @@
 """A shared report as one HTML page: no script, no font, no image and no request. All texts from outside are escaped.
 
-`page.html` is the frame with the style sheet. Its policy forbids the page every request, every script and every other style sheet; a browser
-enforces the policy. Colours have one meaning: amber waits, green is a gain, red needs action, blue is the measurement.
+`page.html` is the frame with the style sheet. Its policy forbids every request, every script and every other style sheet; a browser enforces
+the policy. Colours have one meaning: amber waits, green is a gain, red needs action, blue is the measurement.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from gpuconsole.report.share.document import (
     Ranges,
     Section,
     Steps,
+    TextBlock,
     Tile,
     Tiles,
     Timeline,
     Verbatim,
     Waterfall,
-    Words,
     code,
     compact,
     groups,
     joined,
     whole,
 )
-from gpuconsole.report.share.pair import part_words, step_parts
 from gpuconsole.report.share.story import Answer
 
 STYLES = ("title", "dim", "accent", "good", "alert")
@@ -57,7 +56,7 @@ def html_page(document: Document) -> str:
     """The whole page."""
     title = _plain(cut(clean(document.title), LONGEST_TITLE))
     body = [f'<p class="kicker">{_plain(cut(clean(document.kicker), LONGEST_LINE))}</p>']
-    body += [f'<span class="label">{_plain(words)}</span>' for words in document.labels]
+    body += [f'<span class="label">{_plain(label)}</span>' for label in document.labels]
     several = len(document.answers) > 1
     body += [_answer(title if several else "", answer, "h2" if n else "h1") for n, (title, answer) in enumerate(document.answers)]
     body += [_section(section) for section in document.sections]
@@ -67,17 +66,17 @@ def html_page(document: Document) -> str:
     return Template(template).substitute(style_hash=f"sha256-{digest}", title=title, body="\n".join(body), foot=_plain(document.foot))
 
 
-def _plain(words: str) -> str:
+def _plain(text: str) -> str:
     """Escaped text."""
-    return escape(compact(words))
+    return escape(compact(text))
 
 
-def _answer(title: str, found: Answer, heading: str) -> str:
+def _answer(title: str, answer: Answer, heading: str) -> str:
     rows = [f'<p class="kicker">{_plain(title)}</p>'] if title else []
-    rows.append(f"<{heading}>{_plain(cut(clean(found.headline), LONGEST_LINE))}</{heading}>")
-    rows += [f'<p class="cost">{_plain(found.cost)}</p>'] if found.cost else []
-    rows += [f'<p class="fix">{_segments(row)}</p>' for row in found.fixes]
-    return f'<section class="answer {found.style}">{"".join(rows)}</section>'
+    rows.append(f"<{heading}>{_plain(cut(clean(answer.headline), LONGEST_LINE))}</{heading}>")
+    rows += [f'<p class="cost">{_plain(answer.cost)}</p>'] if answer.cost else []
+    rows += [f'<p class="fix">{_segments(row)}</p>' for row in answer.fixes]
+    return f'<section class="answer {answer.style}">{"".join(rows)}</section>'
 
 
 def _section(section: Section) -> str:
@@ -87,12 +86,12 @@ def _section(section: Section) -> str:
 def _block(block: Block | Folded) -> str:
     match block:
         case Folded():
-            inside = "\n".join(_block(one) for one in block.blocks)
+            inside = "\n".join(map(_block, block.blocks))
             return f"<details><summary>{_plain(block.title)}</summary><div>\n{inside}\n</div></details>"
-        case Words() | Verbatim():
+        case TextBlock() | Verbatim():
             return parts_html(block.parts)
         case Tiles():
-            return f'<div class="tiles">{"".join(_tile(one) for one in block.tiles)}</div>'
+            return f'<div class="tiles">{"".join(map(_tile, block.tiles))}</div>'
         case Timeline():
             return _timeline(block)
         case Steps():
@@ -122,7 +121,7 @@ def _timeline(chart: Timeline) -> str:
     if chart.missing:
         return _figure(chart.title, f'<p class="dim">{_plain(chart.missing)}</p>')
     rows = [
-        f'<li><span class="number-badge">{number}</span>{units.clock(mark.t)} · {_plain(mark.words)}</li>'
+        f'<li><span class="number-badge">{number}</span>{units.clock(mark.t)} · {_plain(mark.change)}</li>'
         for number, mark in enumerate(chart.marks, 1)
     ]
     if len({trace.style for trace in chart.traces}) > 1:
@@ -139,7 +138,7 @@ def _steps(chart: Steps) -> str:
     head = f'<thead><tr><th scope="col"></th>{heads}</tr></thead>' if several else ""
     rows = [
         f"<tr><td>{_swatch(name)}{_plain(NAMES.get(name, name))}</td>{''.join(_part(bar, name) for bar in chart.bars)}</tr>"
-        for name in step_parts(chart)
+        for name in chart.names
     ]
     legend = f'<div class="scroll"><table class="legend-table">{head}<tbody>{"".join(rows)}</tbody></table></div>'
     return _figure(chart.title, svg.both(lambda width: svg.steps_svg(chart, width)), legend, "amber: waiting; blue: work")
@@ -152,7 +151,7 @@ def _swatch(name: str) -> str:
 
 def _part(bar: Bar, name: str) -> str:
     """The share and the time of a part, in two cells."""
-    return "".join(f'<td class="number">{_plain(words)}</td>' for words in part_words(bar, name))
+    return "".join(f'<td class="number">{_plain(figure)}</td>' for figure in bar.figures(name))
 
 
 def _ranges_note(chart: Ranges) -> str:
@@ -167,35 +166,35 @@ def _ranges_note(chart: Ranges) -> str:
 
 def parts_html(report: Report) -> str:
     """Text parts: sentences, lists of labelled facts, code and tables."""
-    found = []
+    texts = []
     for group in groups(report):
         if isinstance(group, Table):
-            found.append(_table(group))
+            texts.append(_table(group))
             continue
         kind, lines = group
         if kind == "facts":
-            found.append(f'<dl class="facts">{_facts(lines)}</dl>')
+            texts.append(f'<dl class="facts">{_facts(lines)}</dl>')
         elif kind == "code":
-            found.append(f"<pre><code>{escape(chr(10).join(map(code, lines)))}</code></pre>")
+            texts.append(f"<pre><code>{escape(chr(10).join(map(code, lines)))}</code></pre>")
         elif kind == "blank":
-            found.append('<div class="gap"></div>')
+            texts.append('<div class="gap"></div>')
         elif kind == "heading":
-            found += [_heading(one) for one in lines]
+            texts += map(_heading, lines)
         else:
-            found += [f"<p>{_segments(whole(one))}</p>" for one in lines]
-    return "\n".join(found)
+            texts += [f"<p>{_segments(whole(line))}</p>" for line in lines]
+    return "\n".join(texts)
 
 
 def _facts(lines: Iterable[Line]) -> str:
     """Labelled lines; a line with an empty label belongs to the label above it."""
     rows: list[tuple[str, list[str]]] = []
-    for one in lines:
-        words = _segments(whole(one))
-        if one.label.strip() or not rows:
-            rows.append((one.label, [words]))
+    for line in lines:
+        text = _segments(whole(line))
+        if line.label.strip() or not rows:
+            rows.append((line.label, [text]))
         else:
-            rows[-1][1].append(words)
-    return "".join(f"<div><dt>{_plain(label)}</dt>{''.join(f'<dd>{one}</dd>' for one in words)}</div>" for label, words in rows)
+            rows[-1][1].append(text)
+    return "".join(f"<div><dt>{_plain(label)}</dt>{''.join(f'<dd>{text}</dd>' for text in texts)}</div>" for label, texts in rows)
 
 
 def _heading(line: Line) -> str:
@@ -204,7 +203,7 @@ def _heading(line: Line) -> str:
 
 
 def _segments(segments: Sequence[Segment]) -> str:
-    return joined(segments, lambda words, style: f'<span class="{style}">{_plain(words)}</span>' if style in STYLES else _plain(words))
+    return joined(segments, lambda text, style: f'<span class="{style}">{_plain(text)}</span>' if style in STYLES else _plain(text))
 
 
 def _table(table: Table) -> str:
@@ -228,8 +227,8 @@ def _aligned(align: str, kind: str = "") -> str:
 
 
 def _cell(cell: Segment, head: str, align: str, first: bool) -> str:
-    words, style = cell
-    shown = clean(words)
+    text, style = cell
+    shown = clean(text)
     bar = set(shown.strip()) == {"█"}
     tree = "─ " in shown
     kind = " ".join(filter(None, (style if style in STYLES else "", "bar" if bar else "tree" if tree else "")))

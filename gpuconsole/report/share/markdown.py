@@ -1,4 +1,4 @@
-"""A shared report as Markdown, for an issue tracker (GitHub, GitLab). Words from outside are escaped, so that they stay text."""
+"""A shared report as Markdown, for an issue tracker (GitHub, GitLab). Texts from outside are escaped, so that they stay text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from gpuconsole.report.share.document import (
     Folded,
     Ranges,
     Steps,
+    TextBlock,
     Tiles,
     Timeline,
     Verbatim,
     Waterfall,
-    Words,
     code,
     compact,
     groups,
     joined,
     whole,
 )
-from gpuconsole.report.share.pair import part_words, step_parts
 from gpuconsole.report.share.story import Answer
-from gpuconsole.report.share.timeline import usual_step
 
 MOST = 65_000
 """Characters. GitHub takes 65 536 in an issue or a comment, GitLab takes more."""
@@ -57,36 +55,36 @@ def markdown_page(document: Document) -> str:
 def _page(document: Document, folds: int) -> str:
     """`folds`: so many sections keep their folded parts."""
     lines = [_answer(title, answer, len(document.answers) > 1) for title, answer in document.answers]
-    lines.append(" · ".join(_words(words) for words in (document.kicker, *document.labels)))
+    lines.append(" · ".join(_escaped(label) for label in (document.kicker, *document.labels)))
     for n, section in enumerate(document.sections):
         blocks = [block for block in section.blocks if n < folds or not isinstance(block, Folded)]
-        lines += [f"## {_words(section.title)}", *(_block(block) for block in blocks)]
+        lines += [f"## {_escaped(section.title)}", *(_block(block) for block in blocks)]
         if len(blocks) < len(section.blocks):
             lines.append("*Left out: an issue tracker takes no longer text. The HTML page has the whole report.*")
-    return "\n\n".join([*filter(None, lines), f"<sub>{_words(document.foot)}</sub>"]) + "\n"
+    return "\n\n".join([*filter(None, lines), f"<sub>{_escaped(document.foot)}</sub>"]) + "\n"
 
 
-def _words(words: str) -> str:
+def _escaped(text: str) -> str:
     """Escaped text: no mention and no link comes of it."""
-    shown = _SPECIAL.sub(lambda found: "&amp;" if found[0] == "&" else f"\\{found[0]}", compact(words))
-    return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", _MENTION.sub(BROKEN, shown))
+    shown = _SPECIAL.sub(lambda sign: "&amp;" if sign[0] == "&" else f"\\{sign[0]}", compact(text))
+    return _START.sub(lambda start: f"{start[0][:-1]}\\{start[0][-1]}", _MENTION.sub(BROKEN, shown))
 
 
-def _answer(title: str, found: Answer, several: bool) -> str:
-    rows = [f"# {_words(found.headline)}"]
-    rows += [f"{_words(title)}"] if several else []
-    rows += [f"**{_words(found.cost)}**"] if found.cost else []
-    rows += ["\n".join(f"- {_segments(row)}" for row in found.fixes)] if found.fixes else []
+def _answer(title: str, answer: Answer, several: bool) -> str:
+    rows = [f"# {_escaped(answer.headline)}"]
+    rows += [f"{_escaped(title)}"] if several else []
+    rows += [f"**{_escaped(answer.cost)}**"] if answer.cost else []
+    rows += ["\n".join(f"- {_segments(row)}" for row in answer.fixes)] if answer.fixes else []
     return "\n\n".join(rows)
 
 
 def _block(block: Block | Folded) -> str:
     match block:
         case Folded():
-            inside = "\n\n".join(_block(one) for one in block.blocks)
+            inside = "\n\n".join(map(_block, block.blocks))
             title = _MENTION.sub(BROKEN, escape(clean(block.title), quote=False))  # in this line, Markdown has no escapes
             return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
-        case Words():
+        case TextBlock():
             return parts_markdown(block.parts)
         case Verbatim():
             return _fenced(printed(block.parts).strip("\n"))
@@ -95,8 +93,8 @@ def _block(block: Block | Folded) -> str:
         case Steps():
             return _steps(block)
         case Waterfall():
-            rows = [[row.label, row.words, row.cost] for row in block.rows]
-            return f"**{_words(block.title)}**, {_words(block.note)}\n\n{_table(['part', 'time', 'cost'], 'lrr', rows)}"
+            rows = [[row.label, row.duration, row.cost] for row in block.rows]
+            return f"**{_escaped(block.title)}**, {_escaped(block.note)}\n\n{_table(['part', 'time', 'cost'], 'lrr', rows)}"
         case Tiles() | Ranges():
             return ""  # their figures stand in the table or the text below them
 
@@ -112,24 +110,26 @@ def _fenced(text: str) -> str:
 
 def _timeline(chart: Timeline) -> str:
     """The traces in letters, with the numbers of the changes below."""
-    title = f"**{_words(chart.title)}**"
+    title = f"**{_escaped(chart.title)}**"
     if chart.missing:
-        return f"{title}: {_words(chart.missing)}"
+        return f"{title}: {_escaped(chart.missing)}"
     last = max(trace.times[-1] for trace in chart.traces) or 1.0
     top = max(value for trace in chart.traces for value in trace.values)
-    columns = max(10, min(COLUMNS, *(int(last / step) for step in map(usual_step, chart.traces) if step)))
-    found = []
+    columns = max(10, min(COLUMNS, *(int(last / step) for trace in chart.traces if (step := trace.usual_step_s))))
+    rows = []
     for trace in chart.traces if len({trace.style for trace in chart.traces}) > 1 else [None]:
-        points = [(t, value) for one in chart.traces if trace in (None, one) for t, value in zip(one.times, one.values, strict=True)]
-        found += [*([trace.label] if trace is not None else []), *_letters(points, columns, last, top)]
+        points = [
+            (t, value) for other in chart.traces if trace in (None, other) for t, value in zip(other.times, other.values, strict=True)
+        ]
+        rows += [*([trace.label] if trace is not None else []), *_letters(points, columns, last, top)]
     axis = [" "] * columns
     for number, mark in enumerate(chart.marks, 1):
         axis[min(columns - 1, int(mark.t / last * columns))] = str(number)[-1]
-    found += ["".join(axis).rstrip()] if chart.marks else []
-    found.append(f"{units.clock(0):<{max(6, columns - 5)}}{units.clock(last)}")
-    marks = [f"{number}. {units.clock(mark.t)}: {_words(mark.words)}" for number, mark in enumerate(chart.marks, 1)]
-    head = f"{title}, {_words(chart.unit)}; the highest column is {_words(units.rate(top, 0))}"
-    return "\n\n".join(filter(None, [head, _fenced("\n".join(found)), "\n".join(marks)]))
+    rows += ["".join(axis).rstrip()] if chart.marks else []
+    rows.append(f"{units.clock(0):<{max(6, columns - 5)}}{units.clock(last)}")
+    marks = [f"{number}. {units.clock(mark.t)}: {_escaped(mark.change)}" for number, mark in enumerate(chart.marks, 1)]
+    head = f"{title}, {_escaped(chart.unit)}; the highest column is {_escaped(units.rate(top, 0))}"
+    return "\n\n".join(filter(None, [head, _fenced("\n".join(rows)), "\n".join(marks)]))
 
 
 def _letters(points: Sequence[tuple[float, float]], columns: int, last: float, top: float) -> list[str]:
@@ -143,21 +143,19 @@ def _letters(points: Sequence[tuple[float, float]], columns: int, last: float, t
 
 
 def _steps(chart: Steps) -> str:
-    title = f"**{_words(chart.title)}**"
+    title = f"**{_escaped(chart.title)}**"
     if chart.missing:
-        return f"{title}: {_words(chart.missing)}"
+        return f"{title}: {_escaped(chart.missing)}"
     heads = ["part", *(bar.label or "share and time" for bar in chart.bars)]
-    rows = [[NAMES.get(name, name), *(" · ".join(filter(None, part_words(bar, name))) for bar in chart.bars)] for name in step_parts(chart)]
+    rows = [[NAMES.get(name, name), *(" · ".join(filter(None, bar.figures(name))) for bar in chart.bars)] for name in chart.names]
     return f"{title}\n\n{_table(heads, 'l' + 'r' * len(chart.bars), rows)}"
 
 
 def _table(heads: Sequence[str], aligns: str, rows: Sequence[Sequence[str]]) -> str:
-    """A table of plain words. A column without a word is left out."""
-    kept = [
-        n for n, head in enumerate(heads) if (head.strip() and any(row[n].strip() for row in rows)) or any(row[n].strip() for row in rows)
-    ]
-    lines = [[_words(heads[n]) for n in kept], [":---" if aligns[n] == "l" else "---:" for n in kept]]
-    lines += [[_words(row[n]) for n in kept] for row in rows]
+    """A table of plain texts. A column without a text in its cells is left out."""
+    kept = [n for n in range(len(heads)) if any(row[n].strip() for row in rows)]
+    lines = [[_escaped(heads[n]) for n in kept], [":---" if aligns[n] == "l" else "---:" for n in kept]]
+    lines += [[_escaped(row[n]) for n in kept] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -166,39 +164,39 @@ def _table(heads: Sequence[str], aligns: str, rows: Sequence[Sequence[str]]) -> 
 
 def parts_markdown(report: Report) -> str:
     """Text parts: sentences, lists of labelled facts, code and tables."""
-    found = []
+    texts = []
     for group in groups(report):
         if isinstance(group, Table):
-            found.append(_part_table(group))
+            texts.append(_part_table(group))
             continue
         kind, lines = group
         if kind == "code":
-            found.append(_fenced("\n".join(map(code, lines))))
+            texts.append(_fenced("\n".join(map(code, lines))))
         elif kind == "facts":
-            found.append("\n".join(map(_fact, lines)))
+            texts.append("\n".join(map(_fact, lines)))
         elif kind == "heading":
-            found += map(_heading, lines)
+            texts += map(_heading, lines)
         elif kind == "line":
-            found += [_segments(whole(one)) for one in lines]
-    return "\n\n".join(found)
+            texts += [_segments(whole(line)) for line in lines]
+    return "\n\n".join(texts)
 
 
 def _fact(line: Line) -> str:
-    label = f"{_words(line.label)}: " if line.label.strip() else ""
+    label = f"{_escaped(line.label)}: " if line.label.strip() else ""
     return f"- {label}{_segments(whole(line))}"
 
 
 def _heading(line: Line) -> str:
     right = f" ({_segments(line.right)})" if line.right else ""
-    return f"### {_segments([(words, '') for words, _ in line.segments])}{right}"
+    return f"### {_segments([(text, '') for text, _ in line.segments])}{right}"
 
 
 def _segments(segments: Sequence[Segment]) -> str:
     """The segments, the important ones bold."""
-    return joined(segments, lambda words, style: f"**{_words(words)}**" if style in BOLD else _words(words))
+    return joined(segments, lambda text, style: f"**{_escaped(text)}**" if style in BOLD else _escaped(text))
 
 
 def _part_table(table: Table) -> str:
     aligns = "".join("r" if column.align == ">" else "l" for column in table.columns)
     heads = [column.head if table.heads else "" for column in table.columns]
-    return _table(heads, aligns, [[words for words, _ in row] for row in table.rows])
+    return _table(heads, aligns, [[text for text, _ in row] for row in table.rows])

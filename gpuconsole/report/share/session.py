@@ -20,11 +20,9 @@ from gpuconsole.report.run.models import rank_table
 from gpuconsole.report.run.runs import run_head, runs_table
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.session import run_report
-from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, Verbatim, Words
-from gpuconsole.report.share.pair import pair_table, step_bars, tiles
+from gpuconsole.report.share.blocks import attainable_blocks, pair_table, step_bars, tiles, timeline
+from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, TextBlock, Verbatim
 from gpuconsole.report.share.story import Answer, Chain, answer, cause, chains, sweep_answer
-from gpuconsole.report.share.timeline import timeline
-from gpuconsole.report.share.waterfall import attainable_blocks
 from gpuconsole.session import facts
 
 NOTHING = "The session has no run: there is nothing to report"
@@ -36,20 +34,21 @@ PROOF = (
 
 def session_document(snapshot: Snapshot) -> Document:
     """The whole report of a snapshot."""
-    found = chains(snapshot)
-    answers = [(chain.title, answer(chain)) for chain in found]
+    all_chains = chains(snapshot)
+    answers = [(chain.title, answer(chain)) for chain in all_chains]
     answers += [(f"sweep of {sweep.scenario} on {sweep.device}", sweep_answer(sweep)) for sweep in snapshot.sweeps]
     sections: list[Section] = []
-    for chain in found:
-        sections += [one._replace(title=f"{one.title}: {chain.title}") if len(found) > 1 else one for one in _chain_sections(chain)]
+    for chain in all_chains:
+        about = f": {chain.title}" if len(all_chains) > 1 else ""
+        sections += [section._replace(title=section.title + about) for section in _chain_sections(chain)]
     sections += [_sweep_section(sweep) for sweep in snapshot.sweeps]
     used = sorted({run.device for run in snapshot.runs} | {sweep.device for sweep in snapshot.sweeps})
     environment = environment_report(snapshot.environment, used, snapshot.runs)
-    sections.append(Section("Environment", [Words([*environment, *_kinds(snapshot)]), *_knobs(found)]))
+    sections.append(Section("Environment", [TextBlock([*environment, *_kinds(snapshot)]), *_knobs(all_chains)]))
     sections.append(Section("Can the figures be trusted?", _validity(snapshot)))
     if snapshot.runs:
-        shown = {run.id for chain in found for run in (chain.first, chain.last)}  # their findings have sections of their own
-        sections.append(Section("Every figure", [every_figure(run, run.id not in shown) for run in snapshot.runs]))
+        told = {run.id for chain in all_chains for run in (chain.first, chain.last)}  # their findings have sections of their own
+        sections.append(Section("Every figure", [every_figure(run, run.id not in told) for run in snapshot.runs]))
     return Document(
         answers[0][1].headline if answers else NOTHING,
         " · ".join([title for title, _ in answers[:3]] + ([f"{len(answers) - 3} more"] if len(answers) > 3 else [])),
@@ -72,67 +71,64 @@ def _chain_sections(chain: Chain) -> list[Section]:
     several = len(chain.runs) > 1
     runs = [first, last] if several else [first]
     labels = list(zip(("before", "after") if several else ("",), runs, strict=True))
-    found = [
+    sections = [
         Section(
             "Before and after" if several else "What was measured",
-            [tiles(runs, chain.gain), timeline(chain), step_bars(labels), Words([pair_table(runs)])],
+            [tiles(runs, chain.gain), timeline(chain), step_bars(labels), TextBlock([pair_table(runs)])],
         ),
         Section("Evidence", _evidence(chain)),
         Section("What was tried", _tried(chain)),
     ]
     if several:
-        found.append(Section("What is left", [Words([run_head(last), *firing_report(last)])]))
-    found.append(Section("What this hardware could reach", [block for label, run in labels for block in attainable_blocks(label, run)]))
-    return found
+        sections.append(Section("What is left", [TextBlock([run_head(last), *firing_report(last)])]))
+    sections.append(Section("What this hardware could reach", [block for label, run in labels for block in attainable_blocks(label, run)]))
+    return sections
 
 
-def _evidence(chain: Chain) -> list[Words | Folded]:
+def _evidence(chain: Chain) -> list[TextBlock | Folded]:
     """The cause with its signals; the other findings and rules behind a title."""
-    run, found = chain.first, cause(chain)
-    if found is None:
-        shown: list[Words | Folded] = [Words(firing_report(run))]
-    else:
-        shown = [Words(finding_report(1, found, run))]
+    run, finding = chain.first, cause(chain)
+    shown = firing_report(run) if finding is None else finding_report(1, finding, run)
+    blocks: list[TextBlock | Folded] = [TextBlock(shown)]
     if len(run.ranks) > 1:
-        shown.append(Words([BLANK, text(f"{len(run.ranks)} processes", "title"), rank_table(run)]))
-    others = [one for one in facts.firing(run) if one is not found]
+        blocks.append(TextBlock([BLANK, text(f"{len(run.ranks)} processes", "title"), rank_table(run)]))
+    others = [other for other in facts.firing(run) if other is not finding]
     if others:
         title = _counted(len(others), "more finding", "more findings")
-        parts = [part for number, one in enumerate(others, 2) for part in [*finding_report(number, one, run), BLANK]]
-        shown.append(Folded(title, [Words(parts)]))
+        parts = [part for number, other in enumerate(others, 2) for part in [*finding_report(number, other, run), BLANK]]
+        blocks.append(Folded(title, [TextBlock(parts)]))
     if counts := rule_counts(run.findings):
-        shown.append(Folded(counts, [Words(other_rules(run))]))
-    return shown
+        blocks.append(Folded(counts, [TextBlock(other_rules(run))]))
+    return blocks
 
 
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+def _counted(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
 
 
-def _tried(chain: Chain) -> list[Ranges | Words]:
+def _tried(chain: Chain) -> list[Ranges | TextBlock]:
     """The trials: intervals on one scale, then every figure of each."""
     if not chain.trials:
-        return [Words([text("Nothing was tried in this session.", "dim")])]
-    found: list[Ranges | Words] = []
-    rows = [_range(chain, one) for one in chain.trials if one.speedup is not None and one is not chain.proof]
+        return [TextBlock([text("Nothing was tried in this session.", "dim")])]
+    blocks: list[Ranges | TextBlock] = []
+    rows = [_range(chain, trial) for trial in chain.trials if trial.speedup is not None and trial is not chain.proof]
     if rows:
-        found.append(Ranges(rows, "gain of each change, as a factor of the throughput", "x", 1.0))
+        blocks.append(Ranges(rows, "gain of each change, as a factor of the throughput", "x", 1.0))
     parts: Report = []
-    for one in chain.trials:
-        parts += [*trial_report(one, chain.knobs_before(one)), BLANK]
+    for trial in chain.trials:
+        parts += [*trial_report(trial, chain.knobs_before(trial)), BLANK]
     if chain.proof is not None:
         parts += [text(f"Trial {chain.proof.id} goes back to the settings of the start. It measures all kept changes together."), BLANK]
     if len(chain.runs) > 1:
         parts.append(runs_table(chain.runs, chain.trials))
-    return [*found, Words(parts)]
+    return [*blocks, TextBlock(parts)]
 
 
 def _range(chain: Chain, trial: Trial) -> Range:
     speedup, expected = trial.speedup, trial.predicted
-    words = f"{measured(trial)}  {verdict(trial)}"
     return Range(
-        chain.words(trial),
-        words,
+        chain.change(trial),
+        f"{measured(trial)}  {verdict(trial)}",
         (speedup.low, speedup.estimate, speedup.high) if speedup else None,
         (expected.low, expected.high) if expected else None,
         "good" if trial.kept else "alert" if trial.verdict == "worse" else "",
@@ -152,24 +148,24 @@ def _sweep_section(sweep: Sweep) -> Section:
     ]
     return Section(
         f"Sweep of {sweep.scenario} on {sweep.device}",
-        [Ranges(rows, f"throughput of each setting, {sweep.unit}", sweep.unit), Words(sweep_report(sweep, sweep.varied))],
+        [Ranges(rows, f"throughput of each setting, {sweep.unit}", sweep.unit), TextBlock(sweep_report(sweep, sweep.varied))],
     )
 
 
 def _kinds(snapshot: Snapshot) -> Report:
     """What kind of device the figures belong to, and the reason where there is no GPU."""
     why = snapshot.unavailable.get("gpu")
-    kinds = [labelled("figures of", visible(words), "title") for words in device_kinds(snapshot)]
+    kinds = [labelled("figures of", visible(kind), "title") for kind in device_kinds(snapshot)]
     return [*kinds, *([labelled("GPU", f"{units.NA}: {visible(why)}", "dim")] if why else [])]
 
 
-def _knobs(found: Sequence[Chain]) -> list[Folded]:
+def _knobs(all_chains: Sequence[Chain]) -> list[Folded]:
     """The knobs of the first run and of the last run of each chain."""
-    shown = []
-    for chain in found:
+    blocks = []
+    for chain in all_chains:
         table = knob_table([chain.first, chain.last] if len(chain.runs) > 1 else [chain.first])
-        shown.append(Folded(f"{_counted(len(table.rows), 'knob', 'knobs')} of {chain.title}", [Words([table])]))
-    return shown
+        blocks.append(Folded(f"{_counted(len(table.rows), 'knob', 'knobs')} of {chain.title}", [TextBlock([table])]))
+    return blocks
 
 
 def knob_table(runs: Sequence[Run]) -> Table:
@@ -188,7 +184,7 @@ def _changed(runs: Sequence[Run], name: str) -> bool:
     return len({_knob(run, name) for run in runs}) > 1
 
 
-def _validity(snapshot: Snapshot) -> list[Words | Folded]:
+def _validity(snapshot: Snapshot) -> list[TextBlock | Folded]:
     """What each run was measured over, how changes were proven, and what could not be measured."""
     parts: Report = []
     for run in snapshot.runs:
@@ -197,17 +193,17 @@ def _validity(snapshot: Snapshot) -> list[Words | Folded]:
         parts.append(labelled("proof", PROOF))
     for sweep in snapshot.sweeps:
         fewest = min((len(point.rates) for point in sweep.points), default=0)
-        words = f"{sweep.repeats} interleaved repeats, at least {fewest} of each setting; {sweep.clock.replace('_', '-')} clock"
-        parts.append(labelled("sweep", words))
+        repeats = f"{sweep.repeats} interleaved repeats, at least {fewest} of each setting; {sweep.clock.replace('_', '-')} clock"
+        parts.append(labelled("sweep", repeats))
     overheads = [run.summary.overhead_s_per_step for run in snapshot.runs if run.summary.overhead_s_per_step is not None]
     if overheads:
         parts.append(labelled("overhead", f"at most {units.duration(max(overheads)).strip()} per step, measured by the agent itself"))
     if not parts:
         parts.append(text(f"{units.NA}: nothing was measured"))
-    shown: list[Words | Folded] = [Words(parts)]
+    blocks: list[TextBlock | Folded] = [TextBlock(parts)]
     if missing := _missing(snapshot):
-        shown.append(Folded(f"{_counted(len(missing.rows), 'reason', 'reasons')} for values that are n/a", [Words([missing])]))
-    return shown
+        blocks.append(Folded(f"{_counted(len(missing.rows), 'reason', 'reasons')} for values that are n/a", [TextBlock([missing])]))
+    return blocks
 
 
 def extent(run: Run) -> str:
@@ -225,8 +221,8 @@ def extent(run: Run) -> str:
 def _missing(snapshot: Snapshot) -> Table | None:
     """Each reason once, with the values that it explains."""
     reasons: dict[str, list[str]] = {}
-    for known in (snapshot.unavailable, *(run.unavailable for run in snapshot.runs)):
-        for name, why in known.items():
+    for unavailable in (snapshot.unavailable, *(run.unavailable for run in snapshot.runs)):
+        for name, why in unavailable.items():
             reasons.setdefault(why, []).append(name)
     rows = [[(visible(", ".join(dict.fromkeys(names))), ""), (visible(why), "dim")] for why, names in reasons.items()]
     return Table([Column("n/a"), Column("reason")], rows) if rows else None

@@ -40,7 +40,7 @@ class Chain(NamedTuple):
         """The knobs of the run that a trial started from."""
         return next((run.knobs for run in self.runs if run.id == trial.baseline_run), {})
 
-    def words(self, trial: Trial) -> str:
+    def change(self, trial: Trial) -> str:
         """`num_workers 0 -> 4`."""
         return describe_changes(trial.changes, self.knobs_before(trial))
 
@@ -54,7 +54,7 @@ class Chain(NamedTuple):
         """The gain of all kept changes together, measured in one trial. None where no trial measured it."""
         if self.proof is not None:
             return self.proof.speedup.inverse if self.proof.speedup else None
-        kept = [one for one in self.trials if one.kept]
+        kept = [trial for trial in self.trials if trial.kept]
         return kept[0].speedup if len(kept) == 1 else None
 
 
@@ -75,32 +75,36 @@ def chains(snapshot: Snapshot) -> list[Chain]:
             groups[-1].append(run)
         else:
             groups.append([run])
-    return [Chain(tuple(group), tuple(one for one in snapshot.trials if one.baseline_run in {run.id for run in group})) for group in groups]
+    return [Chain(tuple(runs), _trials(snapshot, {run.id for run in runs})) for runs in groups]
+
+
+def _trials(snapshot: Snapshot, runs: set[str]) -> tuple[Trial, ...]:
+    return tuple(trial for trial in snapshot.trials if trial.baseline_run in runs)
 
 
 def cause(chain: Chain) -> Finding | None:
     """The finding of the first run that the first kept change cured; else the finding that the diagnosis ranked first."""
     firing = facts.firing(chain.first)
-    kept = next((one for one in chain.trials if one.kept and one.baseline_run == chain.first.id), None)
-    cured = (one for one in firing if kept and any(suggestion.changes == kept.changes for suggestion in one.suggestions))
+    kept = next((trial for trial in chain.trials if trial.kept and trial.baseline_run == chain.first.id), None)
+    cured = (finding for finding in firing if kept and any(suggestion.changes == kept.changes for suggestion in finding.suggestions))
     return next(cured, firing[0] if firing else None)
 
 
 def answer(chain: Chain) -> Answer:
     """The answer of a chain of runs."""
-    run, found = chain.first, cause(chain)
+    run, finding = chain.first, cause(chain)
     fixes = _fixes(chain)
     if chain.last.state == "failed":
         return Answer(f"Run {chain.last.id} failed: {chain.last.error or NO_CAUSE}", "", fixes, "alert")
-    kept = next((one for one in chain.trials if one.kept), None)
-    if found is None and kept is not None:
+    kept = next((trial for trial in chain.trials if trial.kept), None)
+    if finding is None and kept is not None:
         return Answer(f"Proven: {in_words(kept.changes)}: {measured(kept)}", "no rule had named the cause", fixes, "good")
-    if found is None:
+    if finding is None:
         why = why_no_claim(run)
         if why:
             return Answer(f"No conclusion: {why}", "", fixes, "alert")
         return Answer("No rule found time that can be recovered", "", fixes, "good")
-    return Answer(found.title, _cost(found, run), fixes or _untried(found, run), "good" if found.note else "wait")
+    return Answer(finding.title, _cost(finding, run), fixes or _untried(finding, run), "good" if finding.note else "wait")
 
 
 def _cost(finding: Finding, run: Run) -> str:
@@ -110,8 +114,8 @@ def _cost(finding: Finding, run: Run) -> str:
 
 def _fixes(chain: Chain) -> list[list[Segment]]:
     """One row for each trial, the kept changes first; then the gain of all kept changes, where one trial measured it."""
-    tried = [one for one in chain.trials if one is not chain.proof]
-    rows = [_outcome(chain, one) for one in sorted(tried, key=lambda one: not one.kept)]
+    tried = [trial for trial in chain.trials if trial is not chain.proof]
+    rows = [_outcome(chain, trial) for trial in sorted(tried, key=lambda trial: not trial.kept)]
     if chain.proof is not None and (gain := chain.gain) is not None:
         total = units.measured(gain.estimate, gain.low, gain.high)
         rows.append([("all kept changes together", "title"), ("  ", ""), (total, "good"), ("  against the start", "")])
@@ -121,7 +125,7 @@ def _fixes(chain: Chain) -> list[list[Segment]]:
 def _outcome(chain: Chain, trial: Trial) -> list[Segment]:
     style = "good" if trial.kept else ""
     outcome = (trial.error or NO_CAUSE) if trial.state == "failed" else measured(trial) if trial.speedup else ""
-    row = [*_change(trial.changes, chain.words(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
+    row = [*_change(trial.changes, chain.change(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
     return [*row, (f"  {CHANGES_TRAINING}", "dim")] if trial.changes_training else row
 
 
@@ -147,7 +151,7 @@ def sweep_answer(sweep: Sweep) -> Answer:
         return Answer(f"No setting of {sweep.scenario} could be measured", style="alert")
     rate = f"{units.spread(best.mean, best.std, 0)} {sweep.unit}"
     if sweep.rivals:
-        others = ", ".join(setting(one, sweep.varied) for one in sweep.rivals)
+        others = ", ".join(setting(rival, sweep.varied) for rival in sweep.rivals)
         return Answer(
             f"{setting(best, sweep.varied)} has the highest rate: not proven", f"{rate}; {others} may be the best too", style="wait"
         )

@@ -10,7 +10,6 @@ from gpuconsole.model.text import clean, cut
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share.document import Ranges, Steps, Timeline, Waterfall
-from gpuconsole.report.share.timeline import pieces
 
 WIDE, NARROW = 1000, 358
 """Widths in pixels: the text column of the page, and that of a phone."""
@@ -27,38 +26,40 @@ def both(draw: Callable[[int], str]) -> str:
 
 
 def _svg(width: int, height: float, label: str, inside: list[str]) -> str:
-    head = f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" aria-label="{_words(label)}">'
+    head = f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" aria-label="{_escaped(label)}">'
     return head + "".join(inside) + "</svg>"
 
 
-def _words(text: str) -> str:
+def _escaped(text: str) -> str:
     return escape(clean(text))
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
     named = f' class="{kind}"' if kind else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{named}{where}>{_words(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{named}{where}>{_escaped(text)}</text>'
 
 
-def _tick(x: float, y: float, words: str, width: int) -> str:
+def _tick(x: float, y: float, text: str, width: int) -> str:
     """The figure of an axis, centred at `x`, and inside of the chart."""
-    half = len(words) * LETTER / 2
+    half = len(text) * LETTER / 2
     anchor = "start" if x < half else "end" if x + half > width else "middle"
-    return _text(x, y, words, "tick", anchor)
+    return _text(x, y, text, "tick", anchor)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def _rect(x: float, y: float, width: float, height: float, kind: str, words: str = "") -> str:
-    title = f"<title>{_words(words)}</title>" if words else ""
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" class="{kind}">{title}</rect>'
+def _rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
+    """`title`: what the browser shows under the mouse."""
+    shown = f"<title>{_escaped(title)}</title>" if title else ""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" class="{kind}">{shown}</rect>'
 
 
-def _room(words: Sequence[str]) -> float:
-    return LETTER * max((len(one) for one in words), default=0) + 10
+def _room(labels: Sequence[str]) -> float:
+    """The pixels that the longest label needs."""
+    return LETTER * max(map(len, labels), default=0) + 10
 
 
 # --- throughput over time -----------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ def timeline_svg(chart: Timeline, width: int) -> str:
         return height - bottom - (height - top - bottom) * value / most
 
     inside = [
-        _rect(x(band.start), top, x(band.end) - x(band.start), height - top - bottom, "band", words=f"trial: {band.words}")
+        _rect(x(band.start), top, x(band.end) - x(band.start), height - top - bottom, "band", title=f"trial: {band.change}")
         for band in chart.bands
     ]
     for level in levels:
@@ -96,14 +97,14 @@ def timeline_svg(chart: Timeline, width: int) -> str:
         if x(band.end) - x(band.start) > 5 * LETTER + 8:
             inside.append(_text((x(band.start) + x(band.end)) / 2, height - bottom - 8, "trial", "tick", "middle"))
     for trace in chart.traces:
-        for piece in pieces(trace):
+        for piece in trace.pieces():
             points = " ".join(f"{x(t):.1f},{y(value):.1f}" for t, value in piece)
             inside.append(f'<polyline points="{points}" class="{trace.style}"/>' if len(piece) > 1 else "")
             inside += [f'<circle cx="{x(t):.1f}" cy="{y(value):.1f}" r="2.2" class="{trace.style}-dot"/>' for t, value in piece]
     for number, mark in enumerate(chart.marks, 1):
         at = x(mark.t)
         inside.append(_line(at, top - 4, at, height - bottom, "mark"))
-        inside.append(f'<circle cx="{at:.1f}" cy="{top - 8:.1f}" r="9" class="badge"><title>{_words(mark.words)}</title></circle>')
+        inside.append(f'<circle cx="{at:.1f}" cy="{top - 8:.1f}" r="9" class="badge"><title>{_escaped(mark.change)}</title></circle>')
         inside.append(_text(at, top - 4, str(number), "badge-text", "middle"))
     return _svg(width, height, f"{chart.title}, {chart.unit}", inside)
 
@@ -125,8 +126,8 @@ def steps_svg(chart: Steps, width: int) -> str:
 
     bottom = len(chart.bars) * (high + gap)
     for tick in round_ticks(0.0, most, max(2, width // 130)):
-        words = units.duration(tick).strip() if timed else units.percent(tick).strip()
-        inside += [_line(x(tick), 0, x(tick), bottom, "grid"), _tick(x(tick), bottom + 16, words if tick else "0", width)]
+        figure = units.duration(tick).strip() if timed else units.percent(tick).strip()
+        inside += [_line(x(tick), 0, x(tick), bottom, "grid"), _tick(x(tick), bottom + 16, figure if tick else "0", width)]
     for n, (bar, total) in enumerate(zip(chart.bars, totals, strict=True)):
         y, start = n * (high + gap) + 4, 0.0
         inside += [_text(0, y + high / 2 + 4, bar.label), _rect(x(0), y, x(total) - x(0), high, "page")]
@@ -134,11 +135,11 @@ def steps_svg(chart: Steps, width: int) -> str:
         for name, ratio in bar.parts:
             size = total * ratio / whole
             glyph, style = LOOKS[name]
-            shown = NAMES.get(name, name)
-            words = f"{shown} {units.percent(ratio).strip()}" + (f", {units.duration(ratio * total).strip()}" if timed else "")
+            label = NAMES.get(name, name)
+            title = f"{label} {units.percent(ratio).strip()}" + (f", {units.duration(ratio * total).strip()}" if timed else "")
             at, room = x(start), x(start + size) - x(start) - 1.5
-            inside.append(_rect(at, y, room, high, f"{style} {DENSITIES[glyph]}", words))
-            inside += _named(at, y + high / 2 + 4, room, shown, ratio, f"on-{style}" if glyph in "█▓" else "")
+            inside.append(_rect(at, y, room, high, f"{style} {DENSITIES[glyph]}", title))
+            inside += _named(at, y + high / 2 + 4, room, label, ratio, f"on-{style}" if glyph in "█▓" else "")
             start += size
     return _svg(width, bottom + 22, chart.title, inside)
 
@@ -146,8 +147,8 @@ def steps_svg(chart: Steps, width: int) -> str:
 def _named(x: float, y: float, room: float, name: str, ratio: float, kind: str) -> list[str]:
     """The name and the share of a part, in the longest wording that fits into `room` pixels."""
     share = units.percent(ratio).strip()
-    words = next((one for one in (f"{name} {share}", name, share) if len(one) * LETTER + 8 < room), "")
-    return [_text(x + room / 2, y, words, kind, "middle")] if words else []
+    label = next((text for text in (f"{name} {share}", name, share) if len(text) * LETTER + 8 < room), "")
+    return [_text(x + room / 2, y, label, kind, "middle")] if label else []
 
 
 # --- intervals ----------------------------------------------------------------------------------------------
@@ -163,8 +164,8 @@ def ranges_svg(chart: Ranges, width: int) -> str:
     pad = 0.06 * (high - low or 1.0)
     low, high = (max(0.0, low - pad) if reference else 0.0), high + pad
     label = min(300.0, _room([clean(row.label) for row in chart.rows])) if wide else 0.0
-    words = _room([row.words for row in chart.rows]) if wide else 0.0
-    left, right = label + 8, width - words - 12
+    figures = _room([row.figures for row in chart.rows]) if wide else 0.0
+    left, right = label + 8, width - figures - 12
     each = 40.0 if wide else 64.0
     bottom = len(chart.rows) * each
 
@@ -172,7 +173,7 @@ def ranges_svg(chart: Ranges, width: int) -> str:
         return left + (right - left) * (value - low) / (high - low or 1.0)
 
     inside: list[str] = []
-    rows = [(n * each + (0.0 if wide else 37.0), (n + 1) * each - (0.0 if wide else 4.0)) for n in range(len(chart.rows))]  # free of words
+    rows = [(n * each + (0.0 if wide else 37.0), (n + 1) * each - (0.0 if wide else 4.0)) for n in range(len(chart.rows))]  # free of text
     for tick in round_ticks(low, high, max(2, int(right - left) // 90)):
         name = f"{tick:g}x" if chart.unit == "x" else units.rate(tick, 0)
         inside += [_line(x(tick), y1, x(tick), y2, "grid") for y1, y2 in rows]
@@ -184,12 +185,12 @@ def ranges_svg(chart: Ranges, width: int) -> str:
         letters = int((label if wide else width) / LETTER)
         inside.append(f'<g class="{row.style or "plain"}">')
         if wide:
-            inside += [_text(0, y + 4, cut(row.label, letters)), _text(width, y + 4, row.words, "figure", "end")]
+            inside += [_text(0, y + 4, cut(row.label, letters)), _text(width, y + 4, row.figures, "figure", "end")]
         else:
-            inside += [_text(0, y - 30, cut(row.label, letters)), _text(0, y - 14, row.words, "figure")]
+            inside += [_text(0, y - 30, cut(row.label, letters)), _text(0, y - 14, row.figures, "figure")]
         if row.predicted is not None:
             start, end = x(row.predicted[0]), x(row.predicted[1])
-            inside.append(_rect(start, y + 5, end - start, 5, "predicted", words="predicted"))
+            inside.append(_rect(start, y + 5, end - start, 5, "predicted", title="predicted"))
         if row.measured is not None:
             begin, middle, end = (x(value) for value in row.measured)
             inside += [
@@ -209,25 +210,24 @@ def waterfall_svg(chart: Waterfall, width: int) -> str:
     """A row for each part; a part that is negative goes back to the left."""
     wide = width > 600
     most = max(max(row.start_s, row.start_s + row.time_s) for row in chart.rows) or 1.0
-    words = [" · ".join(filter(None, (row.words, row.cost))) for row in chart.rows]
+    figures = [" · ".join(filter(None, (row.duration, row.cost))) for row in chart.rows]
     label = _room([clean(row.label) for row in chart.rows]) if wide else 0.0
-    right = width - (_room(words) if wide else 0.0)
+    right = width - (_room(figures) if wide else 0.0)
     each = 26.0 if wide else 42.0
 
     def x(seconds: float) -> float:
         return label + (right - label) * max(0.0, seconds) / most
 
     inside: list[str] = []
-    for n, row in enumerate(chart.rows):
-        figures = words[n]
+    for n, (row, figure) in enumerate(zip(chart.rows, figures, strict=True)):
         y = n * each + (0.0 if wide else 18.0)
         begin, end = sorted((x(row.start_s), x(row.start_s + row.time_s)))
         kind = row.style or ("wait" if row.time_s >= 0 else "predicted")
-        inside.append(_rect(begin, y + 3, max(1.5, end - begin), 16, kind, f"{row.label}: {figures}"))
-        if not wide and LETTER * (len(row.label) + len(figures)) > width:  # no room for the cost
-            figures = row.words
+        inside.append(_rect(begin, y + 3, max(1.5, end - begin), 16, kind, f"{row.label}: {figure}"))
+        if not wide and LETTER * (len(row.label) + len(figure)) > width:  # no room for the cost
+            figure = row.duration
         inside.append(_text(0, y + 15 if wide else y - 3, row.label))
-        inside.append(_text(width, y + 15 if wide else y - 3, figures, "figure" if row.style else "", "end"))
+        inside.append(_text(width, y + 15 if wide else y - 3, figure, "figure" if row.style else "", "end"))
         if n + 1 < len(chart.rows):
             at = x(row.start_s + row.time_s)
             inside.append(_line(at, y + 19, at, y + each + 3, "grid"))
