@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 
 from gpuconsole.engine.reader import StateReader, write_snapshot
-from gpuconsole.model.certificate import Certificate
-from gpuconsole.model.experiments import Trial
-from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine import Process
-from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import SessionApi, SessionError, View
@@ -84,50 +77,17 @@ class Replay(StateReader, SessionApi):
     def scenarios(self) -> list[Scenario]:
         return []
 
-    async def start(self, scenario: str, overrides: Knobs) -> None:
-        raise SessionError(A_RECORDING)
-
     async def keep_warm(self, wanted: bool) -> None:
         """Nothing to do: a recording starts no run."""
 
-    def probe_only_for(self, knobs: Collection[str]) -> None:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise SessionError(A_RECORDING)
 
-    async def end_run(self, state: RunState, error: str | None = None) -> None:
+    async def _refuse_async(self, *_: Any, **__: Any) -> NoReturn:
         raise SessionError(A_RECORDING)
 
-    async def stop(self) -> None:
-        raise SessionError(A_RECORDING)
-
-    async def set_knobs(self, changes: Knobs) -> None:
-        raise SessionError(A_RECORDING)
-
-    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
-        raise SessionError(A_RECORDING)
-
-    async def tune(self) -> Certificate:
-        raise SessionError(A_RECORDING)
-
-    def cancel_trial(self) -> None:
-        raise SessionError(A_RECORDING)
-
-    def end_tuning(self) -> None:
-        raise SessionError(A_RECORDING)
-
-    async def profile(self) -> ProfileReport:
-        raise SessionError(A_RECORDING)
-
-    async def revert(self) -> None:
-        raise SessionError(A_RECORDING)
-
-    async def keep_baseline(self) -> str:
-        raise SessionError(A_RECORDING)
-
-    def signal_process(self, process: Process, number: int) -> None:
-        raise SessionError(A_RECORDING)
+    start = stop = end_run = set_knobs = try_change = tune = profile = revert = keep_baseline = _refuse_async
+    probe_only_for = cancel_trial = end_tuning = signal_process = toggle_recording = _refuse
 
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(self.snapshot(), path, "gpuconsole-replay")
-
-    def toggle_recording(self, path: Path | None = None) -> Path | None:
-        raise SessionError(A_RECORDING)
