@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .clock import ThreadTimes, now
-from .protocol import PHASES, MarkedStep, Message, marked_steps
+from .protocol import PHASES, MarkedStep, Message
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,8 @@ class StepAccount:
 
     `sample_all` reads run-queue time on every step: in trials both sides pay the same for it. `low_rate` halves the rate of the readings.
     """
+
+    tag = "markedsteps"
 
     def __init__(self, times: ThreadTimes) -> None:
         self.times = times
@@ -113,10 +115,14 @@ class StepAccount:
         self._walls.extend(step.times[-1] - step.start for step in done[-USUAL_OF:])
         return done
 
-    def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float]) -> Message:
-        """The message with the steps since the last call. `sending_s`: overhead that this account does not know."""
-        overhead_s, times = self.overhead_s + sending_s, self.times
-        return marked_steps(t, self.take(), times.cpu_s(), times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
+    def fields(self, sending_s: float) -> Message:
+        """The steps since the last call, and cumulative figures of the process. `sending_s`: overhead that this account does not know."""
+        return {
+            "steps": self.take(),
+            "cpu_s": self.times.cpu_s(),
+            "runq_s": self.times.runq_s(),
+            "overhead_s": self.overhead_s + sending_s,
+        }
 
     def finish(self) -> None:
         """Wait for times that are not known yet (CUDA only)."""

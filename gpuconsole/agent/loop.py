@@ -7,22 +7,23 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .account import StepAccount
 from .clock import ThreadTimes
-from .protocol import Knobs, Message
+from .protocol import Knobs, Message, Signal
 from .world import World
 
 if TYPE_CHECKING:
     import torch
 
-Signals = dict[str, Any]
-"""What a probe measured, by signal name; each value has `value`, `unit` and `source`."""
+Signals = dict[str, Signal]
+"""What a probe measured, by signal name."""
 Probe = Callable[[], Signals]
 
 
 class Account(Protocol):
     """What the agent asks of a step account."""
 
+    tag: str
+    """Of the messages with the steps."""
     times: ThreadTimes
     low_rate: bool
 
@@ -31,8 +32,8 @@ class Account(Protocol):
         """The step under way, counted from 0."""
         ...
 
-    def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float], /) -> Message:
-        """The message with the steps since the last call."""
+    def fields(self, sending_s: float, /) -> Message:
+        """The fields `steps` or `packed`, `cpu_s`, `runq_s` and `overhead_s` of the message with the steps since the last call."""
         ...
 
     def finish(self) -> None: ...
@@ -130,27 +131,44 @@ class Loop(Protocol):
     def close(self) -> None: ...
 
 
-class PassLoop(Loop, Protocol):
-    """A loop whose forward and backward passes can also run outside of a step: what probes and rehearsals need."""
+class Timed(Protocol):
+    """What timed work of a probe needs: the device, the clocks of the training thread, and the other processes."""
+
+    device: torch.device
 
     @property
-    def account(self) -> StepAccount: ...
-
-    last_batch: tuple[torch.Tensor, ...] | None
-    """The batch of the last step, on the device."""
+    def account(self) -> Account: ...
 
     @property
     def world(self) -> World: ...
 
+
+class Subject(Timed, Protocol):
+    """A training loop whose forward and backward passes can also run outside of a step: what probes experiment on."""
+
+    knobs: Knobs
+    longest_hold_s: float
+    """Seconds that a probe may hold up the loop; infinite for a loop of ours."""
+    pass_note: str
+    """What a source adds about the passes."""
+
     @property
     def model(self) -> torch.nn.Module: ...
 
-    def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The loss of `batch`, a scalar tensor."""
+    @property
+    def batch(self) -> Any:
+        """The batch of the last step, on the device. Raises ProbeError before the first step."""
         ...
 
-    def fresh_batch(self) -> tuple[torch.Tensor, ...]:
-        """The next batch, on the device."""
+    @property
+    def passes_per_step(self) -> int: ...
+
+    def repeated(self, batch: Any, factor: int) -> Any:
+        """`batch`, `factor` times as large. Raises ProbeError where the size of a batch is not known."""
+        ...
+
+    def run_pass(self, batch: Any) -> None:
+        """One forward and backward pass. Gradients are left only where `drop_gradients` drops them."""
         ...
 
     def drop_gradients(self) -> None: ...
@@ -161,4 +179,8 @@ class PassLoop(Loop, Protocol):
 
     def preserved(self) -> AbstractContextManager[None]:
         """Passes in this block leave the loop's own state, beside model and random generators of torch, as it was."""
+        ...
+
+    def release_cached_memory(self) -> None:
+        """Free memory that the allocator caches, and drop gradients."""
         ...

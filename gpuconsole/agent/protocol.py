@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
@@ -21,6 +21,15 @@ Value: TypeAlias = bool | int | float | str
 Knobs: TypeAlias = dict[str, Value]
 Message: TypeAlias = dict[str, Any]
 """An event on the wire. The key `event` holds its tag, the key `t` its time in seconds on CLOCK_MONOTONIC."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One number that a probe measured. `source` names the clock or counter, and the number of readings where it matters."""
+
+    value: float
+    unit: str
+    source: str
 
 
 class MarkedStep(NamedTuple):
@@ -44,126 +53,14 @@ class MarkedStep(NamedTuple):
 # --- messages to the console --------------------------------------------------------------------------------
 
 
-def marked_steps(
-    t: float,
-    steps: list[MarkedStep],
-    cpu_s: float,
-    runq_s: float,
-    overhead_s: float,
-    memory_bytes: float,
-    dropped: int,
-    rank: int,
-    counters: dict[str, float],
-) -> Message:
-    """Steps since the last message, and cumulative figures of the process at `t`."""
-    return {
-        "event": "markedsteps",
-        "t": t,
-        "steps": steps,
-        "cpu_s": cpu_s,
-        "runq_s": runq_s,
-        "overhead_s": overhead_s,
-        "memory_bytes": memory_bytes,
-        "dropped": dropped,
-        "rank": rank,
-        "counters": counters,
-    }
-
-
-def segments(
-    t: float,
-    packed: str,
-    cpu_s: float,
-    runq_s: float,
-    overhead_s: float,
-    memory_bytes: float,
-    dropped: int,
-    rank: int,
-    counters: dict[str, float],
-) -> Message:
-    """Steps of a user's job since the last message, as raw segments (`hooks.recorder.pack`)."""
-    return {
-        "event": "segments",
-        "t": t,
-        "packed": packed,
-        "cpu_s": cpu_s,
-        "runq_s": runq_s,
-        "overhead_s": overhead_s,
-        "memory_bytes": memory_bytes,
-        "dropped": dropped,
-        "rank": rank,
-        "counters": counters,
-    }
-
-
-def job_process(
-    t: float, pid: int, parent: int, script: str, python: str, torch: str = "", rank: int = 0, world_size: int = 1, token: str = ""
-) -> Message:
-    """The first message of a process of a user's job."""
-    return {
-        "event": "jobprocess",
-        "t": t,
-        "pid": pid,
-        "parent": parent,
-        "script": script,
-        "python": python,
-        "torch": torch,
-        "rank": rank,
-        "world_size": world_size,
-        "token": token,
-    }
-
-
-def rank_joined(t: float, rank: int, host: str, pid: int, leads: bool, world_size: int) -> Message:
-    """The process has made its first optimizer step."""
-    return {"event": "rankjoined", "t": t, "rank": rank, "host": host, "pid": pid, "leads": leads, "world_size": world_size}
-
-
-def job_known(t: float, rank: int, facts: Mapping[str, Any]) -> Message:
-    """What is known about the program; `facts` are the fields of `model.job.JobFacts`."""
-    return {"event": "jobknown", "t": t, "rank": rank, "facts": facts}
-
-
-def started(t: float, knobs: Knobs, facts: dict[str, float], notes: dict[str, str]) -> Message:
-    """The observed knobs, with facts about the workload."""
-    return {"event": "started", "t": t, "knobs": knobs, "facts": facts, "notes": notes}
-
-
-def agent_off(t: float, pid: int, rank: int, where: str, cause: str, detail: str) -> Message:
-    """The agent has switched itself off, and the program continues; or the process ends."""
-    return {"event": "agentoff", "t": t, "pid": pid, "rank": rank, "where": where, "cause": cause, "detail": detail}
-
-
-def knobs_set(t: float, request: int, step: int, knobs: Knobs, error: str | None = None) -> Message:
-    """The answer to SetKnobs: in force from `step` on, or refused with `error` and nothing changed."""
-    return {"event": "knobsset", "t": t, "request": request, "step": step, "knobs": knobs, "error": error}
-
-
-def probe_done(
-    t: float, request: int, probe: str, signals: Mapping[str, Any] | None = None, error: str | None = None, cost_s: float = 0.0
-) -> Message:
-    """The answer to RunProbe. Each signal encodes as an object with `value`, `unit` and `source`."""
-    return {"event": "probedone", "t": t, "request": request, "probe": probe, "signals": signals or {}, "error": error, "cost_s": cost_s}
-
-
-def paused(t: float, request: int) -> Message:
-    """The answer to Pause: the last step is done, on the device too."""
-    return {"event": "paused", "t": t, "request": request}
-
-
-def not_profiled(t: float, request: int, error: str) -> Message:
-    """The answer to Profile where there is no profiler window."""
-    return {"event": "profiled", "t": t, "request": request, "error": error}
-
-
-def profiled(t: float, request: int, trace: str, keep: str, gpu: bool, cost_s: float) -> Message:
-    """The answer to Profile in a user's job: the trace is at the path `trace`, and the console analyses it. `gpu`: the work ran on a GPU."""
-    return {"event": "profiled", "t": t, "request": request, "trace": trace, "keep": keep, "gpu": gpu, "cost_s": cost_s}
+def message(tag: str, t: float, /, **fields: Any) -> Message:
+    """The event with this tag, at `t`. `fields` are those of its class in `gpuconsole.wire.events`; a field with a default may be absent."""
+    return {"event": tag, "t": t, **fields}
 
 
 def encode(message: Message) -> bytes:
-    """`message` as one JSON line, without the newline. A faster encoder may take its place: see `Channel`."""
-    return json.dumps(message, separators=(",", ":")).encode()
+    """`message` as one JSON line, without the newline; a Signal becomes an object with its fields. A faster encoder may take its place: see `Channel`."""
+    return json.dumps(message, separators=(",", ":"), default=asdict).encode()
 
 
 class Channel(Protocol):

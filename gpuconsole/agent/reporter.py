@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .clock import now
 from .loop import Loop
-from .protocol import Channel
+from .protocol import Channel, message
 
 SEND_EVERY_S = 0.25
 """The period of a run that is new or has just received a command: findings wait for the messages. A message takes 0.3 to 0.5 ms of the
@@ -45,8 +45,14 @@ class Reporter:
         start = now()
         account = self._loop.account
         self._channel.send(
-            account.message(
-                start, self._sending_s, self._loop.peak_memory_bytes(), self._channel.dropped, self._rank, self._loop.counters()
+            message(
+                account.tag,
+                start,
+                **account.fields(self._sending_s),
+                memory_bytes=self._loop.peak_memory_bytes(),
+                dropped=self._channel.dropped,
+                rank=self._rank,
+                counters=self._loop.counters(),
             )
         )
         self.sent_t = now()

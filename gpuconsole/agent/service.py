@@ -21,14 +21,12 @@ from .protocol import (
     SetKnobs,
     Stop,
     Value,
-    knobs_set,
-    not_profiled,
-    paused,
-    probe_done,
+    message,
 )
 from .reporter import Reporter
 from .world import PlainError, World
 
+PAUSED = "the worker is paused"
 FULL_PIPE_S = 0.01
 """Between two attempts to send what a full pipe had no room for."""
 
@@ -145,7 +143,7 @@ class Service:
             if loop.exchanges:
                 loop.recover()
             first = loop.account.index
-        self._answer(knobs_set(now(), command.request, first, loop.knobs, error))
+        self._answer("knobsset", request=command.request, step=first, knobs=loop.knobs, error=error)
         loop.restart_peak_memory()
         loop.account.restart()
 
@@ -172,14 +170,14 @@ class Service:
             loop.recover()
         loop.account.finish()
         self.reporter.send()
-        self._answer(probe_done(now(), command.request, command.probe, signals, error, now() - start))
+        self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=now() - start)
         loop.settle()
 
     def _profile(self, command: Profile) -> None:
         if self._profiler is None and self._make_profiler is not None:
             self._profiler = self._make_profiler()
         if self._profiler is None:
-            self._answer(not_profiled(now(), command.request, "there is no profiler here"))
+            self._answer("profiled", request=command.request, error="there is no profiler here")
         else:
             self._profiler.take(command)
 
@@ -189,7 +187,7 @@ class Service:
         self._world.gather(None)  # each of the processes has come as far
         while True:
             if isinstance(command, Pause):
-                self._answer(paused(now(), command.request))
+                self._answer("paused", request=command.request)
             while not self._channel.flush():  # no later message will take along what waits
                 time.sleep(FULL_PIPE_S)
             command = self._inbox.wait()
@@ -200,16 +198,16 @@ class Service:
                 self._loop.set_arm(command.arm)
                 break
             if isinstance(command, SetKnobs):
-                self._answer(knobs_set(now(), command.request, 0, self._loop.knobs, "the worker is paused"))
+                self._answer("knobsset", request=command.request, step=0, knobs=self._loop.knobs, error=PAUSED)
             elif isinstance(command, RunProbe):
-                self._answer(probe_done(now(), command.request, command.probe, error="the worker is paused"))
+                self._answer("probedone", request=command.request, probe=command.probe, error=PAUSED)
             elif isinstance(command, Profile):
-                self._answer(not_profiled(now(), command.request, "the worker is paused"))
+                self._answer("profiled", request=command.request, error=PAUSED)
         self._loop.settle()
 
-    def _answer(self, message: dict[str, object]) -> None:
+    def _answer(self, tag: str, **fields: object) -> None:
         if self._world.leads:
-            self._channel.send(message)
+            self._channel.send(message(tag, now(), **fields))
 
     def _announce(self) -> None:
         if self._announce_workload is not None and self._world.leads:

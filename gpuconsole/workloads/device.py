@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import torch
 
 from gpuconsole.agent.account import CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.loop import Probe, Signals
 from gpuconsole.agent.world import PlainError, World
 
 ON_HOST = "run on the host with --device cpu"
@@ -73,11 +73,11 @@ def mps_event() -> torch.mps.event.Event:
     return torch.mps.event.Event(enable_timing=True)
 
 
-def refusing(names: list[str]) -> dict[str, Callable[[], dict[str, object]]]:
+def refusing(names: list[str]) -> dict[str, Probe]:
     """Probes that say why they do not run."""
     from gpuconsole.agent.probes import ProbeError
 
-    def refuse() -> dict[str, object]:
+    def refuse() -> Signals:
         raise ProbeError(NO_PROBES)
 
     return dict.fromkeys(names, refuse)

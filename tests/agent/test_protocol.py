@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import gpuconsole.agent
 from gpuconsole.agent import protocol
 from gpuconsole.agent.hooks.changes import change
-from gpuconsole.agent.hooks.evidence import catalogue
+from gpuconsole.agent.hooks.evidence.probes import PROBES
 from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
@@ -37,30 +38,56 @@ def test_the_effects_of_changes_are_those_that_the_console_explains() -> None:
 
 
 def test_the_question_before_probes_names_each_probe_that_the_agent_runs() -> None:
-    assert {*IN_JOB, *PASSIVE} == catalogue.PROBES.keys()
+    assert {*IN_JOB, *PASSIVE} == PROBES.keys()
 
 
+COUNTERS = {"gc.collections": 3.0}
 STEP = protocol.MarkedStep(3, 1.0, [2, 9], [1.5, 1.75], [], 4, 0, 0.5, 1, protocol.SETTLING)
 MESSAGES: list[tuple[dict[str, Any], events.Event]] = [
     (
-        protocol.marked_steps(2.0, [STEP], 1.0, 0.1, 0.01, 5e8, 2, 1, {"gc.collections": 3.0}),
-        events.MarkedSteps(2.0, [marks.MarkedStep(*STEP)], 1.0, 0.1, 0.01, 5e8, 2, 1, {"gc.collections": 3.0}).added_up(),
+        protocol.message(
+            "markedsteps", 2.0, steps=[STEP], cpu_s=1.0, runq_s=0.1, overhead_s=0.01, memory_bytes=5e8, dropped=2, rank=1, counters=COUNTERS
+        ),
+        events.MarkedSteps(2.0, [marks.MarkedStep(*STEP)], 1.0, 0.1, 0.01, 5e8, 2, 1, COUNTERS).added_up(),
     ),
-    (protocol.knobs_set(1.0, 2, 30, {"batch_size": 8}), events.KnobsSet(1.0, 2, 30, {"batch_size": 8})),
-    (protocol.knobs_set(1.0, 2, 0, {}, "no room"), events.KnobsSet(1.0, 2, 0, {}, "no room")),
     (
-        protocol.probe_done(1.0, 4, "launch", {"probe.issue_s": {"value": 1.5, "unit": "s", "source": "P9"}}, cost_s=2.0),
+        protocol.message("knobsset", 1.0, request=2, step=30, knobs={"batch_size": 8}, error=None),
+        events.KnobsSet(1.0, 2, 30, {"batch_size": 8}),
+    ),
+    (protocol.message("knobsset", 1.0, request=2, step=0, knobs={}, error="no room"), events.KnobsSet(1.0, 2, 0, {}, "no room")),
+    (
+        protocol.message(
+            "probedone", 1.0, request=4, probe="launch", signals={"probe.issue_s": protocol.Signal(1.5, "s", "P9")}, cost_s=2.0
+        ),
         events.ProbeDone(1.0, 4, "launch", {"probe.issue_s": Signal(1.5, "s", "P9")}, cost_s=2.0),
     ),
-    (protocol.probe_done(1.0, 4, "launch", error="no GPU"), events.ProbeDone(1.0, 4, "launch", error="no GPU")),
-    (protocol.paused(1.0, 6), events.Paused(1.0, 6)),
-    (protocol.not_profiled(1.0, 7, "paused"), events.Profiled(1.0, 7, error="paused")),
+    (protocol.message("probedone", 1.0, request=4, probe="launch", error="no GPU"), events.ProbeDone(1.0, 4, "launch", error="no GPU")),
+    (protocol.message("paused", 1.0, request=6), events.Paused(1.0, 6)),
+    (protocol.message("profiled", 1.0, request=7, error="paused"), events.Profiled(1.0, 7, error="paused")),
 ]
 
 
 @pytest.mark.parametrize(("message", "event"), MESSAGES, ids=lambda value: value["event"] if isinstance(value, dict) else "")
 def test_the_console_reads_each_message_with_either_encoder(message: dict[str, Any], event: events.Event) -> None:
     assert events.decode_event(protocol.encode(message)) == events.decode_event(events.encode(message)) == event
+
+
+def test_each_message_of_the_agent_has_the_fields_of_its_event() -> None:
+    """Read from the source: the calls with a tag and the fields by name."""
+    kinds = {kind.__struct_config__.tag: kind for kind in get_args(events.AnyEvent)}
+    tags = set()
+    for path in AGENT.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", "")) in ("message", "_answer", "_send"):
+                tag = call.args[0] if call.args else None
+                if isinstance(tag, ast.Constant):
+                    tags.add(tag.value)
+                    fields = {keyword.arg for keyword in call.keywords}
+                    required = {field.name for field in msgspec.structs.fields(kinds[tag.value]) if field.required} - {"t"}
+                    assert required <= fields <= set(kinds[tag.value].__struct_fields__), f"{path.name}:{call.lineno}"
+    assert tags == {
+        *("knobsset", "probedone", "profiled", "paused", "note", "jobprocess", "rankjoined", "jobknown", "started", "agentoff"),
+    }
 
 
 COMMANDS = [
@@ -92,12 +119,12 @@ for module in pkgutil.iter_modules(elsewhere.__path__):
     importlib.import_module("elsewhere." + module.name)
 from elsewhere.account import FORWARD, StepAccount
 from elsewhere.clock import ThreadTimes
-from elsewhere.protocol import encode, marked_steps
+from elsewhere.protocol import encode, message
 account = StepAccount(ThreadTimes())
 for _ in range(3):
     account.mark(FORWARD)
     account.end(4, 0, None, 0, 0)
-print(encode(marked_steps(1.0, account.take(), 0.0, 0.0, account.overhead_s, 0.0, 0, 0, {})).decode())
+print(encode(message(account.tag, 1.0, **account.fields(0.0), memory_bytes=0.0)).decode())
 """
 
 

@@ -8,21 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpuconsole.agent import probes
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.workloads.arithmetic import cores
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import swaps
+from gpuconsole.workloads.training.probes import catalog
+from gpuconsole.workloads.training.probes.catalog import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 from gpuconsole.workloads.training.probes.memory import memory_parts
-from gpuconsole.workloads.training.probes.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swaps, "BUDGET_S", 0.1)
+    monkeypatch.setattr(catalog, "SWAP_BUDGET_S", 0.1)
+    monkeypatch.setattr(probes, "UPDATES_BUDGET_S", 0.1)
 
 
 @pytest.mark.parametrize("probe", [swap_attention, swap_precision, swap_optim, swap_threads])
@@ -31,7 +33,7 @@ def test_nothing_is_changed(tmp_path: Path, probe: Callable[[TrainingLoop], Sign
     loop = small_gpt_loop(tmp_path, attention="math", optim="adamw")
     losses(loop, 2)
     before, knobs, threads = job_state(loop), dict(loop.knobs), torch.get_num_threads()
-    monkeypatch.setattr(swaps, "cores", lambda: threads + 1)
+    monkeypatch.setattr(catalog, "cores", lambda: threads + 1)
     signals = probe(loop)
     assert all(signal.value > 0 for name, signal in signals.items() if not name.endswith("_spread"))
     assert loop.knobs == knobs and torch.get_num_threads() == threads

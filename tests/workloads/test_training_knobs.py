@@ -303,7 +303,7 @@ import resource, sys, torch
 from pathlib import Path
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads import device_memory
-from gpuconsole.workloads.training.probes import catalog as probes
+from gpuconsole.agent import probes
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 torch.set_num_threads(1)
@@ -317,7 +317,7 @@ def faults():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 6
 faults(), faults(), faults()
 before = faults()
-probes.BUDGET_S = 0.1
+probes.ELASTICITY_BUDGET_S = 0.1
 probes.batch_elasticity(loop)
 print(before, faults())
 """

@@ -9,7 +9,7 @@ import socket
 import statistics
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,7 @@ from ..protocol import (
     Profile,
     RunProbe,
     SetKnobs,
-    agent_off,
-    job_known,
-    job_process,
-    knobs_set,
-    not_profiled,
-    probe_done,
-    rank_joined,
-    segments,
-    started,
+    message,
 )
 from ..reporter import Reporter
 from ..service import Service, explain
@@ -48,12 +40,11 @@ from . import data, described
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.arithmetic import Arithmetic, memory_parts
-from .evidence.catalogue import PROBES, why_refused
 from .evidence.copies import CopyCount
 from .evidence.loading import loading
 from .evidence.own_updates import own_updates
+from .evidence.probes import PROBES, Probing, Window, why_refused
 from .evidence.stream import StreamClock
-from .evidence.window import Window
 from .evidence.writers import writers
 from .guard import entry, switch
 from .optimizer import steppers
@@ -86,6 +77,8 @@ SETTLE_AFTER_S = 0.05
 class SegmentAccount:
     """The step account of a user's job: raw segments, whose meaning the console finds."""
 
+    tag = "segments"
+
     def __init__(self, times: ThreadTimes) -> None:
         self.times = times
         self.low_rate = False
@@ -104,11 +97,15 @@ class SegmentAccount:
     def index(self) -> int:
         return recorder.index
 
-    def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float]) -> Message:
+    def fields(self, sending_s: float) -> Message:
         steps = recorder.take() if steppers.decided or own_updates.confirmed else []
         self._marks += sum(len(step[2]) for step in steps)
-        overhead_s = self._marks * self._mark_s + recorder.own_s + sending_s
-        return segments(t, pack(steps), self.times.cpu_s(), self.times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
+        return {
+            "packed": pack(steps),
+            "cpu_s": self.times.cpu_s(),
+            "runq_s": self.times.runq_s(),
+            "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,
+        }
 
     def finish(self) -> None:
         """Wait for the events of finished steps; on a CPU nothing is pending."""
@@ -193,7 +190,7 @@ class JobLoop:
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """A job's probes may need several steps: see `evidence.catalogue`."""
+        """A job's probes may need several steps: see `evidence.probes`."""
         return {}
 
     def step(self) -> None:
@@ -240,10 +237,10 @@ class JobLoop:
         recorder.kind = SETTLING
 
     def counters(self) -> dict[str, float]:
-        found = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
+        counters = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
         if "torch._dynamo.utils" in sys.modules:
-            found.update(compile_counters())
-        return found
+            counters.update(compile_counters())
+        return counters
 
     def peak_memory_bytes(self) -> float:
         """CUDA: the peak of torch's allocator. CPU: the peak of the resident memory of this process."""
@@ -289,7 +286,7 @@ class JobService(Service):
         self.reporter = Reporter(loop, channel, every_s=SEND_EVERY_S, low_rate_s=SEND_AT_LOW_RATE_S)
         self.loop = loop
         self._waiting = []
-        self._probing: tuple[RunProbe, Generator[None, None, Signals], float] | None = None
+        self._probing: tuple[RunProbe, Probing, float] | None = None
         self._window: Window | None = None
 
     def end(self) -> None:
@@ -316,7 +313,7 @@ class JobService(Service):
         if recorder.kind in (COUNTS, SETTLING) and self._changing is None and changes_of.loader.under_way():
             recorder.kind, self.loop.settles_until = SETTLING, max(self.loop.settles_until, recorder.index + 1)
         while changes_of.loader.lost:
-            self._channel.send({"event": "note", "t": now(), "text": changes_of.loader.lost.pop(), "level": "warning"})
+            self._channel.send(message("note", now(), text=changes_of.loader.lost.pop(), level="warning"))
             self.loop.knobs = described.observed_knobs()
             self._announce()
         if self._changing is not None:
@@ -324,7 +321,7 @@ class JobService(Service):
         if self._probing is not None:
             self._go_on_probing(*self._probing)
         if self._window is not None and self._window.step():
-            self._answer(self._window.answer())
+            self._channel.send(self._window.answer())
             self._window = None
             self.loop.settle()
         due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
@@ -341,7 +338,7 @@ class JobService(Service):
         try:
             self.loop.set_knobs(command.changes, command.arm)
         except Exception as problem:  # the program goes on as before; the problem is the answer
-            self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, refusal(problem)))
+            self._answer_change(command, refusal(problem))
             return
         self._changing = command
         self._go_on_changing(command)
@@ -358,7 +355,10 @@ class JobService(Service):
         self._changing = None
         self.loop.knobs = described.observed_knobs()
         self._announce()
-        self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, error))
+        self._answer_change(command, error)
+
+    def _answer_change(self, command: SetKnobs, error: str | None) -> None:
+        self._answer("knobsset", request=command.request, step=recorder.index, knobs=self.loop.knobs, error=error)
 
     def _probe(self, command: RunProbe) -> None:
         """Begin a probe. It may need several steps; its answer comes then."""
@@ -366,11 +366,11 @@ class JobService(Service):
         if self._probing is not None:
             refused = "another probe is under way"
         if probe is None or refused:
-            self._answer(probe_done(now(), command.request, command.probe, error=refused))
+            self._answer("probedone", request=command.request, probe=command.probe, error=refused)
             return
         self._go_on_probing(command, probe(self.loop), 0.0)
 
-    def _go_on_probing(self, command: RunProbe, probe: Generator[None, None, Signals], spent_s: float) -> None:
+    def _go_on_probing(self, command: RunProbe, probe: Probing, spent_s: float) -> None:
         """Let a probe work between two steps. `spent_s`: what it has taken so far."""
         start, signals, error = now(), None, None
         try:
@@ -384,7 +384,8 @@ class JobService(Service):
         self._probing = None
         if spent_s + now() - start >= SETTLE_AFTER_S:
             self.loop.settle()
-        self._answer(probe_done(now(), command.request, command.probe, signals, error, spent_s + now() - start))
+        spent_s += now() - start
+        self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=spent_s)
 
     def _profile(self, command: Profile) -> None:
         """Begin a profiler window on the next steps of the program. They do not count."""
@@ -395,14 +396,14 @@ class JobService(Service):
                 raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
             self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
-            self._answer(not_profiled(now(), command.request, explain(problem, self.loop.knobs)))
+            self._answer("profiled", request=command.request, error=explain(problem, self.loop.knobs))
             return
         recorder.kind = PROBE
 
     def _wait_for_resume(self, command: Command) -> None:
         """A user's job is never paused."""
         if isinstance(command, Pause):
-            self._channel.send({"event": "note", "t": now(), "text": "the job is not paused: it belongs to the user"})
+            self._channel.send(message("note", now(), text="the job is not paused: it belongs to the user"))
 
 
 class Agent:
@@ -427,19 +428,21 @@ class Agent:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
         self._connection = Connection(os.path.join(self._folder, SOCKET))
         torch = sys.modules.get("torch")
-        self._connection.send(
-            job_process(
-                now(),
-                os.getpid(),
-                os.getppid(),
-                described.script(),
-                platform.python_version(),
-                str(getattr(torch, "__version__", "")),
-                self.rank,
-                self._world_size,
-                os.environ.get("GPUCONSOLE_TOKEN", ""),
-            )
+        self._send(
+            "jobprocess",
+            pid=os.getpid(),
+            parent=os.getppid(),
+            script=described.script(),
+            python=platform.python_version(),
+            torch=str(getattr(torch, "__version__", "")),
+            rank=self.rank,
+            world_size=self._world_size,
+            token=os.environ.get("GPUCONSOLE_TOKEN", ""),
         )
+
+    def _send(self, tag: str, **fields: object) -> None:
+        assert self._connection is not None
+        self._connection.send(message(tag, now(), **fields))
 
     def _was_closed(self) -> bool:
         """Whether the program has closed the descriptor of the connection."""
@@ -452,7 +455,7 @@ class Agent:
         if self._connection is None or self._connection.lost:
             self.connect()
         assert self._connection is not None
-        self._connection.send(agent_off(now(), os.getpid(), self.rank, where, cause, detail))
+        self._send("agentoff", pid=os.getpid(), rank=self.rank, where=where, cause=cause, detail=detail)
         self._connection.drain(LAST_MESSAGES_S)
         self._connection.close()
 
@@ -533,7 +536,9 @@ class Agent:
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
-            self._connection.send(agent_off(now(), os.getpid(), self.rank, "", "", ""))  # Python may take seconds to end after this
+            self._send(
+                "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail=""
+            )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
 
     def forked(self) -> None:
@@ -559,25 +564,25 @@ class Agent:
             self.connect()
         assert self._connection is not None
         self.rank, self._world_size = described.place()
-        self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0, self._world_size))
+        host, leads = socket.gethostname(), self.rank == 0
+        self._send("rankjoined", rank=self.rank, host=host, pid=os.getpid(), leads=leads, world_size=self._world_size)
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
         if own_updates.on:
-            self._connection.send({"event": "note", "t": now(), "text": OWN_UPDATES, "level": "warning"})
+            self._send("note", text=OWN_UPDATES, level="warning")
         self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
 
     def _announce(self) -> None:
         """Send what is known, if it has changed."""
-        assert self._connection is not None and self._service is not None
+        assert self._service is not None
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
         if self._arithmetic.per_sample is not None:
             facts["flops_per_sample"] = self._arithmetic.per_sample
         if (knobs, facts, about) == self._known:
             return
         self._known = (knobs, facts, about)
-        self._connection.send(job_known(now(), self.rank, about))
-        self._connection.send(started(now(), knobs, facts, described.notes(knobs)))
+        self._send("jobknown", rank=self.rank, facts=about)
+        self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs))
 
     def _send_observed(self, signals: Signals) -> None:
         """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step."""
-        assert self._connection is not None
-        self._connection.send(probe_done(now(), 0, "observed", signals))
+        self._send("probedone", request=0, probe="observed", signals=signals)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gpuconsole.agent import probes
 from gpuconsole.agent.account import CudaStepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -20,7 +21,7 @@ from gpuconsole.workloads.calibration.dense import dense_flops_per_s
 from gpuconsole.workloads.calibration.transfers import best_copy_bytes_per_s
 from gpuconsole.workloads.training import churn, gpt
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import catalog, gpu, loader, memory, swaps
+from gpuconsole.workloads.training.probes import catalog, gpu, loader, memory
 from gpuconsole.workloads.training.probes.catalog import PROBES, cached_batch, memory_parts
 from tests.workloads.running import knobs_of
 
@@ -30,8 +31,8 @@ device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
 found: dict[str, object] = {}
 AHEAD, TRIES = 0.8, 5
 """The host is ahead if it issues the work in less than this share of its time."""
-for probes in (catalog, gpu, memory, loader, swaps):
-    probes.BUDGET_S = 0.05  # type: ignore[attr-defined]  # few repetitions are enough here
+probes.ELASTICITY_BUDGET_S = probes.UPDATES_BUDGET_S = catalog.SWAP_BUDGET_S = gpu.BUDGET_S = memory.BUDGET_S = loader.LINES_BUDGET_S = 0.05
+"""Few repetitions are enough here."""
 
 
 def loop_of(module: Any, scenario: str, **changes: object) -> TrainingLoop:

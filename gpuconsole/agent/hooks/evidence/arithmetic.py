@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from ...loop import Signals
+from ...protocol import Signal
 from ..passes import state
 from ..watch import watch
 
@@ -90,7 +92,7 @@ def is_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
-def memory_parts() -> dict[str, Any]:
+def memory_parts() -> Signals:
     """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the allocator's peak counts as activations."""
     import torch
 
@@ -101,16 +103,16 @@ def memory_parts() -> dict[str, Any]:
         states += [value for values in optimizer.state.values() for value in values.values()]
     for root in watch.alive(watch.roots):
         parameters.update({id(p): p for p in root.parameters()})
-    found = {
+    parts = {
         "memory.parameters_bytes": _bytes(parameters.values()),
         "memory.gradients_bytes": _bytes(p.grad for p in parameters.values() if p.grad is not None),
         "memory.optimizer_bytes": _bytes(value for value in states if isinstance(value, torch.Tensor)),
     }
     device = next((p.device for p in parameters.values()), None)
     if device is not None and device.type == "cuda":
-        found["memory.activations_bytes"] = max(0.0, torch.cuda.max_memory_allocated(device) - sum(found.values()))
+        parts["memory.activations_bytes"] = max(0.0, torch.cuda.max_memory_allocated(device) - sum(parts.values()))
     source = "the tensors of the program; activations are the rest of the allocator's peak"
-    return {name: {"value": value, "unit": "B", "source": source} for name, value in found.items() if value}
+    return {name: Signal(value, "B", source) for name, value in parts.items() if value}
 
 
 def _bytes(tensors: Iterable[Any]) -> float:

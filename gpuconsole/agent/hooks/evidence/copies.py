@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...loop import Signals
+from ...protocol import Signal
 from .. import tracing
 from ..guard import switch, wrappers_without_level
 from ..watch import recorder
@@ -68,9 +70,9 @@ class CopyCount:
                 delattr(self._class, name)
         self._set = {}
 
-    def signals(self) -> dict[str, Any]:
+    def signals(self) -> Signals:
         source = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"
         return {
-            "h2d.pageable_copies": {"value": self.pageable / STEPS, "unit": "", "source": f"{source}; copies a step from pageable memory"},
-            "h2d.pageable_bytes": {"value": self.bytes / STEPS, "unit": "B", "source": f"{source}; bytes a step from pageable memory"},
+            "h2d.pageable_copies": Signal(self.pageable / STEPS, "", f"{source}; copies a step from pageable memory"),
+            "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{source}; bytes a step from pageable memory"),
         }

@@ -14,7 +14,7 @@ from gpuconsole.agent import account as phase
 from gpuconsole.agent.account import Moment, StepAccount
 from gpuconsole.agent.counters import ProcessCounters, compile_counters
 from gpuconsole.agent.loop import Probe
-from gpuconsole.agent.probes import rehearse, repeat_last_pass
+from gpuconsole.agent.probes import ProbeError, timed_pass, untouched
 from gpuconsole.agent.protocol import COUNTS, PROBE, SETTLING
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
@@ -46,10 +46,13 @@ EVAL_BATCHES = 4
 
 
 class TrainingLoop:
-    """Owns the model, its optimizer and its data; `step()` trains one optimizer step (the agent's `PassLoop`).
+    """Owns the model, its optimizer and its data; `step()` trains one optimizer step (the agent's `Loop` and `Subject`).
 
     `side_work` False skips logging, checkpoints and evaluation (probe P3).
     """
+
+    longest_hold_s = float("inf")
+    pass_note = ""
 
     def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: Plan | None = None) -> None:
         self.task = task
@@ -95,7 +98,7 @@ class TrainingLoop:
         loss = None
         self.optimizer.zero_grad(set_to_none=True)
         mark(phase.OPTIMIZER)
-        passes = int(self.knobs["gradient_accumulation_steps"])
+        passes = self.passes_per_step
         for index in range(passes):
             lose(lost_s("data_wait", self.knobs, self.plan.world))
             batch = self._copier.take(self._stream, mark)
@@ -143,6 +146,26 @@ class TrainingLoop:
     def exchanges(self) -> bool:
         return self.plan.exchanges
 
+    @property
+    def batch(self) -> Batch:
+        """The batch of the last step, on the device. Raises ProbeError before the first step."""
+        if self.last_batch is None:
+            raise ProbeError("no step has run yet")
+        return self.last_batch
+
+    @property
+    def passes_per_step(self) -> int:
+        return int(self.knobs["gradient_accumulation_steps"])
+
+    def repeated(self, batch: Batch, factor: int) -> Batch:
+        repeated = tuple(torch.cat([tensor] * factor) for tensor in batch)
+        if factor > 1 and self.task.sizes(repeated)[0] == self.task.sizes(batch)[0]:
+            raise ProbeError("a sample of this workload is not a row of a batch")
+        return repeated
+
+    def run_pass(self, batch: Batch) -> None:
+        self.forward(batch).backward()
+
     def drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -155,13 +178,19 @@ class TrainingLoop:
 
     def try_out(self) -> None:
         if self.exchanges:
-            rehearse(self)
+            self._pass_alone(self.fresh_batch)  # what does not fit fails here, where no other process waits for this process
         else:
             self.step()
 
     def recover(self) -> None:
         if self.last_batch is not None:
-            repeat_last_pass(self)
+            self._pass_alone(lambda: self.batch)  # FSDP2 then has its shards where the other processes have theirs
+
+    def _pass_alone(self, batch: Callable[[], Batch]) -> None:
+        """A pass outside of a step, without communication."""
+        with untouched(self):
+            timed_pass(self, batch())
+        self.account.restart()
 
     def _bucket_ready(self) -> None:
         self._buckets_ready = self.account.moment()

@@ -11,8 +11,8 @@ import statistics
 from dataclasses import asdict, dataclass, field
 
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, untouched
-from gpuconsole.model.finding import Signal
+from gpuconsole.agent.probes import ProbeError, half_width, rounds, stopwatch, untouched
+from gpuconsole.agent.protocol import Signal
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import trained
 from gpuconsole.workloads.training.task import Batch
@@ -36,7 +36,7 @@ def exposed_communication(loop: TrainingLoop) -> Signals:
     """What communication adds to a pass, and how long each process takes for a pass alone."""
     if not loop.plan.exchanges:
         raise ProbeError("one process, or several that exchange nothing: there is no communication")
-    batch, world, mine = resident_batch(loop), loop.plan.world, Times()
+    batch, world, mine = loop.batch, loop.plan.world, Times()
     with untouched(loop):
         _pass(loop, batch, mine, silent=False)
         _pass(loop, batch, mine, silent=True)

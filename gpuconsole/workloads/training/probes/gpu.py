@@ -9,8 +9,8 @@ import torch
 
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, resident_batch, rounds, stopwatch, synchronize, untouched
-from gpuconsole.model.finding import Signal
+from gpuconsole.agent.probes import ProbeError, rounds, stopwatch, synchronize, untouched
+from gpuconsole.agent.protocol import Signal
 from gpuconsole.workloads.profiling.stalls import stalls
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace
 from gpuconsole.workloads.profiling.window import Recorder
@@ -35,7 +35,7 @@ def launch(loop: TrainingLoop) -> Signals:
     A full launch queue makes the host wait for the GPU. Then the second and the third figure are alike, and no rule fires.
     """
     _needs_gpu(loop)
-    batch = resident_batch(loop)
+    batch = loop.batch
     issue: list[float] = []
     whole: list[float] = []
     alone: list[float] = []
@@ -79,7 +79,7 @@ def _behind_a_wait(loop: TrainingLoop, run: Callable[[], None], wait_s: float) -
 def sync_gaps(loop: TrainingLoop) -> Signals:
     """P4: ordinary steps under the profiler: idle time of the GPU, and the part of it that begins when a synchronisation returns."""
     _needs_gpu(loop)
-    resident_batch(loop)
+    _ = loop.batch  # raises ProbeError before the first step
     path = loop.scratch / "steps.json"
     synchronize(loop)
     recorder = Recorder(loop.device, path)
@@ -115,7 +115,7 @@ def _steps(loop: TrainingLoop) -> None:
 def h2d_copies(loop: TrainingLoop) -> Signals:
     """P10: copies of the present batch from pageable and from pinned memory, in turn, and the link's bandwidth from a large pinned copy."""
     _needs_gpu(loop)
-    pageable = [tensor.to("cpu") for tensor in resident_batch(loop)]
+    pageable = [tensor.to("cpu") for tensor in loop.batch]
     sources = {"pageable": pageable, "pinned": [tensor.pin_memory() for tensor in pageable]}
     large = _pinned(LINK_BYTES)
     target = torch.empty(LINK_BYTES, dtype=torch.uint8, device=loop.device)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -13,8 +11,8 @@ from typing import NamedTuple
 from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
 from gpuconsole.agent.counters import ProcessCounters
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, rounds
-from gpuconsole.model.finding import Signal
+from gpuconsole.agent.probes import ProbeError, StackSamples, rounds
+from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import PROBE
 from gpuconsole.workloads.training.input.loader import LoaderStream, waits_for_messages
@@ -136,44 +134,33 @@ class LoaderUsage:
         )
 
 
-# --- probe P15: the lines in which the training thread spends its time outside of all named phases, from samples of its stack ---
+# --- probe P15: the lines in which the training thread spends its time outside of all named phases ---
 
-EVERY_S = 0.01
-BUDGET_S = 1.0
+LINES_BUDGET_S = 1.0
 STEP = TrainingLoop.step.__code__
 COLLECTED = ProcessCounters.collected.__code__
 BETWEEN_PHASES = TrainingLoop.script_work.__code__
 
 
+class LoopSamples(StackSamples):
+    """Stack samples of a training loop of ours."""
+
+    def sample(self) -> None:
+        self.places.append(_place(sys._current_frames().get(self.thread_id)))
+
+
 def script_lines(loop: TrainingLoop) -> Signals:
     """Ordinary steps with a hundred stack samples a second: the share of time in the script's own work, and the line with most of it."""
-    thread, stop = threading.get_ident(), threading.Event()
-    samples: list[str] = []
-
-    def sample() -> None:
-        while not stop.wait(EVERY_S):
-            samples.append(_place(sys._current_frames().get(thread)))
-
-    sampler = threading.Thread(target=sample, daemon=True)
     loop.account.restart()
-    sampler.start()
+    samples = LoopSamples()
     kind, loop.kind = loop.kind, PROBE
     try:
-        for _ in rounds(loop, BUDGET_S, 4, 200):
+        for _ in rounds(loop, LINES_BUDGET_S, 4, 200):
             loop.step()
     finally:
         loop.kind = kind
-        stop.set()
-        sampler.join()
-    if not samples:
-        raise ProbeError("no stack sample was possible: a step never lets another thread run")
-    places = Counter(place for place in samples if place)
-    place, most = places.most_common(1)[0] if places else ("nowhere", 0)
-    source = f"{len(samples)} stack samples of ordinary steps"
-    return {
-        "stack.script_ratio": Signal(sum(places.values()) / len(samples), "ratio", f"{source}: in the script, outside of named phases"),
-        "stack.line_ratio": Signal(most / len(samples), "ratio", f"{source}, most of them at {place}"),
-    }
+        samples.stop()
+    return samples.signals()[0]
 
 
 def _place(frame: FrameType | None) -> str:

@@ -9,8 +9,8 @@ import torch
 
 from gpuconsole.agent.allocator import allocator_name, allocator_stats, watched_heap_peaks
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, resident_batch, rounds, untouched
-from gpuconsole.model.finding import Signal
+from gpuconsole.agent.probes import ProbeError, rounds, untouched
+from gpuconsole.agent.protocol import Signal
 from gpuconsole.workloads.device_memory import MB, limit_bytes
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
@@ -40,7 +40,7 @@ def heap_peaks(loop: TrainingLoop) -> Signals:
 
 def memory_parts(loop: TrainingLoop) -> Signals:
     """The parts of this process's device memory, and its limit. Activations: what one forward pass saves for its backward pass."""
-    batch = resident_batch(loop)
+    batch = loop.batch
     model, device = loop.task.model, loop.device
     # of the job itself: the figures before this probe allocates, and the peaks without earlier probes
     figures = {f"memory.{name}": value for name, value in (allocator_stats(device) | loop.peaks.figures()).items()}

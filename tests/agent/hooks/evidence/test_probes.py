@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.agent.hooks.evidence import passes
+from gpuconsole.agent.hooks.evidence.probes import LONGEST_HOLD_S
+from gpuconsole.agent.probes import factors_in_time
 from gpuconsole.wire.events import Command, ProbeDone, Profile, Profiled, RunProbe
 from gpuconsole.workloads.profiling.summary import summarize
 from gpuconsole.workloads.profiling.trace import read_trace
@@ -63,7 +64,7 @@ def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: Outpu
 
 @pytest.mark.parametrize(("pass_s", "factors"), [(0.01, (1, 2, 4)), (0.08, (1, 2, 4)), (0.3, (1, 2))])
 def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_batch(pass_s: float, factors: tuple[int, ...]) -> None:
-    assert passes.factors_in_time(pass_s) == factors
+    assert factors_in_time(pass_s, LONGEST_HOLD_S) == factors
 
 
 def test_stack_samples_name_the_line(outputs: Outputs) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpuconsole.agent.clock import ThreadTimes, now
-from gpuconsole.agent.hooks.evidence.stacks import StackSamples
+from gpuconsole.agent.hooks.evidence.probes import JobSamples
 from gpuconsole.agent.hooks.watch import recorder
 
 LENGTH_S = 0.7
@@ -30,7 +30,7 @@ def times() -> Iterator[ThreadTimes]:
 
 def share(times: ThreadTimes, work: Callable[[], object]) -> float:
     """The share of time in which the thread used a core or waited for one."""
-    samples, start = StackSamples(times), now()
+    samples, start = JobSamples(times), now()
     while now() - start < LENGTH_S:
         work()
     samples.stop()
