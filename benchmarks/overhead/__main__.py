@@ -32,8 +32,7 @@ from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from gpuconsole.agent.account import Moment, StepAccount
 from gpuconsole.agent.clock import ThreadTimes, now
-from gpuconsole.agent.inbox import Inbox
-from gpuconsole.agent.service import Service
+from gpuconsole.agent.service import Inbox, Service
 from gpuconsole.agent.world import World
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from gpuconsole.agent.reporter import LOW_RATE_AFTER_S
+from gpuconsole.agent.service import LOW_RATE_AFTER_S
 
 recorder = sys.modules["_gpuconsole_agent.hooks.watch"].recorder
 WARM = 300

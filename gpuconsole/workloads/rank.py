@@ -20,9 +20,8 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
-from gpuconsole.agent.inbox import Inbox, LockstepInbox
 from gpuconsole.agent.protocol import COMMANDS
-from gpuconsole.agent.service import explain
+from gpuconsole.agent.service import Inbox, LockstepInbox, explain
 from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group

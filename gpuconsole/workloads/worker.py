@@ -19,10 +19,9 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
-from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
-from gpuconsole.agent.service import Profiler, Service, explain
+from gpuconsole.agent.service import Inbox, Profiler, Service, explain
 from gpuconsole.agent.world import PlainError, World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.probes import untouched
 from gpuconsole.agent.protocol import Message, RunProbe
-from gpuconsole.agent.service import Service
+from gpuconsole.agent.service import Inbox, Service
 from gpuconsole.workloads.training.probes.memory import saved_bytes
 from tests.workloads.small import small_gpt_loop
 

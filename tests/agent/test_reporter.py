@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.agent import reporter
+from gpuconsole.agent import service as service_module
 from gpuconsole.agent.account import StepAccount
-from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.protocol import Message, Resume, Stop
-from gpuconsole.agent.service import Service
+from gpuconsole.agent.service import Inbox, Service
 from tests.workloads.small import small_gpt_loop
 
 SELDOM_S = 0.4
@@ -44,9 +43,9 @@ class Noting:
 
 
 def test_a_run_that_nobody_changes_sends_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "SEND_EVERY_S", 0.02)
-    monkeypatch.setattr(reporter, "LOW_RATE_EVERY_S", SELDOM_S)
-    monkeypatch.setattr(reporter, "LOW_RATE_AFTER_S", 0.5)
+    monkeypatch.setattr(service_module, "SEND_EVERY_S", 0.02)
+    monkeypatch.setattr(service_module, "LOW_RATE_EVERY_S", SELDOM_S)
+    monkeypatch.setattr(service_module, "LOW_RATE_AFTER_S", 0.5)
     inbox = Inbox()
     loop = small_gpt_loop(tmp_path)
     channel = Noting(inbox, loop.account)

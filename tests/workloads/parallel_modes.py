@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.protocol import SetKnobs
+from gpuconsole.agent.service import Inbox
 from gpuconsole.agent.world import ProcessWorld, Torn
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent

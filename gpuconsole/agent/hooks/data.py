@@ -12,8 +12,8 @@ from typing import Any
 from ..clock import now
 from . import passes, tracing
 from .calls import spanned
-from .evidence.iterations import iterations
 from .evidence.loading import loading
+from .evidence.steps import iterations
 from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS, OWN, get_ident
 from .watch import is_program, recorder, watch

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import socket
-import statistics
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
-from ..inbox import Inbox
 from ..loop import Probe, Signals
 from ..probes import ProbeError
 from ..protocol import (
@@ -26,29 +21,26 @@ from ..protocol import (
     SETTLING,
     Command,
     Knobs,
-    Message,
     Pause,
     Profile,
     RunProbe,
     SetKnobs,
     message,
 )
-from ..reporter import Reporter
-from ..service import Service, explain
+from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import data, described
+from .account import SegmentAccount, StepSampler
+from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
-from .evidence.arithmetic import Arithmetic, memory_parts
-from .evidence.copies import CopyCount
 from .evidence.loading import loading
-from .evidence.own_updates import own_updates
+from .evidence.observed import Arithmetic, CopyCount, memory_parts
 from .evidence.probes import PROBES, Probing, Window, why_refused
-from .evidence.stream import StreamClock
-from .evidence.writers import writers
+from .evidence.steps import own_updates
 from .guard import entry, switch
 from .optimizer import steppers
-from .recorder import OWN, pack
+from .recorder import OWN
 from .watch import recorder, watch
 
 SOCKET = "socket"
@@ -57,8 +49,6 @@ POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S = 0.05, 0.1, 0.02
 SEND_EVERY_S, SEND_AT_LOW_RATE_S = 0.5, 1.0
 """The periods of messages, in seconds: of a job that is new or has just received a command (see reporter.py), and of one that the console only watches.
 A message takes 0.8 ms between two steps of 6 ms: 10 µs a step with the first period, 5 µs with the second."""
-MOST_SPANS = 4
-"""A step that is to be sampled later than so many of the usual distances is chosen anew."""
 COUNT_AT = 20
 """The step after which one step's operators are counted."""
 EAGER = 8
@@ -72,93 +62,6 @@ CLOSED = "the connection", "the program has closed all its file descriptors, as 
 OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
 SETTLE_AFTER_S = 0.05
 """A probe that holds the program for so long lets the queue of its loader fill up."""
-
-
-class SegmentAccount:
-    """The step account of a user's job: raw segments, whose meaning the console finds."""
-
-    tag = "segments"
-
-    def __init__(self, times: ThreadTimes) -> None:
-        self.times = times
-        self.low_rate = False
-        self.stream: StreamClock | None = None
-        if described.device().startswith("cuda"):
-            self.stream = StreamClock()
-            recorder.on_stream, recorder.read, recorder.settle = True, self.stream.record, self.stream.settle
-        else:
-            recorder.read = times.runq_s if times.available else None
-        if own_updates.on:  # the start of such a step is known too late for readings
-            recorder.read = None
-        self._mark_s = _cost_of_a_mark()
-        self._marks = 0
-
-    @property
-    def index(self) -> int:
-        return recorder.index
-
-    def fields(self, sending_s: float) -> Message:
-        steps = recorder.take() if steppers.decided or own_updates.confirmed else []
-        self._marks += sum(len(step[2]) for step in steps)
-        return {
-            "packed": pack(steps),
-            "cpu_s": self.times.cpu_s(),
-            "runq_s": self.times.runq_s(),
-            "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,
-        }
-
-    def finish(self) -> None:
-        """Wait for the events of finished steps; on a CPU nothing is pending."""
-        if self.stream is not None:
-            recorder.done, _ = self.stream.settle(recorder.done, wait=True)
-
-    def give_up(self) -> None:
-        """Take the times of the host for steps whose events are not passed yet."""
-        if self.stream is not None:
-            known, rest = self.stream.settle(recorder.done)
-            recorder.done = known + [(*step[:6], None, *step[7:9], None) for step in rest]
-
-    def restart(self) -> None:
-        """The agent's own work has segments of its own."""
-
-
-class StepSampler:
-    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, at random distances.
-
-    The distances are counted in steps. With distances in seconds, the step after a long step would be chosen most often, and a long step, such as the
-    one with the rollouts of reinforcement learning, hardly ever.
-    """
-
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-        self._step_s: deque[float] = deque(maxlen=USUAL_OF)
-        self._last: tuple[int, float] | None = None
-        self._next = 0
-
-    def next(self, index: int, start: float, low_rate: bool) -> int:
-        """The step to sample next: `index`, which begins at `start`, or a later one. Call it from time to time."""
-        if self._last is not None and index > self._last[0]:
-            self._step_s.append((start - self._last[1]) / (index - self._last[0]))
-        self._last = index, start
-        usual = statistics.median(self._step_s) if self._step_s else SAMPLE_SPAN_S
-        every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
-        if self._next > index + MOST_SPANS * every:  # a step takes longer than before
-            self._next = index
-        while self._next < index:
-            self._next += self._random.randint(1, 2 * every - 1)
-        return self._next
-
-
-def _cost_of_a_mark() -> float:
-    """Seconds of one mark with the call around it: the mean of 200."""
-    from .recorder import GAP, Recorder
-
-    other = Recorder()
-    start = now()
-    for _ in range(100):
-        other.enter(GAP)
-        other.leave()
-    return 2 * (now() - start) / 200  # a hook's own call takes about as long as the mark
 
 
 class JobLoop:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from . import calls, passes, tracing
 from .calls import spanned
-from .evidence.iterations import Stack, iterations, stack_of
-from .evidence.own_updates import own_updates
+from .evidence.steps import Stack, iterations, own_updates, stack_of
 from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch

@@ -11,8 +11,7 @@ import weakref
 from typing import Any
 
 from . import tracing
-from .evidence.own_updates import own_updates
-from .evidence.stream import PinnedLoss
+from .evidence.steps import own_updates
 from .guard import hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
@@ -149,6 +148,20 @@ def read_loss(tensors: Any) -> None:
         recorder.loss = value if recorder.loss is None else recorder.loss + value
     elif recorder.on_stream and recorder.readings is not None:
         recorder.loss = PinnedLoss(loss, recorder.loss)
+
+
+class PinnedLoss:
+    """The value of a loss, copied to host memory behind the work that makes it. The value is there when the stream has passed the copy."""
+
+    def __init__(self, loss: Any, before: Any) -> None:
+        import torch
+
+        self._before = before
+        self._value = torch.empty((), dtype=loss.dtype, pin_memory=True)
+        self._value.copy_(loss.detach(), non_blocking=True)
+
+    def __float__(self) -> float:
+        return float(self._value) + (float(self._before) if self._before is not None else 0.0)
 
 
 def autocast_precision(module: Any) -> str:

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from gpuconsole.agent.account import SAMPLE_SPAN_S
-from gpuconsole.agent.hooks.job import POLL_EVERY_S, StepSampler
+from gpuconsole.agent.hooks.account import StepSampler
+from gpuconsole.agent.hooks.job import POLL_EVERY_S
 
 
 def sampled(walls: list[float], steps: int) -> tuple[Counter[int], float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...protocol import Value
-from .change import CHANGES_NUMERICS, Change, Refused
-from .fixed import site, why
+from .change import CHANGES_NUMERICS, Change, Refused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
 from .optimizer import Optimizer

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .change import Refused
-from .indices import Feed
-from .random_state import OwnRandom
+from .indices import Feed, OwnRandom
 
 PREFETCH = 2
 """torch's own default of prefetch_factor."""

@@ -1,4 +1,8 @@
-"""Whether the processes that load data compute or wait, and what the starts of epochs cost. Only /proc and the clocks are read."""
+"""Whether the processes that load data compute or wait, and what the starts of epochs cost. Only /proc and the clocks are read.
+
+The probe of a loader of ours (`workloads/training/probes/loader.py`) measures another thing: the rate of a second loader that runs alone. A dataset of
+a user is never opened a second time.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import torch.utils.data.dataloader as dataloader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.indices import RandomState
 from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor, changed_loaders
-from gpuconsole.agent.hooks.changes.random_state import RandomState
 from gpuconsole.agent.hooks.watch import Watch
 
 KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distributed")

@@ -206,7 +206,6 @@ def test_what_changes_numerics_needs_the_users_consent(monkeypatch: pytest.Monke
 
 def test_the_buckets_of_ddp_are_known_and_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuconsole.agent.hooks import changes, described
-    from gpuconsole.agent.hooks.changes import fixed
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -219,12 +218,11 @@ def test_the_buckets_of_ddp_are_known_and_do_not_change(monkeypatch: pytest.Monk
         assert described.observed_knobs()["bucket_cap_mb"] == 2.0
     finally:
         torch.distributed.destroy_process_group()
-    assert "the job would hang: DistributedDataParallel(model, bucket_cap_mb=...)" in fixed.why("bucket_cap_mb", job.watch)
+    assert "the job would hang: DistributedDataParallel(model, bucket_cap_mb=...)" in change.why("bucket_cap_mb", job.watch)
 
 
 def test_settings_that_cannot_change_say_why_and_show_code() -> None:
-    from gpuconsole.agent.hooks.changes import fixed
 
     job = Job()
-    assert "DataLoader(dataset, batch_size=...)" in fixed.why("batch_size", job.watch)
-    assert "torchrun" in fixed.why("nproc", job.watch)
+    assert "DataLoader(dataset, batch_size=...)" in change.why("batch_size", job.watch)
+    assert "torchrun" in change.why("nproc", job.watch)

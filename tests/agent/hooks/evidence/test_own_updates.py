@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpuconsole.agent.hooks.evidence import own_updates as module
-from gpuconsole.agent.hooks.evidence.own_updates import OwnUpdates, some_bytes
+from gpuconsole.agent.hooks.evidence import steps as module
+from gpuconsole.agent.hooks.evidence.steps import OwnUpdates, some_bytes
 from gpuconsole.agent.hooks.recorder import BACKWARD
 from gpuconsole.agent.hooks.watch import recorder, watch
 

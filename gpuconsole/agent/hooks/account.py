@@ -1,0 +1,157 @@
+"""The step account of a user's job: segments on the clock of the host, and in sampled steps on the timeline of the CUDA stream.
+
+On a CPU a sampled step has run-queue readings. On a GPU a mark of a sampled step records an event, because events cost more than stamps. The events
+are read when the stream has passed them, some steps later. Nothing is recorded in a stream that is being captured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections import deque
+from typing import Any
+
+from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
+from ..clock import ThreadTimes, now
+from ..protocol import Message
+from . import described
+from .evidence.steps import own_updates
+from .optimizer import steppers
+from .recorder import GAP, RawStep, Recorder, pack
+from .watch import recorder
+
+MOST_SPANS = 4
+"""A step that is to be sampled later than so many of the usual distances is chosen anew."""
+KEPT_EVENTS = 256
+STREAM_TIMES: list[float] = []
+"""In place of the readings of a step: its times are those of the stream."""
+
+
+class SegmentAccount:
+    """The step account of a user's job: raw segments, whose meaning the console finds."""
+
+    tag = "segments"
+
+    def __init__(self, times: ThreadTimes) -> None:
+        self.times = times
+        self.low_rate = False
+        self.stream: StreamClock | None = None
+        if described.device().startswith("cuda"):
+            self.stream = StreamClock()
+            recorder.on_stream, recorder.read, recorder.settle = True, self.stream.record, self.stream.settle
+        else:
+            recorder.read = times.runq_s if times.available else None
+        if own_updates.on:  # the start of such a step is known too late for readings
+            recorder.read = None
+        self._mark_s = _cost_of_a_mark()
+        self._marks = 0
+
+    @property
+    def index(self) -> int:
+        return recorder.index
+
+    def fields(self, sending_s: float) -> Message:
+        steps = recorder.take() if steppers.decided or own_updates.confirmed else []
+        self._marks += sum(len(step[2]) for step in steps)
+        return {
+            "packed": pack(steps),
+            "cpu_s": self.times.cpu_s(),
+            "runq_s": self.times.runq_s(),
+            "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,
+        }
+
+    def finish(self) -> None:
+        """Wait for the events of finished steps; on a CPU nothing is pending."""
+        if self.stream is not None:
+            recorder.done, _ = self.stream.settle(recorder.done, wait=True)
+
+    def give_up(self) -> None:
+        """Take the times of the host for steps whose events are not passed yet."""
+        if self.stream is not None:
+            settled, rest = self.stream.settle(recorder.done)
+            recorder.done = settled + [(*step[:6], None, *step[7:9], None) for step in rest]
+
+    def restart(self) -> None:
+        """The agent's own work has segments of its own."""
+
+
+class StepSampler:
+    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, at random distances.
+
+    The distances are counted in steps. With distances in seconds, the step after a long step would be chosen most often, and a long step, such as the
+    one with the rollouts of reinforcement learning, hardly ever.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._step_s: deque[float] = deque(maxlen=USUAL_OF)
+        self._last: tuple[int, float] | None = None
+        self._next = 0
+
+    def next(self, index: int, start: float, low_rate: bool) -> int:
+        """The step to sample next: `index`, which begins at `start`, or a later one. Call it from time to time."""
+        if self._last is not None and index > self._last[0]:
+            self._step_s.append((start - self._last[1]) / (index - self._last[0]))
+        self._last = index, start
+        usual = statistics.median(self._step_s) if self._step_s else SAMPLE_SPAN_S
+        every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
+        if self._next > index + MOST_SPANS * every:  # a step takes longer than before
+            self._next = index
+        while self._next < index:
+            self._next += self._random.randint(1, 2 * every - 1)
+        return self._next
+
+
+def _cost_of_a_mark() -> float:
+    """Seconds of one mark with the call around it: the mean of 200."""
+    other = Recorder()
+    start = now()
+    for _ in range(100):
+        other.enter(GAP)
+        other.leave()
+    return 2 * (now() - start) / 200  # a hook's own call takes about as long as the mark
+
+
+class StreamClock:
+    """Records events in the program's present stream, and resolves them."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._free: list[Any] = []
+
+    def record(self) -> Any:
+        """An event at this place of the stream; None while the stream is being captured."""
+        if self._cuda.is_current_stream_capturing():
+            return None
+        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def settle(self, steps: list[RawStep], wait: bool = False) -> tuple[list[RawStep], list[RawStep]]:
+        """Steps that are known, and steps from the first one on whose events are not passed yet. `wait`: wait for all events."""
+        settled: list[RawStep] = []
+        for position, step in enumerate(steps):
+            events: Any = step[9]
+            if not events:
+                settled.append(step)
+            elif any(event is None for event in events):
+                settled.append((*step[:9], None))
+            else:
+                if wait:
+                    events[-1].synchronize()
+                elif not events[-1].query():
+                    return settled, steps[position:]
+                settled.append(self._resolved(step, events))
+        return settled, []
+
+    def _resolved(self, step: RawStep, events: list[Any]) -> RawStep:
+        """The step with the times of the stream. It ends when the host ended it."""
+        spans = [before.elapsed_time(after) * 1e-3 if before is not after else 0.0 for before, after in itertools.pairwise(events)]
+        elapsed = list(itertools.accumulate(spans))
+        start = step[3][-1] - elapsed[-1]
+        distinct = {id(event): event for event in events[:-1]}  # the last event may begin the next step
+        self._free.extend(list(distinct.values())[: max(0, KEPT_EVENTS - len(self._free))])
+        return (step[0], start, step[2], [start + t for t in elapsed], *step[4:9], STREAM_TIMES)
