@@ -22,7 +22,7 @@ from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from gpuconsole.engine.machine.load import OtherCores
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.workloads.arithmetic import cores
+from gpuconsole.workloads.device import cores
 
 Row = dict[str, float | str]
 

@@ -28,7 +28,7 @@ from benchmarks.loadgen.peers import FIGURES, VLLM_ENV, Load, Told, aiperf, aipe
 from benchmarks.machine import keep
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.workloads.serving.load.tokens import Prompts
+from gpuconsole.workloads.serving.load.traffic import Prompts
 from gpuconsole.workloads.serving.scraping import read_families, server_state
 from tests.fakes.model_server import ITL_S, TTFT_S
 

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
-from gpuconsole.workloads.calibration.dense import dense_flops_per_s
-from gpuconsole.workloads.calibration.transfers import best_copy_bytes_per_s
+from gpuconsole.workloads.calibration.measures import best_copy_bytes_per_s, dense_flops_per_s
+from gpuconsole.workloads.device import Kind
 
 MEASURED_AGAIN = ("seq_len", "varied_lengths", "precision", "num_threads")
 """Knobs whose change makes a new measurement of the peaks and a new count of FLOPs necessary."""

@@ -6,6 +6,7 @@ processes, also on other machines. Each process then has its own connection, so 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
@@ -26,10 +28,42 @@ from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
-from gpuconsole.workloads.importing import without_collections
-from gpuconsole.workloads.network import choose_interface
+from gpuconsole.workloads.process import without_collections
 from gpuconsole.workloads.torchrun import LAUNCHER
 from gpuconsole.workloads.worker import build, failed, put_into, train, warm_up
+
+# --- the network interface that leads to the other processes -------------------------------------------------
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def choose_interface() -> None:
+    """Set gloo's interface to the one that leads to the other processes. By default gloo takes the address of this machine's name."""
+    if GLOO_INTERFACE in os.environ:
+        return
+    with contextlib.suppress(OSError):
+        name = interface_of(address_towards(os.environ.get("MASTER_ADDR", "")))
+        if name is not None:
+            os.environ[GLOO_INTERFACE] = name
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the route to `host`. Sends nothing. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with `address`, or None."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.family in (socket.AF_INET, socket.AF_INET6) and entry.address.partition("%")[0] == address for entry in addresses):
+            return str(name)
+    return None
+
+
+# --- the process ---------------------------------------------------------------------------------------------
 
 CONNECT = "GPUCONSOLE_CONNECT"
 TOKEN = "GPUCONSOLE_TOKEN"

@@ -13,7 +13,7 @@ import os
 import sys
 
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.workloads.importing import without_collections
+from gpuconsole.workloads.process import without_collections
 
 LAUNCHER = "GPUCONSOLE_LAUNCHER"
 CONNECT = "GPUCONSOLE_CONNECT"

@@ -27,7 +27,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
-from gpuconsole.workloads.importing import without_collections
+from gpuconsole.workloads.process import without_collections
 
 if TYPE_CHECKING:
     from gpuconsole.workloads.facts import Described

@@ -113,7 +113,7 @@ def test_a_card_without_a_peak_at_this_precision_has_no_prediction() -> None:
 
 def test_lengths_of_verses_are_those_of_the_text() -> None:
     torch = pytest.importorskip("torch")
-    from gpuconsole.workloads.training.verses import Verses
+    from gpuconsole.workloads.training.ragged import Verses
 
     lengths = Verses().lengths
     for size, counted in LENGTHS_OF.items():

@@ -17,7 +17,7 @@ from gpuconsole.workloads.serving.facts import ask_facts
 from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.load.client import Client, RequestFailed
 from gpuconsole.workloads.serving.load.quality import perplexity
-from gpuconsole.workloads.serving.load.tokens import ask_tokenizer
+from gpuconsole.workloads.serving.load.traffic import ask_tokenizer
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import ServerFailed, chosen_model
 

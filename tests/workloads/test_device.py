@@ -13,7 +13,7 @@ from gpuconsole.agent.allocator import allocator_stats
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.agent.world import World
 from gpuconsole.workloads import device as subject
-from gpuconsole.workloads.calibration.child import prepare
+from gpuconsole.workloads.calibration.stages import prepare
 from gpuconsole.workloads.device import DeviceError, account_for, refuse_unless_tested, refusing, torch_device
 from gpuconsole.workloads.profiling.window import Recorder
 from tests.agent.test_account import Timeline

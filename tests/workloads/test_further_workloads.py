@@ -20,7 +20,7 @@ from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import ProbeDone, RunProbe, Started
 from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-from gpuconsole.workloads.training import recommender, verses
+from gpuconsole.workloads.training import ragged, recommender
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.memory import heap_peaks
 from tests.workloads.running import RunningWorker, knobs_of
@@ -96,10 +96,10 @@ def test_the_tables_facts_are_those_of_its_batches(tmp_path: Path) -> None:
 
 
 def test_verses_are_padded_to_the_longest_or_to_a_multiple() -> None:
-    found = verses.Verses()
+    found = ragged.Verses()
     knobs: Knobs = {"batch_size": 16, "seq_len": 400, "pad_to_multiple_of": 0}
     tokens, named = found.batch(torch.tensor([0, 1, 2]), knobs)
-    assert bytes(tokens[0][tokens[0] != verses.PADDING].tolist()) == b"In the beginning God created the heaven and the earth."
+    assert bytes(tokens[0][tokens[0] != ragged.PADDING].tolist()) == b"In the beginning God created the heaven and the earth."
     assert tokens.shape == (3, int(found.lengths[:3].max()))
     assert found.batch(torch.tensor([0, 1, 2]), {**knobs, "pad_to_multiple_of": 64})[0].shape[1] % 64 == 0
     assert found.batch(torch.tensor([0, 1, 2]), {**knobs, "seq_len": 20})[0].shape[1] == 20

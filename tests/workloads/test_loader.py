@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.input import loader, samples
-from gpuconsole.workloads.training.input.loader import LoaderStream
-from gpuconsole.workloads.training.input.samples import RECORD, RECORDS, prepare_records
+from gpuconsole.workloads.training import loader, vision
+from gpuconsole.workloads.training.loader import LoaderStream
+from gpuconsole.workloads.training.vision import RECORD, RECORDS, prepare_records
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU
 
@@ -46,9 +45,9 @@ def test_the_loader_hands_out_batches_in_order_or_not() -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    samples._opened.cache_clear()
+    vision._opened.cache_clear()
     yield tmp_path
-    samples._opened.cache_clear()
+    vision._opened.cache_clear()
 
 
 def test_records_are_read_from_the_disk_and_batches_stay_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

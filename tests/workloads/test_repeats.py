@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpuconsole.workloads.calibration import repeats
+from gpuconsole.workloads.calibration import measures
 
 WORK_S = 2.0
 
@@ -36,6 +36,6 @@ class BusyCore:
 @pytest.mark.parametrize("waits", [[0, 0, 0, 0], [5, 0, 0, 0], [0, 5, 0, 0], [0, 0, 5, 0], [0, 0, 0, 5]])
 def test_a_wait_beside_the_work_makes_no_work_faster_than_it_is(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
     core = BusyCore(waits)
-    monkeypatch.setattr(repeats, "_own_times", lambda: core)
-    monkeypatch.setattr(repeats, "now", core.now)
-    assert WORK_S <= repeats.once_s(core.work, torch.device("cpu")) <= WORK_S + sum(waits)
+    monkeypatch.setattr(measures, "_own_times", lambda: core)
+    monkeypatch.setattr(measures, "now", core.now)
+    assert WORK_S <= measures.once_s(core.work, torch.device("cpu")) <= WORK_S + sum(waits)

@@ -11,7 +11,7 @@ import torch
 from gpuconsole.agent import probes
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError
-from gpuconsole.workloads.arithmetic import cores
+from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog

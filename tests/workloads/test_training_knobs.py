@@ -24,11 +24,10 @@ from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.facts import model_facts
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded
-from gpuconsole.workloads.training.input.loader import Copier
+from gpuconsole.workloads.training.loader import Copier
 from gpuconsole.workloads.training.loop import settings
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.loop import TrainingLoop, largest_gradient_percentiles
 from gpuconsole.workloads.training.loop.settings import FLOOR, HORIZON, factor, without_effect
-from gpuconsole.workloads.training.loop.side_work import largest_gradient_percentiles
 from gpuconsole.workloads.training.parallel.choose import plan_for
 from gpuconsole.workloads.training.probes.memory import held_bytes, saved_bytes, state_bytes
 from tests.workloads.running import knobs_of

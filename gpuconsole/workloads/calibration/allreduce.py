@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gpuconsole.agent.clock import now
 from gpuconsole.model.machine import Reached
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.workloads.calibration.repeats import LEAST, MOST, as_rate, as_time, missing, synchronize
+from gpuconsole.workloads.calibration.measures import LEAST, MOST, as_rate, as_time, missing, synchronize
 
 LATENCY, BANDWIDTH = "allreduce_latency_s", "allreduce_bytes_per_s"
 LATENCY_BYTES, LATENCY_OPERATIONS = 64 * 2**10, 20

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import DTYPES, Kind
+from gpuconsole.workloads.device import DTYPES, Kind
 
 STEP_FLOPS = {"cpu": 1e10, "cuda": 2e14}
 """FLOPs of a step: a tenth of a second of one core, a quarter of a second of a large GPU."""

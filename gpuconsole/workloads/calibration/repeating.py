@@ -16,8 +16,7 @@ from gpuconsole.agent.loop import Probe
 from gpuconsole.agent.protocol import COUNTS, SETTLING
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
-from gpuconsole.workloads.arithmetic import Kind, set_matmul_precision, set_threads
-from gpuconsole.workloads.device import account_for
+from gpuconsole.workloads.device import Kind, account_for, set_matmul_precision, set_threads
 
 
 class Work(Protocol):

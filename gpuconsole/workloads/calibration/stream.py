@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.device import Kind
 
 MB = 2**20
 BUFFERS = 3

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.device import Kind
 from gpuconsole.workloads.training.task import Batch
 
 LINKS = ("scale", "silu", "residual", "clamp", "norm")

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.device import Kind
+from gpuconsole.workloads.training.ragged import PADDING, Verses, VerseStream
 from gpuconsole.workloads.training.task import Batch, count_training_flops
-from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 
 KEPT = 32
 """Batches of features in the replay buffer. A new batch replaces a random one."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.device import Kind
 from gpuconsole.workloads.training.task import Batch
 
 PIECE_BYTES = {"cpu": 16 * 1024, "cuda": 256 * 1024}

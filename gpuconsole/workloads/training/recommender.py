@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.device import Kind
 from gpuconsole.workloads.training.loop.settings import LEARNING_RATE, make_optimizer
 from gpuconsole.workloads.training.parallel.plan import Parameters
 from gpuconsole.workloads.training.task import Batch, count_training_flops

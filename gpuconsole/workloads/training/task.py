@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.device import Kind
 
 Batch = tuple[torch.Tensor, ...]
 

@@ -17,8 +17,7 @@ from gpuconsole.agent.account import CudaStepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.marks import MarkedStep
-from gpuconsole.workloads.calibration.dense import dense_flops_per_s
-from gpuconsole.workloads.calibration.transfers import best_copy_bytes_per_s
+from gpuconsole.workloads.calibration.measures import best_copy_bytes_per_s, dense_flops_per_s
 from gpuconsole.workloads.training import churn, gpt
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog, gpu, loader, memory

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.workloads.profiling.stalls import stalls
-from gpuconsole.workloads.profiling.trace import TraceError, TraceEvent
+from gpuconsole.workloads.profiling.trace import TraceError, TraceEvent, stalls
 
 
 def event(cat: str, ts: float, dur: float, name: str = "k", tid: int = 1) -> TraceEvent:

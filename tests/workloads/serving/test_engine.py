@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 
-from gpuconsole.workloads.serving.engine.core import Core, TooLong
-from gpuconsole.workloads.serving.engine.metrics import Metrics
+from gpuconsole.workloads.serving.engine.core import Core, PrefixCache, Scheduler, Sequence, TooLong
 from gpuconsole.workloads.serving.engine.model import Decoder
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack
-from gpuconsole.workloads.serving.engine.scheduler import PrefixCache, Scheduler, Sequence
+from gpuconsole.workloads.serving.engine.server import Metrics
 from gpuconsole.workloads.training.gpt import GPT
 
 LENGTH, BLOCK = 128, 8

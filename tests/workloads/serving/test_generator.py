@@ -31,8 +31,8 @@ from gpuconsole.wire.events import (
     decode_event,
     encode,
 )
+from gpuconsole.workloads.serving.load.client import SILENCE_S
 from gpuconsole.workloads.serving.load.generator import NICENESS
-from gpuconsole.workloads.serving.load.outage import SILENCE_S
 from tests.fakes.model_server import CONTEXT_TOKENS, FakeServer, characters
 from tests.workloads.serving.test_load import LOAD
 

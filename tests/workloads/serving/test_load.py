@@ -22,8 +22,7 @@ from gpuconsole.model.serving import Request
 from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.load import client
 from gpuconsole.workloads.serving.load.client import EFFECTS, Arrivals, Client, refused_fields
-from gpuconsole.workloads.serving.load.tokens import Prompts
-from gpuconsole.workloads.serving.load.traffic import Traffic
+from gpuconsole.workloads.serving.load.traffic import Prompts, Traffic
 from tests.fakes.model_server import ITL_S, KEY, TTFT_S, FakeServer
 
 LOAD: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "hot" and knob.default is not None}

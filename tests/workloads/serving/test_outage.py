@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.workloads.serving.load.client import BROKE_OFF, CANNOT_CONNECT
-from gpuconsole.workloads.serving.load.outage import REMEMBERED_S, Outage
+from gpuconsole.workloads.serving.load.client import BROKE_OFF, CANNOT_CONNECT, REMEMBERED_S, Outage
 
 TICK_S = 0.25
 

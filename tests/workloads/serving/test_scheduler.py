@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.workloads.serving.engine.scheduler import Iteration, PrefixCache, Scheduler, Sequence
+from gpuconsole.workloads.serving.engine.core import Iteration, PrefixCache, Scheduler, Sequence
 
 
 def scheduler(seats: int = 4, tokens: int = 64, blocks: int = 100, *, chunked: bool = True) -> Scheduler:

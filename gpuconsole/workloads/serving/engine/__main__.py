@@ -12,8 +12,7 @@ import signal
 import sys
 
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.workloads.importing import without_collections
-from gpuconsole.workloads.serving import event_loop
+from gpuconsole.workloads.process import run_event_loop, without_collections
 
 
 def main() -> None:
@@ -26,7 +25,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     try:
-        event_loop.run(serve(args))
+        run_event_loop(serve(args))
     except (OSError, RuntimeError, ValueError) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         sys.exit(1)

@@ -11,12 +11,10 @@ from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS
-from gpuconsole.workloads.arithmetic import set_threads
-from gpuconsole.workloads.serving.engine.core import Core
+from gpuconsole.workloads.device import set_threads
+from gpuconsole.workloads.serving.engine.core import Core, PrefixCache, Scheduler
 from gpuconsole.workloads.serving.engine.model import POSITIONS, Decoder, in_int8, quantize, trained_model, warm_up
-from gpuconsole.workloads.serving.engine.packing import can_pack, pack
-from gpuconsole.workloads.serving.engine.reference_rates import reference_rates
-from gpuconsole.workloads.serving.engine.scheduler import PrefixCache, Scheduler
+from gpuconsole.workloads.serving.engine.packing import can_pack, pack, reference_rates
 from gpuconsole.workloads.serving.engine.server import Server
 from gpuconsole.workloads.training.gpt import GPT
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
-from gpuconsole.workloads.cache import cache_folder
+from gpuconsole.workloads.process import cache_folder
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, Block
 from gpuconsole.workloads.training.loop.loop import TrainingLoop

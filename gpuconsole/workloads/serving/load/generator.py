@@ -45,13 +45,11 @@ from gpuconsole.wire.events import (
     Steps,
     Stop,
 )
-from gpuconsole.workloads.serving import event_loop
+from gpuconsole.workloads.process import run_event_loop
 from gpuconsole.workloads.serving.http import api_key, connect
-from gpuconsole.workloads.serving.load.client import Client, RequestFailed
-from gpuconsole.workloads.serving.load.outage import Outage
+from gpuconsole.workloads.serving.load.client import Client, Outage, RequestFailed
 from gpuconsole.workloads.serving.load.quality import perplexity
-from gpuconsole.workloads.serving.load.tokens import FIRST_GUESS, Prompts, Variant, ask_tokenizer
-from gpuconsole.workloads.serving.load.traffic import Traffic
+from gpuconsole.workloads.serving.load.traffic import FIRST_GUESS, Prompts, Traffic, Variant, ask_tokenizer
 
 TICK_S = 0.25
 LAG_EVERY_S = 0.02
@@ -444,7 +442,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "load generator", os.getpid(), __version__, time.time()))
-    code = event_loop.run(serve(channel))
+    code = run_event_loop(serve(channel))
     channel.end(code)
 
 

@@ -1,14 +1,208 @@
-"""The arrival of requests: from users that wait for each answer (closed loop), or at a fixed rate (open loop)."""
+"""The traffic of a load: prompts, and the arrival of requests from users that wait for each answer (closed loop), or at a fixed rate (open loop)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.resources import files
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.recorded import RecordedPrompt
+from gpuconsole.workloads.serving.http import read_json
+from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
+from gpuconsole.workloads.serving.problems import explain
+
+# --- prompts -------------------------------------------------------------------------------------------------
+
+# --- characters per token of a server's tokenizer, asked before the load begins ------------------------------
+
+SAMPLE_CHARACTERS = 2000
+LENGTHS = (80, 320)
+"""Characters of the two prompts for a server that counts tokens in answers only. Both fit a small context, with one token for each character."""
+TOKENIZE_S = 5.0
+MOST_BYTES = 2**20
+
+
+class Tokenizer(msgspec.Struct, frozen=True):
+    """`characters_per_token` of the sample text. `overhead`: tokens that the server adds to each prompt (chat template, first token).
+
+    `max_model_len`: tokens of prompt and answer together, where the server reports the limit with a token count.
+    """
+
+    characters_per_token: float
+    overhead: int = 0
+    max_model_len: int | None = None
+
+
+async def ask_tokenizer(
+    session: aiohttp.ClientSession, url: str, model: str, sample: Callable[[int], str], *, chat: bool, timeout_s: float
+) -> Tokenizer:
+    """The tokenizer of the server at `url`: by its `/tokenize`, otherwise by the usage of two requests for one token. Raises RequestFailed.
+
+    `sample` returns a text of a length in characters. With `chat` two requests show the length of the chat template. Each request ends
+    after `timeout_s` at the latest.
+    """
+    if not chat and (told := await _tokenize(session, url, model, sample(SAMPLE_CHARACTERS), min(TOKENIZE_S, timeout_s))):
+        return told
+    address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
+
+    async def count(characters: int) -> int:
+        text = sample(characters)
+        said: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+        return await _prompt_tokens(session, address, {"model": model, **said, "max_tokens": 1, "temperature": 0}, timeout_s)
+
+    short, long = LENGTHS
+    fewer = await count(short)
+    try:
+        more = await count(long)
+    except RequestFailed:  # the longer prompt does not fit
+        more = fewer
+    if more <= fewer:
+        return Tokenizer(short / fewer)
+    characters_per_token = (long - short) / (more - fewer)
+    return Tokenizer(characters_per_token, max(0, round(fewer - short / characters_per_token)))
+
+
+async def _tokenize(session: aiohttp.ClientSession, url: str, model: str, text: str, timeout_s: float) -> Tokenizer | None:
+    """The answer of `/tokenize`; None where the server has none. The fields of one request: vLLM and SGLang, llama.cpp, TGI."""
+    body = {"model": model, "prompt": text, "content": text, "inputs": text}
+    try:
+        async with asyncio.timeout(timeout_s), session.post(f"{url.rstrip('/')}/tokenize", json=body, allow_redirects=False) as response:
+            told = await read_json(response) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    named = told if isinstance(told, dict) else {"tokens": told}
+    tokens, limit = named.get("tokens"), named.get("max_model_len")
+    count = named.get("count", len(tokens) if isinstance(tokens, list) else 0)
+    if not isinstance(count, int) or count <= 0:
+        return None
+    return Tokenizer(len(text) / count, max_model_len=limit if isinstance(limit, int) and limit > 0 else None)
+
+
+async def _prompt_tokens(session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float) -> int:
+    try:
+        async with asyncio.timeout(timeout_s), session.post(address, json=body, allow_redirects=False) as response:
+            if response.status != 200:
+                raise RequestFailed(await refusal(response))
+            told = await read_json(response)
+    except TimeoutError:
+        raise RequestFailed(f"no answer for {timeout_s:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
+        raise RequestFailed(explain(problem)) from None
+    usage = told.get("usage") if isinstance(told, dict) else None
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if not isinstance(tokens, int) or tokens <= 0:
+        raise RequestFailed("the answer has no count of prompt tokens")
+    return tokens
+
+
+# --- prompts of a requested length, cut from real text -------------------------------------------------------
+
+Variant = Literal["plain", "salted", "cut"]
+FIRST_GUESS = 4.0
+"""Initial estimate of characters per token of English text, until the server reports a count."""
+LEARNING = 0.2
+FIT = 0.95
+"""The part of `max_model_len` that a shortened prompt and its answer fill. The rest is for texts with more tokens than average."""
+DRAWS = 1000
+"""Number of drawn lengths for the share of shortened prompts."""
+BOUNDS = (0.25, 16.0)
+"""Bounds for characters per token. They stop prompts from growing without limit if a server counts wrong."""
+
+
+class Prompts:
+    """Windows of the King James Bible. The number of characters per token follows from the server's token counts.
+
+    With `shared_prefix_ratio` this share of each prompt is the same prefix, like a system prompt. Probe P13 uses two variants: `salted`
+    adds a unique prefix to each prompt, so that no cache can match, and `cut` removes the shared prefix.
+
+    With `max_model_len` (tokens of prompt and answer together) a generated prompt is shortened until it fits. A prompt that does not fit would
+    fail in a millisecond, and its user would send the next prompt: the server would then get another load than the load with these lengths.
+    Recorded prompts stay as they are.
+    """
+
+    def __init__(self, seed: int, characters_per_token: float = FIRST_GUESS, recorded: Sequence[RecordedPrompt] = ()) -> None:
+        """`recorded`: prompts to send unchanged in a cycle instead of generated prompts."""
+        self._recorded = itertools.cycle(recorded) if recorded else None
+        self._text = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8")
+        self._random = random.Random(seed)
+        self.characters_per_token = characters_per_token
+        self.overhead = 0
+        self.max_model_len: int | None = None
+        self.variant: Variant = "plain"
+
+    def next(self, knobs: Knobs) -> tuple[str, int]:
+        """A prompt and the number of output tokens to request. Both lengths are uniform within `length_spread` around the knobs."""
+        if self._recorded is not None:
+            return self._next_recorded(next(self._recorded), knobs)
+        wanted, output = self._lengths(self._random, knobs)
+        tokens = min(wanted, self._most(output) or wanted)
+        characters = max(1, round((tokens - self.overhead) * self.characters_per_token))
+        shared = round(characters * float(knobs["shared_prefix_ratio"]))
+        own = characters - shared
+        prompt = self._varied(self._cut(0, shared) + self._cut(self._random.randrange(len(self._text)), own), shared)
+        return prompt, output
+
+    def sample(self, characters: int) -> str:
+        """A text of `characters` characters, from anywhere."""
+        return self._cut(self._random.randrange(len(self._text)), characters)
+
+    def shortened_ratio(self, knobs: Knobs) -> float:
+        """The share of generated prompts that are shortened to fit in `max_model_len`."""
+        if self._recorded is not None:
+            return 0.0
+        draws = random.Random(0)
+        lengths = [self._lengths(draws, knobs) for _ in range(DRAWS)]
+        return sum(wanted > (self._most(output) or wanted) for wanted, output in lengths) / DRAWS
+
+    def _next_recorded(self, one: RecordedPrompt, knobs: Knobs) -> tuple[str, int]:
+        tokens = one.output_tokens if one.output_tokens is not None else _length(self._random, int(knobs["output_tokens"]), knobs)
+        return self._varied(one.text, one.shared), tokens
+
+    def _varied(self, prompt: str, shared: int) -> str:
+        """The requested variant of `prompt`, whose first `shared` characters other prompts have too."""
+        if self.variant == "cut":
+            return prompt[shared:] or " "
+        if self.variant == "salted":
+            return (f"{self._random.getrandbits(64):016x} " + prompt)[: len(prompt)]
+        return prompt
+
+    def learn(self, prompt: str, tokens: int) -> None:
+        """Update the characters per token: the server counted `tokens` in `prompt`."""
+        if tokens > self.overhead:
+            seen = min(BOUNDS[1], max(BOUNDS[0], len(prompt) / (tokens - self.overhead)))
+            self.characters_per_token += LEARNING * (seen - self.characters_per_token)
+
+    def _lengths(self, source: random.Random, knobs: Knobs) -> tuple[int, int]:
+        """Tokens of a prompt and of its answer."""
+        return _length(source, int(knobs["prompt_tokens"]), knobs), _length(source, int(knobs["output_tokens"]), knobs)
+
+    def _most(self, output: int) -> int | None:
+        """The most tokens of a prompt before an answer of `output` tokens; None without a limit, and where the answer alone does not fit."""
+        if self.max_model_len is None or self.max_model_len <= output:
+            return None
+        return max(1, int(FIT * (self.max_model_len - output)))
+
+    def _cut(self, begin: int, characters: int) -> str:
+        """`characters` characters from `begin`; the text repeats at its end."""
+        whole = self._text * (1 + (begin + characters) // len(self._text))
+        return whole[begin : begin + characters]
+
+
+def _length(source: random.Random, middle: int, knobs: Knobs) -> int:
+    spread = float(knobs["length_spread"])
+    return max(1, round(middle * source.uniform(1 - spread, 1 + spread)))
+
+
+# --- arrivals ------------------------------------------------------------------------------------------------
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 1.0

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.model.knobs.training import GRAPH_MODES
-from gpuconsole.workloads.arithmetic import set_matmul_precision, set_threads
+from gpuconsole.workloads.device import set_matmul_precision, set_threads
 from gpuconsole.workloads.training.parallel.plan import Parameters, unwrapped
 
 # --- how knobs take effect on a model ------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from gpuconsole.agent.probes import swap_optim as optimizer_steps_in_turn
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
-from gpuconsole.workloads.arithmetic import cores
+from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.loop.settings import apply_model_knobs, make_optimizer

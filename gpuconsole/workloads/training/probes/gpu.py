@@ -11,8 +11,7 @@ from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds, stopwatch, synchronize, untouched
 from gpuconsole.agent.protocol import Signal
-from gpuconsole.workloads.profiling.stalls import stalls
-from gpuconsole.workloads.profiling.trace import TraceError, read_trace
+from gpuconsole.workloads.profiling.trace import TraceError, read_trace, stalls
 from gpuconsole.workloads.profiling.window import Recorder
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 

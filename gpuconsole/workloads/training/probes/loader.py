@@ -15,7 +15,7 @@ from gpuconsole.agent.probes import ProbeError, StackSamples, rounds
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import PROBE
-from gpuconsole.workloads.training.input.loader import LoaderStream, waits_for_messages
+from gpuconsole.workloads.training.loader import LoaderStream, waits_for_messages
 from gpuconsole.workloads.training.loop import loop as loop_module
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 

@@ -21,7 +21,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.workloads.training.task import Batch, Stream, Task
 
-# --- dataLoader streams --------------------------------------------------------------------------------------
+# --- DataLoader streams --------------------------------------------------------------------------------------
 
 LOADER_KNOBS = tuple(name for name, knob in CATALOGUE.items() if knob.loader)
 
