@@ -76,7 +76,7 @@ def allocator_stats(device: torch.device) -> dict[str, float]:
     import torch
 
     stats = torch.cuda.memory_stats(device)
-    return {ours: float(stats.get(theirs, 0)) for ours, theirs in CUDA_FIGURES.items()}
+    return {name: float(stats.get(theirs, 0)) for name, theirs in CUDA_FIGURES.items()}
 
 
 def allocator_name(device: torch.device) -> str:

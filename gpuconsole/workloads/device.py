@@ -74,8 +74,8 @@ def torch_device(chosen: str, uuid: str, world: World) -> torch.device:
 
 def accelerator() -> str:
     """The kind of accelerator that torch can use, such as cuda, mps or xpu; empty where there is none."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found.type if found is not None else ""
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return current.type if current is not None else ""
 
 
 def build() -> str:

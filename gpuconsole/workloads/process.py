@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def cache_folder() -> Path:

@@ -120,7 +120,7 @@ def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -
             early = connect(console, world.rank, False)
         except OSError as error:
             problem = f"{me} does not reach the console at {console.host} port {console.port}: {error}"
-    problems = [one for one in world.gather(problem) if one]
+    problems = [text for text in world.gather(problem) if text]
     if problems:
         raise JoinError(problems[0])
     assert early is not None

@@ -24,16 +24,16 @@ CALLS = ("fsync", "fdatasync")
 
 
 class Writers:
-    """`found`: functions to watch from the next step on, and the code of their segments; None where the function is not at hand."""
+    """`new`: functions to watch from the next step on, and the code of their segments; None where the function is not at hand."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """As in a process that has not trained yet."""
-        self.found: dict[CodeType, tuple[FunctionType | None, int]] = {}
+        self.new: dict[CodeType, tuple[FunctionType | None, int]] = {}
         self._loop: set[CodeType] = set()
-        self._known: set[CodeType] = set()
+        self._seen: set[CodeType] = set()
 
     def learn_loop(self) -> None:
         """Called by an optimizer step: the functions around it are the training loop, and never a segment."""
@@ -48,27 +48,27 @@ class Writers:
         if frame is None or not self._loop:
             return
         code = frame.f_code
-        if code in self._known or code in self._loop or code.co_name.startswith("<"):
+        if code in self._seen or code in self._loop or code.co_name.startswith("<"):
             return
-        self._known.add(code)
-        self.found[code] = function_of(frame), segment
+        self._seen.add(code)
+        self.new[code] = function_of(frame), segment
 
     def take(self) -> dict[CodeType, tuple[FunctionType | None, int]]:
         """The functions that were found since the last call."""
-        found, self.found = self.found, {}
-        return found
+        taken, self.new = self.new, {}
+        return taken
 
 
 def function_of(frame: FrameType) -> FunctionType | None:
     """The function that runs in `frame`: of its module, or of the class of its first argument. A look at all objects would take 60 ms."""
     code = frame.f_code
-    found = [frame.f_globals.get(code.co_name)]
+    functions = [frame.f_globals.get(code.co_name)]
     if code.co_argcount:
         first = frame.f_locals.get(code.co_varnames[0])
         for cls in (*getattr(first, "__mro__", ()), *type(first).__mro__):
             method = vars(cls).get(code.co_name)
-            found.append(getattr(method, "__func__", method))
-    return next((one for one in found if isinstance(one, FunctionType) and one.__code__ is code), None)
+            functions.append(getattr(method, "__func__", method))
+    return next((function for function in functions if isinstance(function, FunctionType) and function.__code__ is code), None)
 
 
 writers = Writers()
@@ -264,8 +264,8 @@ def on_dynamo(module: Any) -> None:
     plain = context.__call__
 
     def __call__(self: Any, fn: Any) -> Any:
-        made = plain(self, fn)
-        return compiled.made(made) if type(self).__name__ == "OptimizeContext" and isinstance(made, FunctionType) else made
+        wrapped = plain(self, fn)
+        return compiled.made(wrapped) if type(self).__name__ == "OptimizeContext" and isinstance(wrapped, FunctionType) else wrapped
 
     context.__call__ = __call__
     skip = getattr(module, "skip_code", None)
@@ -277,7 +277,7 @@ def on_dynamo(module: Any) -> None:
 def own_code() -> set[CodeType]:
     """All code of the agent. torch.compile must not compile it where a graph breaks in one of our wrappers; it may still trace through it."""
     package = __name__.partition(".hooks")[0]
-    found: set[CodeType] = set()
+    codes: set[CodeType] = set()
     waiting: list[Any] = [
         value
         for name, module in list(sys.modules.items())
@@ -287,8 +287,8 @@ def own_code() -> set[CodeType]:
     while waiting:
         value = waiting.pop()
         if isinstance(value, CodeType):
-            if value not in found:
-                found.add(value)
+            if value not in codes:
+                codes.add(value)
                 waiting.extend(value.co_consts)
         elif isinstance(value, FunctionType):
             waiting += [value.__code__, getattr(value, "__wrapped__", None)]
@@ -296,7 +296,7 @@ def own_code() -> set[CodeType]:
             waiting.extend(vars(value).values())
         elif isinstance(value, property):
             waiting.append(value.fget)
-    return {code for code in found if code.co_filename.startswith((OWN, NO_LEVEL))}
+    return {code for code in codes if code.co_filename.startswith((OWN, NO_LEVEL))}
 
 
 compiled = Compiled()

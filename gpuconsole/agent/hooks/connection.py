@@ -133,8 +133,8 @@ class Connection:
         return False
 
     def _identify(self) -> tuple[int, int]:
-        found = os.fstat(self._socket.fileno())
-        return found.st_dev, found.st_ino
+        status = os.fstat(self._socket.fileno())
+        return status.st_dev, status.st_ino
 
 
 def _mapped(path: str) -> mmap.mmap | None:

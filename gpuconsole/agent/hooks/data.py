@@ -167,7 +167,7 @@ class SourceSearch:
     """For two steps: which function of the program returned the tensors that the model is then given. Costs some ms of these steps."""
 
     def __init__(self) -> None:
-        self.found: list[CodeType] = []
+        self.sources: list[CodeType] = []
         self._returned: list[tuple[CodeType, list[Any]]] = []
         """Kept alive, so that no other tensor gets the same address."""
         self._until = recorder.index + (TRACE_STEPS_OF_SEVERAL if iterations.on else TRACE_STEPS)
@@ -186,8 +186,8 @@ class SourceSearch:
         given = {id(tensor) for tensor in tensors_in((args, kwargs))}
         for code, tensors in reversed(self._returned):  # the outermost function that passed them on
             if given & {id(tensor) for tensor in tensors}:
-                if code not in self.found and code.co_name not in ("<module>", "<lambda>"):
-                    self.found.append(code)
+                if code not in self.sources and code.co_name not in ("<module>", "<lambda>"):
+                    self.sources.append(code)
                 break
 
     def over(self) -> bool:
@@ -195,7 +195,7 @@ class SourceSearch:
         if recorder.index < self._until:
             return False
         self.stop()
-        for code in self.found:
+        for code in self.sources:
             watch_function(code)
         return True
 
@@ -216,17 +216,17 @@ def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
     if hasattr(value, "data_ptr"):
         return [value]
     if depth and isinstance(value, (tuple, list)) and len(value) < MOST_ITEMS:
-        return [tensor for one in value for tensor in tensors_in(one, depth - 1)]
+        return [tensor for item in value for tensor in tensors_in(item, depth - 1)]
     if depth and isinstance(value, dict) and len(value) < MOST_ITEMS:
-        return [tensor for one in value.values() for tensor in tensors_in(one, depth - 1)]
+        return [tensor for item in value.values() for tensor in tensors_in(item, depth - 1)]
     return []
 
 
 def watch_writer(code: CodeType, function: FunctionType | None, segment: int) -> None:
     """Make calls of a function that saves or logs a segment from now on, by other code in the function itself."""
-    for one in [function] if function is not None else gc.get_referrers(code):
-        if isinstance(one, FunctionType) and one.__code__ is code:
-            _replace_code(one, segment)
+    for referrer in [function] if function is not None else gc.get_referrers(code):
+        if isinstance(referrer, FunctionType) and referrer.__code__ is code:
+            _replace_code(referrer, segment)
 
 
 def watch_function(code: CodeType) -> None:

@@ -88,7 +88,7 @@ def facts() -> dict[str, float]:
     """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads and processes."""
     import torch
 
-    found = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1])}
+    numbers = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1])}
     optimizers = watch.alive(watch.optimizers)
     trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     if not optimizers:
@@ -98,10 +98,10 @@ def facts() -> dict[str, float]:
         everything.update({id(parameter): parameter for parameter in root.parameters()})
         linear += sum(module.weight.numel() for module in root.modules() if type(module) is torch.nn.Linear)
     if everything:
-        found["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
-        found["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
-        found["linear_parameters"] = float(linear)
-    return found
+        numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
+        numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
+        numbers["linear_parameters"] = float(linear)
+    return numbers
 
 
 def device() -> str:
@@ -145,9 +145,9 @@ def sites() -> list[dict[str, Any]]:
     """The lines of the program that made loaders, optimizers and DDP modules; those of the objects in use come first."""
     loader, _ = training_loader(watch)
     used = [loader, *reversed(watch.alive(watch.optimizers)), *watch.alive(watch.roots)]
-    order = {id(one): place for place, one in enumerate(used) if one is not None}
+    order = {id(used_object): place for place, used_object in enumerate(used) if used_object is not None}
     places = sorted(watch.made.items(), key=lambda item: order.get(id(item[1].ref()), len(order)))
     return [
-        {"kind": kind, "file": file, "line": line, "function": made.function, "library": made.library}
-        for (kind, file, line), made in places
+        {"kind": kind, "file": file, "line": line, "function": record.function, "library": record.library}
+        for (kind, file, line), record in places
     ]

@@ -323,7 +323,7 @@ class Agent:
         self._sampler = StepSampler()
         self._arithmetic = Arithmetic()
         self._copies: CopyCount | None = None
-        self._known: tuple[Any, ...] = ()
+        self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
         """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
 
@@ -454,7 +454,7 @@ class Agent:
             self._copies.stop()
         self._connection = self._service = self._search = self._copies = None
         self._inbox = Inbox()
-        self._known = ()
+        self._announced = ()
         self._described = 0.0
         self._every_step, self._searched = True, False
         self._arithmetic = Arithmetic()
@@ -480,9 +480,9 @@ class Agent:
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
         if self._arithmetic.per_sample is not None:
             facts["flops_per_sample"] = self._arithmetic.per_sample
-        if (knobs, facts, about) == self._known:
+        if (knobs, facts, about) == self._announced:
             return
-        self._known = (knobs, facts, about)
+        self._announced = (knobs, facts, about)
         self._send("jobknown", rank=self.rank, facts=about)
         self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs))
 

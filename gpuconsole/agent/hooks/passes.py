@@ -50,7 +50,7 @@ def find_roots() -> None:
     base = torch.nn.Module
     everything = gc.get_objects()
     kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, base)}
-    modules = [found for found in everything if type(found) in kinds]
+    modules = [candidate for candidate in everything if type(candidate) in kinds]
     del everything
     inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
     level = [module for module in modules if id(module) not in inner and next(module.parameters(), None) is not None]

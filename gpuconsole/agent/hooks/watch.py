@@ -61,14 +61,14 @@ class Watch:
 
     def alive(self, refs: list[weakref.ref[Any]]) -> list[Any]:
         """The objects that still exist, in order."""
-        return [found for ref in refs if (found := ref()) is not None]
+        return [target for ref in refs if (target := ref()) is not None]
 
-    def note_made(self, kind: str, made: Any) -> None:
+    def note_made(self, kind: str, target: Any) -> None:
         """Remember the line of the program that made an object. Called while the object's `__init__` runs."""
         frame = program_frame(sys._getframe(1))
         if frame is not None:
             file = os.path.abspath(frame.f_code.co_filename)
-            self.made[kind, file, frame.f_lineno] = Made(weakref.ref(made), frame.f_code.co_name, library_of(sys._getframe(1), frame))
+            self.made[kind, file, frame.f_lineno] = Made(weakref.ref(target), frame.f_code.co_name, library_of(sys._getframe(1), frame))
 
 
 def is_program(file: str) -> bool:
@@ -126,7 +126,9 @@ def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             elif isinstance(value, (tuple, list)):
                 value = value[0] if value else None
             else:  # an object such as a dataclass: its attributes
-                value = next((one for one in getattr(value, "__dict__", {}).values() if getattr(one, "shape", None)), None)
+                value = next(
+                    (attribute for attribute in getattr(value, "__dict__", {}).values() if getattr(attribute, "shape", None)), None
+                )
         if getattr(value, "shape", None):
             return value
     return None

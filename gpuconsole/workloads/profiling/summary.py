@@ -78,7 +78,7 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
         pieces = [_piece(span) for span in spans if span.event.cat == trace.OP or span.op_class in ("fused", "communication")]
         busy = [(span.event.ts, span.event.end, span.event.name) for span in spans if span.event.cat == trace.OP]
         pieces = [piece for piece in pieces if start <= piece.start <= end]
-        busy = [one for one in busy if start <= one[0] <= end]
+        busy = [span_times for span_times in busy if start <= span_times[0] <= end]
     if not pieces or end <= start:
         raise TraceError("the trace holds no operator and no kernel")
     steps = marked or steps
@@ -183,22 +183,22 @@ def _classes(pieces: list[Piece], update: Update, steps: int) -> list[OpClass]:
     by_class: dict[OpClassName, list[Piece]] = {name: [] for name in OP_CLASSES}
     for piece in pieces:
         by_class[piece.op_class].append(piece)
-    found = [_class(name, members, total) for name, members in by_class.items() if members]
-    found = [_with_update(one, update, steps) if one.name == "optimizer" and update.bytes else one for one in found]
-    return sorted(found, key=lambda one: -one.share_ratio)
+    classes = [_class(name, members, total) for name, members in by_class.items() if members]
+    classes = [_with_update(op_class, update, steps) if op_class.name == "optimizer" and update.bytes else op_class for op_class in classes]
+    return sorted(classes, key=lambda op_class: -op_class.share_ratio)
 
 
 def _class(name: OpClassName, members: list[Piece], total: float) -> OpClass:
     own = sum(piece.own for piece in members)
-    known = [piece for piece in members if piece.work.flops is not None and piece.work.bytes is not None]
+    counted = [piece for piece in members if piece.work.flops is not None and piece.work.bytes is not None]
     return OpClass(
         name=name,
         share_ratio=own / total if total else 0.0,
         time_s=own * 1e-6,
         calls=sum(piece.computes for piece in members) or len(members),
-        flops=sum(piece.work.flops or 0.0 for piece in known) if known else None,
-        bytes=sum(piece.work.bytes or 0.0 for piece in known) if known else None,
-        counted_s=sum(piece.own for piece in known) * 1e-6,
+        flops=sum(piece.work.flops or 0.0 for piece in counted) if counted else None,
+        bytes=sum(piece.work.bytes or 0.0 for piece in counted) if counted else None,
+        counted_s=sum(piece.own for piece in counted) * 1e-6,
     )
 
 
@@ -212,8 +212,8 @@ def _top(pieces: list[Piece]) -> list[TopOp]:
     grouped: dict[tuple[str, OpClassName], list[float]] = defaultdict(list)
     for piece in pieces:
         grouped[piece.name[:NAME], piece.op_class].append(piece.own)
-    found = [TopOp(name, op_class, sum(times) * 1e-6, sum(times) / total, len(times)) for (name, op_class), times in grouped.items()]
-    return sorted(found, key=lambda one: -one.time_s)[:TOP]
+    ops = [TopOp(name, op_class, sum(times) * 1e-6, sum(times) / total, len(times)) for (name, op_class), times in grouped.items()]
+    return sorted(ops, key=lambda op: -op.time_s)[:TOP]
 
 
 def _tensor_cores(pieces: list[Piece]) -> tuple[float | None, str]:
@@ -236,24 +236,24 @@ def _copies(events: list[TraceEvent]) -> list[CopyKind]:
         kind = match[1].replace("to", "2").upper()
         host = match[2] if kind.startswith("H") else match[3] if kind.endswith("H") else ""
         grouped[kind, host.lower()].append(event)
-    found = [
+    copies = [
         CopyKind(kind, memory, len(group), sum(event.args.bytes for event in group), sum(event.dur for event in group) * 1e-6)
         for (kind, memory), group in grouped.items()
     ]
-    return sorted(found, key=lambda one: -one.time_s)
+    return sorted(copies, key=lambda copy: -copy.time_s)
 
 
 def _gaps(busy: list[tuple[float, float, str]], start: float, end: float) -> tuple[list[Gap], float]:
     """The longest idle times, and the sum of all idle times, in µs."""
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     idle, reached, last = 0.0, start, "the window's begin"
     for begin, finish, name in [*sorted(busy), (end, math.inf, "the window's end")]:
         if begin > reached:
             idle += begin - reached
-            found.append(Gap((reached - start) * 1e-6, (begin - reached) * 1e-6, last[:NAME], name[:NAME]))
+            gaps.append(Gap((reached - start) * 1e-6, (begin - reached) * 1e-6, last[:NAME], name[:NAME]))
         if finish > reached:
             reached, last = finish, name
-    return sorted(found, key=lambda gap: -gap.duration_s)[:GAPS], idle
+    return sorted(gaps, key=lambda gap: -gap.duration_s)[:GAPS], idle
 
 
 # --- FLOPs and bytes of one operator call, from the shapes in the trace --------------------------------------
@@ -321,8 +321,8 @@ def _tensors(args: Args) -> list[Tensor]:
     """The tensor arguments. Empty with a list of tensors, because the trace does not record all sizes of a list."""
     if "TensorList" in args.types:
         return []
-    known = zip(args.types, args.dims, args.strides or [[]] * len(args.dims), strict=False)
-    return [_tensor(size, strides, _ITEM_BYTES[kind]) for kind, size, strides in known if kind in _ITEM_BYTES]
+    arguments = zip(args.types, args.dims, args.strides or [[]] * len(args.dims), strict=False)
+    return [_tensor(size, strides, _ITEM_BYTES[kind]) for kind, size, strides in arguments if kind in _ITEM_BYTES]
 
 
 def _tensor(size: Any, strides: Any, item_bytes: int) -> Tensor:
@@ -357,7 +357,7 @@ def _convolution(name: str, tensors: list[Tensor], args: Args) -> Work:
         out, source, weight = tensors[0].size, tensors[1], tensors[2]
         wanted = next((value for value in reversed(args.values) if "True" in value), "[True, True]")
         passes = wanted.split(",")[:2]
-        factor = sum("True" in one for one in passes)
+        factor = sum("True" in gradient for gradient in passes)
     elif len(tensors) >= 2 and len(tensors[1].size) == len(tensors[0].size) >= 3:
         source, weight, factor = tensors[0], tensors[1], 1
         out = _convolved(name, source.size, weight.size, args)
@@ -380,7 +380,7 @@ def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args
     stride, padding = (second, first) if name.startswith(("cudnn_", "miopen_", "mkldnn_")) else (first, second)
     spatial = []
     for n, (size, kernel) in enumerate(zip(source[2:], weight[2:], strict=True)):
-        s, p, d = (one[min(n, len(one) - 1)] for one in (stride, padding, dilation))
+        s, p, d = (numbers[min(n, len(numbers) - 1)] for numbers in (stride, padding, dilation))
         spatial.append((size + 2 * p - d * (kernel - 1) - 1) // max(1, s) + 1)
     return (source[0], weight[0], *spatial)
 

@@ -127,7 +127,7 @@ _ON_CUDA_CORES = re.compile(r"simt|xmma_\w*?_(f32f32_)+f32|_sgemm|flash_bwd_(dot
 @lru_cache(maxsize=4096)
 def class_of_kernel(name: str) -> OpClassName:
     """The class of a GPU kernel by its name; `other` for an unknown name."""
-    return next((found for found, pattern in _KERNELS if pattern.search(name)), "other")
+    return next((op_class for op_class, pattern in _KERNELS if pattern.search(name)), "other")
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +142,7 @@ def class_of_op(name: str) -> OpClassName:
         return "other"
     if plain.startswith("_fused_") and plain.endswith("_"):
         return "optimizer"
-    return next((found for found, pattern in _OPS if pattern.match(plain)), "other")
+    return next((op_class for op_class, pattern in _OPS if pattern.match(plain)), "other")
 
 
 @lru_cache(maxsize=4096)

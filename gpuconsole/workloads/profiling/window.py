@@ -92,14 +92,14 @@ class Analysis:
         self._command = command
         self._cost_s = cost_s
         self._report = path.with_name("report.json")
-        self._words = path.with_name("analysis.txt")
+        self._output = path.with_name("analysis.txt")
         self._report.unlink(missing_ok=True)
         arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes), *options]
-        with self._words.open("wb") as words:
+        with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gpuconsole.workloads.profiling.analyse", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=words,
+                stdout=output,
                 stderr=subprocess.STDOUT,
             )
         self._deadline = now() + ANALYSIS_S
@@ -121,8 +121,8 @@ class Analysis:
             try:
                 report = msgspec.json.decode(self._report.read_bytes(), type=ProfileReport)
             except (OSError, msgspec.DecodeError):
-                words = self._words.read_text(errors="replace").strip().splitlines()
-                error = f"the trace could not be read: {words[-1] if words else f'exit code {self._process.returncode}'}"
+                lines = self._output.read_text(errors="replace").strip().splitlines()
+                error = f"the trace could not be read: {lines[-1] if lines else f'exit code {self._process.returncode}'}"
         return Profiled(now(), self._command.request, report, error, self._cost_s)
 
 

@@ -59,8 +59,8 @@ async def _perplexity(session: aiohttp.ClientSession, url: str, model: str) -> d
 
 
 async def _passkey(session: aiohttp.ClientSession, url: str, model: str, length: int, depth: float) -> dict[str, Signal]:
-    found = await finds_passkey(session, url, model, length, depth, 0)
-    return {"quality.passkey": Signal(float(found), "", f"{percent(depth)} deep in {length} characters")}
+    finds = await finds_passkey(session, url, model, length, depth, 0)
+    return {"quality.passkey": Signal(float(finds), "", f"{percent(depth)} deep in {length} characters")}
 
 
 def main() -> None:

@@ -40,13 +40,17 @@ async def ask_facts(session: aiohttp.ClientSession, url: str, families: Iterable
     families = list(families)
     listed = _of_models(await _ask(session, url, MODELS))
     engine = str(listed.get("engine") or _engine_of_metrics(families))
-    found: list[tuple[str, Values]] = [(MODELS, listed), ("/metrics", {"engine": engine or None}), (CACHE_INFO, _of_cache_info(families))]
-    found += [(SGLANG_TOKENS, _of_sglang_metrics(families))]
+    answered: list[tuple[str, Values]] = [
+        (MODELS, listed),
+        ("/metrics", {"engine": engine or None}),
+        (CACHE_INFO, _of_cache_info(families)),
+        (SGLANG_TOKENS, _of_sglang_metrics(families)),
+    ]
     # An unknown engine is asked everything, because only its answers show what it is.
     wanted = [endpoint for endpoint in ENDPOINTS if engine in ("", *endpoint.engines)]
     for answers in await asyncio.gather(*(_first(session, url, endpoint) for endpoint in wanted)):
-        found += answers
-    return merge(found)
+        answered += answers
+    return merge(answered)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -98,9 +102,9 @@ def merge(sources: Sequence[tuple[str, Values]]) -> ServerFacts:
 
 def complete(reported: ServerFacts, *sources: tuple[str, Values]) -> ServerFacts:
     """`reported`, with the facts that only `sources` report: the start arguments, the log, the model's files."""
-    known = msgspec.structs.asdict(reported)
-    other = msgspec.structs.asdict(merge(sources))
-    return ServerFacts(**{name: fact if fact is not None else other[name] for name, fact in known.items()})
+    facts = msgspec.structs.asdict(reported)
+    further = msgspec.structs.asdict(merge(sources))
+    return ServerFacts(**{name: fact if fact is not None else further[name] for name, fact in facts.items()})
 
 
 # --- the answers of each endpoint ---------------------------------------------------------------------------
@@ -219,9 +223,12 @@ def _of_cache_info(families: Iterable[Metric]) -> Values:
     if not labels:
         return {}
     first = labels[0]
-    sizes, counts = [_number(one.get("block_size")) for one in labels], [_number(one.get("num_gpu_blocks")) for one in labels]
-    told = [_number(one.get("kv_cache_size_tokens")) for one in labels]
-    tokens = [known or (size * count if size and count else None) for known, size, count in zip(told, sizes, counts, strict=True)]
+    sizes, counts, reported_tokens = (
+        [_number(engine_labels.get(name)) for engine_labels in labels] for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens")
+    )
+    tokens = [
+        reported or (size * count if size and count else None) for reported, size, count in zip(reported_tokens, sizes, counts, strict=True)
+    ]
     return {
         "block_size": sizes[0],
         "num_blocks": _sum(counts),
@@ -247,23 +254,23 @@ EMBEDDED_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 
 
-def of_arguments(words: Sequence[str]) -> Values:
+def of_arguments(arguments: Sequence[str]) -> Values:
     """vLLM's command line `words`; the last of two equal flags counts, as in vLLM."""
     values: Values = {}
-    for word, following in itertools.pairwise([*words, ""]):
+    for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         flag = name.removeprefix("--").replace("-", "_")
-        told = value if equals else following
+        setting = value if equals else following
         if not name.startswith("--"):
             continue
         if flag in NUMBER_FLAGS:
-            values[flag] = _number(told)
+            values[flag] = _number(setting)
         elif flag in TEXT_FLAGS:
-            values[flag] = _text(told)
+            values[flag] = _text(setting)
         elif flag.removeprefix("no_") in SWITCHES:
             values[flag.removeprefix("no_")] = float(not flag.startswith("no_"))
         elif flag == "num_gpu_blocks_override":
-            values["num_blocks_override"] = _number(told)
+            values["num_blocks_override"] = _number(setting)
     return {"quantization": "none", "num_blocks_override": 0.0, **values}
 
 
@@ -291,8 +298,8 @@ def of_log(lines: Iterable[str]) -> Values:
         ("max_model_len", r"\bmax_seq_len=(\d+)"),
         ("tensor_parallel_size", r"\btensor_parallel_size=(\d+)"),
     ):
-        found = re.search(pattern, config)
-        values[name] = None if found is None else _number(found[1]) if found[1].isdigit() else _text(found[1])
+        match = re.search(pattern, config)
+        values[name] = None if match is None else _number(match[1]) if match[1].isdigit() else _text(match[1])
     return values
 
 
@@ -325,5 +332,5 @@ def _switch(value: object, opposite: bool = False) -> float | None:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None

@@ -90,8 +90,8 @@ async def speaks_tls(url: str) -> bool:
 
 def _errno(problem: OSError) -> int:
     """The number of an OSError. The error of a host with several addresses has the numbers in its text only."""
-    found = re.search(r"\[Errno (\d+)\]", str(problem)) if problem.errno is None else None
-    return int(found.group(1)) if found else problem.errno or 0
+    match = re.search(r"\[Errno (\d+)\]", str(problem)) if problem.errno is None else None
+    return int(match.group(1)) if match else problem.errno or 0
 
 
 def _tls_reason(problem: BaseException) -> str:
@@ -157,8 +157,8 @@ def is_fatal(line: str) -> bool:
 def _message(line: str) -> str:
     """`line` without the names of process, level and place."""
     line = line.rstrip()
-    while found := PREFIX.match(line):
-        line = line[found.end() :]
+    while match := PREFIX.match(line):
+        line = line[match.end() :]
     return line.strip()
 
 

@@ -59,15 +59,15 @@ class Scraper:
 
     async def _read_once(self) -> tuple[ServerState, list[Metric]]:
         if self._filtered:
-            found = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in NAMES)}")
-            if found is not None and found[1]:
-                return found
+            page = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in NAMES)}")
+            if page is not None and page[1]:
+                return page
             self._filtered = False
             self._costs.clear()
-        found = await self._page(self._url)
-        if found is None:
+        page = await self._page(self._url)
+        if page is None:
             raise ValueError("it contains no known metric")
-        return found
+        return page
 
     async def _page(self, url: str) -> tuple[ServerState, list[Metric]] | None:
         """The page at `url`, and its cost: the time of the request, and the CPU time of reading the answer. None without a known metric."""
@@ -184,6 +184,6 @@ def server_state(families: Iterable[Metric], t: float) -> ServerState:
 
 def _of_histogram(name: str) -> str | None:
     for suffix in SUMMED:
-        if name.endswith(suffix) and (known := TIMES.get(name.removesuffix(suffix))):
-            return known + suffix
+        if name.endswith(suffix) and (metric := TIMES.get(name.removesuffix(suffix))):
+            return metric + suffix
     return None

@@ -45,7 +45,7 @@ NOT_READY = (429, 502, 503, 504)
 """HTTP statuses of a server that is starting or overloaded, or of a proxy in front of such a server."""
 MOST_NAMES = 5
 """Number of models in a message."""
-MOST_WORDS = 400
+MOST_LOG_LINES = 400
 """Number of kept log lines: vLLM writes about 120 lines between the cause of a failure and its end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
 """The folder with the module that vLLM imports in its own Python."""
@@ -68,7 +68,7 @@ class ModelServer:
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self.facts: dict[str, float] = {}
-        self.words: deque[str] = deque(maxlen=MOST_WORDS)
+        self.log_lines: deque[str] = deque(maxlen=MOST_LOG_LINES)
         self.process: asyncio.subprocess.Process | None = None
         self.broken = asyncio.Event()
         """Set when the log says that the server cannot answer any more, before its process ends."""
@@ -110,8 +110,8 @@ class ModelServer:
         how = "failed"
         if code is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = cause(self.words)
-        return f"the model server {how}" + (f": {words}" if words else "")
+        reason = cause(self.log_lines)
+        return f"the model server {how}" + (f": {reason}" if reason else "")
 
     async def _spawn(self, command: list[str], env: dict[str, str], on_line: Callable[[str], None]) -> None:
         self.process = await asyncio.create_subprocess_exec(
@@ -131,8 +131,8 @@ class ModelServer:
                 return
             text = visible(line.decode(errors="replace").rstrip("\r\n"))
             self._later += self.broken.is_set()
-            if self._later <= MOST_WORDS // 2:  # vLLM writes a traceback for each request after the failure
-                self.words.append(text)
+            if self._later <= MOST_LOG_LINES // 2:  # vLLM writes a traceback for each request after the failure
+                self.log_lines.append(text)
             on_line(text)
 
     async def _wait_for(self, ready: Callable[[], Any], seconds: float) -> None:
@@ -159,8 +159,8 @@ class EmbeddedServer(ModelServer):
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._progress("the embedded server: importing torch")
         device = "cpu" if self._device == "cpu" else "cuda"
-        words = ["--knobs", json.dumps(self._knobs), "--device", device, "--seed", str(self._seed)]
-        await self._spawn([sys.executable, "-P", "-m", "gpuconsole.workloads.serving.engine", *words], {}, self._on_line)
+        options = ["--knobs", json.dumps(self._knobs), "--device", device, "--seed", str(self._seed)]
+        await self._spawn([sys.executable, "-P", "-m", "gpuconsole.workloads.serving.engine", *options], {}, self._on_line)
         await self._wait_for(self._serves, READY_S)
         async with session.get(f"{self.url}/facts", allow_redirects=False) as answer:
             self.facts = await read_json(answer) | live_limits(self._knobs)
@@ -281,7 +281,7 @@ class VllmServer(ModelServer):
             try:
                 await self._launch(command, environment)
             except ServerFailed:
-                refused = [flag for flag in NEWER_FLAGS if any(UNKNOWN_FLAGS in line and flag in line.split() for line in self.words)]
+                refused = [flag for flag in NEWER_FLAGS if any(UNKNOWN_FLAGS in line and flag in line.split() for line in self.log_lines)]
                 if not refused:
                     raise
                 self._progress(f"vLLM: this version lacks {', '.join(refused)}; starting again")
@@ -291,7 +291,7 @@ class VllmServer(ModelServer):
         """Raises ServerFailed."""
         self._progress("vLLM: importing")
         self._command = command
-        self.words.clear()
+        self.log_lines.clear()
         await self._spawn(command, environment, self._on_line)
         await self._wait_for(self._healthy, READY_S)
 
@@ -307,31 +307,31 @@ class VllmServer(ModelServer):
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
             if self._frontends is None:  # processes set their titles after the start; later there are no new processes
-                others = [one for one in root.children(recursive=True) if any("APIServer" in word for word in one.cmdline())]
-                self._frontends = others or [root]
-            return max(sum(one.cpu_times()[:2]) for one in self._frontends)
+                servers = [process for process in root.children(recursive=True) if any("APIServer" in word for word in process.cmdline())]
+                self._frontends = servers or [root]
+            return max(sum(process.cpu_times()[:2]) for process in self._frontends)
         return None
 
     def start_facts(self) -> Sequence[tuple[str, Values]]:
-        return ((LOG, of_log(self.words)), (ARGUMENTS, of_arguments(self._command)), (FILES, of_numbers(self.model_facts)))
+        return ((LOG, of_log(self.log_lines)), (ARGUMENTS, of_arguments(self._command)), (FILES, of_numbers(self.model_facts)))
 
     def death(self) -> str:
-        if any("No module named 'vllm'" in line for line in self.words):
+        if any("No module named 'vllm'" in line for line in self.log_lines):
             return f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM"
         return super().death()
 
     def _on_line(self, line: str) -> None:
         if is_fatal(line):
             self.broken.set()
-        phase = next((phase for words, phase in self.PHASES if words in line), None)
+        phase = next((phase for text, phase in self.PHASES if text in line), None)
         if phase:
             self._progress(f"vLLM: {phase}")
         for pattern, fact in (
             (r"GPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
             (r"CPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
         ):
-            if found := re.search(pattern, line):
-                self.facts[fact] = float(found.group(1).replace(",", ""))
+            if match := re.search(pattern, line):
+                self.facts[fact] = float(match.group(1).replace(",", ""))
 
     async def _healthy(self) -> bool:
         try:
@@ -490,7 +490,7 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
         except ValueError as problem:
             raise ServerFailed(f"{url}/v1/models: {problem}: not an OpenAI-compatible server") from None
     models = listed.get("data") if isinstance(listed, dict) else None
-    names = [str(one["id"]) for one in models if isinstance(one, dict) and "id" in one] if isinstance(models, list) else []
+    names = [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model] if isinstance(models, list) else []
     if not names and not wanted:
         raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
     if wanted and names and wanted not in names:

@@ -70,25 +70,25 @@ EMBEDDED_OWN = ("d_model", "n_layer", "weights")
 
 def without_effect(knobs: Knobs, *, embedded: bool, remote: bool, recorded: bool) -> dict[str, str]:
     """Knobs that are set and have no effect here, with the reason."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if embedded:
-        found |= {name: why for name, why in VLLMS_OWN.items() if knobs[name] != CATALOGUE[name].default}
+        reasons |= {name: why for name, why in VLLMS_OWN.items() if knobs[name] != CATALOGUE[name].default}
         if knobs["quantization"] not in ("none", "int8"):
-            found["quantization"] = "the embedded server supports int8 only"
+            reasons["quantization"] = "the embedded server supports int8 only"
     elif remote:
         why = "gpuconsole did not start this server"
-        found |= {name: why for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "cold" and name in knobs}
+        reasons |= {name: why for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "cold" and name in knobs}
     if not embedded:
-        found |= {
+        reasons |= {
             name: "it belongs to the embedded server; this server serves a model of its own" for name in EMBEDDED_OWN if name in knobs
         }
     if recorded:
         why = "the prompts come from a file (--prompts)"
-        found |= {name: why for name in ("prompt_tokens", "shared_prefix_ratio") if name in knobs}
+        reasons |= {name: why for name in ("prompt_tokens", "shared_prefix_ratio") if name in knobs}
     if not float(knobs["request_rate"]):
         why = "a closed loop has no arrival intervals: set request_rate"
-        found |= {name: why for name in ("burstiness", "max_concurrency") if knobs[name] != CATALOGUE[name].default}
-    return found
+        reasons |= {name: why for name in ("burstiness", "max_concurrency") if knobs[name] != CATALOGUE[name].default}
+    return reasons
 
 
 # --- the worker ----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class ServingWorker:
             await self._until_the_end(server)
 
     async def _until_the_end(self, server: ModelServer) -> None:
-        tasks = [asyncio.create_task(one) for one in (self._generate(server), self._scrape_for_ever(server), self._watch(server))]
+        tasks = [asyncio.create_task(work) for work in (self._generate(server), self._scrape_for_ever(server), self._watch(server))]
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
         await self._end_generator()

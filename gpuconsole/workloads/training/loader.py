@@ -216,8 +216,8 @@ class Streams:
 
     def restarts(self) -> tuple[int, float]:
         """Of all streams so far: epochs begun after the first, and the seconds until their first batches."""
-        found = [(getattr(stream, "restarts", 0), getattr(stream, "restart_s", 0.0)) for stream in self._open.values()]
-        return self._closed_restarts + sum(n for n, _ in found), self._closed_restart_s + sum(s for _, s in found)
+        epochs = [(getattr(stream, "restarts", 0), getattr(stream, "restart_s", 0.0)) for stream in self._open.values()]
+        return self._closed_restarts + sum(n for n, _ in epochs), self._closed_restart_s + sum(s for _, s in epochs)
 
     def close_others(self, stream: Stream) -> None:
         """Close the streams that a finished trial kept open."""
@@ -262,7 +262,7 @@ def check_room(knobs: Knobs, sample_bytes: float) -> None:
 def total_bytes() -> int | None:
     """The size of /dev/shm; None where this system has none. What other programs hold there is not subtracted: it changes."""
     try:
-        found = os.statvfs(FOLDER)
+        filesystem = os.statvfs(FOLDER)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return filesystem.f_blocks * filesystem.f_frsize

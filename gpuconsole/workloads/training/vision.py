@@ -44,7 +44,7 @@ def prepare_images() -> Path:
     folder = cache_folder() / "images-1"
     if folder.is_dir():
         return folder
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
     chance = random.Random(0)
     for name in CLASSES:
         with (files("gpuconsole") / f"data/images/{name}.jpg").open("rb") as file:
@@ -53,11 +53,13 @@ def prepare_images() -> Path:
             side = chance.uniform(0.7, 1.0)
             width, height = int(picture.width * side), int(picture.height * side)
             left, top = chance.randint(0, picture.width - width), chance.randint(0, picture.height - height)
-            picture.crop((left, top, left + width, top + height)).save(made / f"{name}-{variant:02d}.jpg", quality=chance.randint(75, 92))
+            picture.crop((left, top, left + width, top + height)).save(
+                partial / f"{name}-{variant:02d}.jpg", quality=chance.randint(75, 92)
+            )
     try:
-        made.rename(folder)
+        partial.rename(folder)
     except OSError:  # another run created the same folder first
-        shutil.rmtree(made)
+        shutil.rmtree(partial)
     return folder
 
 

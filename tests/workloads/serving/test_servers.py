@@ -72,7 +72,7 @@ def test_vllm_gets_a_gpu_by_its_number_and_starts_without_a_flag_that_its_versio
         async with aiohttp.ClientSession() as session:
             await server.start(session)
             await server.stop()
-        assert "GPUs 1 in the order PCI_BUS_ID" in server.words
+        assert "GPUs 1 in the order PCI_BUS_ID" in server.log_lines
 
     asyncio.run(live())
     assert "vLLM: this version lacks --enable-mfu-metrics; starting again" in steps

@@ -74,15 +74,17 @@ OTHERS = Fixed("the program sets it when it starts", "")
 
 def why(knob: str, watch: Watch) -> str:
     """The reason, and the code with file and line, in one line."""
-    found = FIXED.get(knob, OTHERS)
-    place = site(watch, found.kind)
-    code = f": {found.code}" if found.code else ""
-    return f"{found.reason}{code}{f' at {place}' if place else ''}"
+    fixed = FIXED.get(knob, OTHERS)
+    place = site(watch, fixed.kind)
+    code = f": {fixed.code}" if fixed.code else ""
+    return f"{fixed.reason}{code}{f' at {place}' if place else ''}"
 
 
 def site(watch: Watch, kind: str) -> str:
     """`file:line` where the program made its newest object of this kind; empty where that is not known."""
     used = watch.loader() if kind == "loader" and watch.loader is not None else None
-    made = [(file, line, one.ref()) for (of, file, line), one in watch.made.items() if of == kind]
-    places = [(file, line) for file, line, one in made if one is used] or [(file, line) for file, line, one in made if one is not None]
+    made = [(file, line, record.ref()) for (of, file, line), record in watch.made.items() if of == kind]
+    places = [(file, line) for file, line, made_object in made if made_object is used] or [
+        (file, line) for file, line, made_object in made if made_object is not None
+    ]
     return f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else ""

@@ -62,13 +62,13 @@ def control_of(loader: Any) -> Control | None:
 
 def training_loader(watch: Watch) -> tuple[Any, Any]:
     """The DataLoader of the last training batch and its newest iterator; None for each that does not exist."""
-    iterators = [found for ref in watch.iterators if (found := ref()) is not None]
+    iterators = [iterator for ref in watch.iterators if (iterator := ref()) is not None]
     loader = watch.loader() if watch.loader is not None else None
     if loader is None and iterators:
         loader = loader_of(iterators[-1])
     if loader is None:  # between two epochs
-        loader = next((found for ref in reversed(changed_loaders) if (found := ref()) is not None), None)
-    newest = next((one for one in reversed(iterators) if loader_of(one) is loader), None)
+        loader = next((changed for ref in reversed(changed_loaders) if (changed := ref()) is not None), None)
+    newest = next((iterator for iterator in reversed(iterators) if loader_of(iterator) is loader), None)
     return loader, newest
 
 
@@ -140,7 +140,7 @@ def _main_is_guarded() -> bool:
             body = ast.parse(source.read()).body
     except (OSError, ValueError, SyntaxError):
         return False
-    return any(isinstance(one, ast.If) and "__name__" in ast.dump(one.test) for one in body)
+    return any(isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test) for statement in body)
 
 
 def under_control(loader: Any, iterator: Any) -> Control:
@@ -159,7 +159,7 @@ def under_control(loader: Any, iterator: Any) -> Control:
 
 def likeness_of(loader: Any) -> Likeness | None:
     """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader."""
-    collate, worker_init = (getattr(one, "__code__", one) for one in (loader.collate_fn, loader.worker_init_fn))
+    collate, worker_init = (getattr(function, "__code__", function) for function in (loader.collate_fn, loader.worker_init_fn))
     try:
         samples = len(loader.dataset)
     except Exception:  # the program's own `__len__` may raise anything

@@ -18,7 +18,7 @@ HALF = ("torch.bfloat16", "torch.float16")
 
 
 def _roots(watch: Watch) -> list[Any]:
-    return [found for ref in watch.roots if (found := ref()) is not None]
+    return [root for ref in watch.roots if (root := ref()) is not None]
 
 
 def _device(watch: Watch) -> str:
@@ -46,7 +46,7 @@ class Precision(Change):
             return self._value
         if watch.autocast:
             return watch.autocast
-        parameter = next((one for root in _roots(watch) for one in root.parameters()), None)
+        parameter = next((weight for root in _roots(watch) for weight in root.parameters()), None)
         if parameter is not None and str(parameter.dtype) in HALF:
             return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
         return "tf32" if _device(watch) == "cuda" and torch.get_float32_matmul_precision() != "highest" else "fp32"
@@ -56,7 +56,7 @@ class Precision(Change):
             return "no call of a model was seen"
         if watch.autocast and not self._value:
             return "the program calls its model inside autocast: the precision is set there"
-        if next(one for root in _roots(watch) for one in root.parameters()).dtype.itemsize < 4:
+        if next(weight for root in _roots(watch) for weight in root.parameters()).dtype.itemsize < 4:
             return "the weights of the model are in 16 bits: the precision was chosen when the model was made"
         return ""
 
@@ -99,8 +99,8 @@ def in_bf16(call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
     parameter = next(module.parameters(), None)
     with torch.autocast(parameter.device.type if parameter is not None else "cpu", torch.bfloat16):
-        found = call(*args, **kwargs)
-    return in_fp32(found)
+        output = call(*args, **kwargs)
+    return in_fp32(output)
 
 
 def in_fp32(value: Any) -> Any:
@@ -207,7 +207,7 @@ class ChannelsLast(Change):
         layout = torch.channels_last if value else torch.contiguous_format
         for root in _roots(watch):
             root.to(memory_format=layout)
-        for optimizer in (found for ref in watch.optimizers if (found := ref()) is not None):
+        for optimizer in (alive for ref in watch.optimizers if (alive := ref()) is not None):
             for parameter, state in optimizer.state.items():
                 for name, kept in list(state.items()):
                     if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape == parameter.shape:
@@ -216,8 +216,8 @@ class ChannelsLast(Change):
 
 def _weights_of_convolutions(watch: Watch) -> list[Any]:
     """The weights whose layout matters: 1x1 convolutions with one channel are the same in both layouts."""
-    found = [one for root in _roots(watch) for one in root.parameters() if one.dim() == 4]
-    return [one for one in found if one.shape[1] > 1 and one.shape[2] * one.shape[3] > 1]
+    weights = [weight for root in _roots(watch) for weight in root.parameters() if weight.dim() == 4]
+    return [weight for weight in weights if weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1]
 
 
 def _is_channels_last(weight: Any) -> bool:

@@ -39,7 +39,7 @@ class Optimizer(Change):
         optimizers = _optimizers(watch)
         if not optimizers:
             return "the program has no optimizer of torch"
-        return next((reason for one in optimizers if (reason := _why_not(one))), "")  # one that does not fit: none is changed
+        return next((reason for optimizer in optimizers if (reason := _why_not(optimizer))), "")  # one that does not fit: none is changed
 
     def set(self, watch: Watch, value: Value) -> None:
         name = str(value)
@@ -116,7 +116,7 @@ def move_counters(optimizer: Any, group: dict[str, Any], fused: bool) -> None:
 
 
 def _optimizers(watch: Watch) -> list[Any]:
-    return [found for ref in watch.optimizers if (found := ref()) is not None]
+    return [optimizer for ref in watch.optimizers if (optimizer := ref()) is not None]
 
 
 def _flags(group: dict[str, Any]) -> Flags:
@@ -155,7 +155,11 @@ def _try_out(optimizer: Any, flags: Flags) -> None:
             if not state:
                 continue
             beside = [value for value in (*state.values(), parameter.grad) if isinstance(value, torch.Tensor) and value.dim()]
-            if any(one.dtype != parameter.dtype or one.stride() != parameter.stride() for one in beside if one.shape == parameter.shape):
+            if any(
+                tensor.dtype != parameter.dtype or tensor.stride() != parameter.stride()
+                for tensor in beside
+                if tensor.shape == parameter.shape
+            ):
                 raise Refused("parameters, gradients and moments have different types or layouts: the fused kernel would fail")
             kind = (parameter.dtype, parameter.device, parameter.is_contiguous())
             if kind not in kinds or parameter.numel() < kinds[kind][0].numel():
@@ -173,12 +177,14 @@ def _step_of_a_copy(optimizer: Any, parameter: Any, group: dict[str, Any], flags
 
     import torch
 
-    made = torch.nn.Parameter(parameter.detach().clone(memory_format=torch.preserve_format))
-    made.grad = torch.zeros_like(made) if parameter.grad is None else parameter.grad.detach().clone(memory_format=torch.preserve_format)
+    replacement = torch.nn.Parameter(parameter.detach().clone(memory_format=torch.preserve_format))
+    replacement.grad = (
+        torch.zeros_like(replacement) if parameter.grad is None else parameter.grad.detach().clone(memory_format=torch.preserve_format)
+    )
     other = object.__new__(type(optimizer))
     other.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in ("state", "param_groups")})
-    other.state = {made: copy.deepcopy(dict(optimizer.state[parameter]))}
-    other.param_groups = [{**group, "params": [made], "fused": flags[0], "foreach": flags[1]}]
+    other.state = {replacement: copy.deepcopy(dict(optimizer.state[parameter]))}
+    other.param_groups = [{**group, "params": [replacement], "fused": flags[0], "foreach": flags[1]}]
     move_counters(other, other.param_groups[0], bool(flags[0]))
     step = type(optimizer).step
     while getattr(step, "hooked", False):

@@ -98,8 +98,8 @@ class Rehearsal:
 
     def served(self, index: Any, batch: Any) -> None:
         """The present server delivers `batch`."""
-        for position, one in enumerate(self._indices[:COMPARED]):
-            if one is index and position not in self._theirs:
+        for position, rehearsed in enumerate(self._indices[:COMPARED]):
+            if rehearsed is index and position not in self._theirs:
                 self._theirs[position] = batch if position in self._mine else copied(batch)
                 self._compare(position)
 

@@ -44,7 +44,7 @@ class Loading:
         self._here = [0.0, 0.0, 0.0]
         self._workers = [0.0, 0.0, 0.0]
         self._last: dict[int, tuple[float, float, float]] = {}
-        self._known: dict[str, float] = {}
+        self._last_read: dict[str, float] = {}
 
     def epoch_opened(self, loader: Any, seconds: float) -> None:
         """`iter(loader)` has taken so long."""
@@ -109,14 +109,14 @@ class Loading:
         """
         loader = self.loader() if self.loader is not None else None
         if loader is None:
-            return self._known
+            return self._last_read
         self._read_workers()
         epochs, restart_s = self._epochs.get(id(loader), (1, 0.0))
-        found = {"loader.restarts": float(max(0, epochs - 1)), "loader.restart_s": restart_s}
+        counters = {"loader.restarts": float(max(0, epochs - 1)), "loader.restart_s": restart_s}
         for who, totals in (("here", self._here), ("workers", self._workers)):
-            found |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
-        self._known = found
-        return found
+            counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
+        self._last_read = counters
+        return counters
 
     def _read_workers(self) -> None:
         t, present = now(), {}

@@ -151,19 +151,19 @@ class CopyCount:
     @wrappers_without_level
     def _counted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            made = plain(tensor, *args, **kwargs)
+            result = plain(tensor, *args, **kwargs)
             if not tracing.is_compiling():
                 try:
-                    self._note(tensor, made)
+                    self._note(tensor, result)
                 except Exception as problem:
                     switch.off("copies.note", problem)
-            return made
+            return result
 
         return method
 
-    def _note(self, tensor: Any, made: Any) -> None:
+    def _note(self, tensor: Any, copy: Any) -> None:
         """A method has made `made` of `tensor`."""
-        if made.device.type != "cuda" or tensor.device.type != "cpu":
+        if copy.device.type != "cuda" or tensor.device.type != "cpu":
             return
         if tensor.is_pinned():
             self.pinned += 1

@@ -48,13 +48,13 @@ class Loop(NamedTuple):
 
 def stack_of(frame: FrameType | None) -> Stack:
     """The call stack without the agent's own frames. Frames are not kept: that would keep the variables of the program alive."""
-    found: Stack = []
+    stack: Stack = []
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith((OWN, "<gpuconsole")):
-            found.append((id(frame), code, frame.f_lasti))
+            stack.append((id(frame), code, frame.f_lasti))
         frame = frame.f_back
-    return found[::-1]
+    return stack[::-1]
 
 
 class Flow:
@@ -117,7 +117,7 @@ class Iterations:
         self._flows: dict[int, Flow] = {}
         self._inner: set[tuple[int, Loop]] = set()
         """Loops that run within an iteration, such as the steps of a critic before that of the generator."""
-        self._known: dict[tuple[int, int, int], bool] = {}
+        self._answers: dict[tuple[int, int, int], bool] = {}
 
     def batch_begins(self, frame: FrameType) -> None:
         """A batch is made."""
@@ -152,29 +152,31 @@ class Iterations:
     def _within(self, code: CodeType, before: int, after: int, turns: float) -> bool:
         """The same for two instructions of one function."""
         key = id(code), before, after
-        known = self._known.get(key)
-        if known is not None:
-            return known
+        answer = self._answers.get(key)
+        if answer is not None:
+            return answer
         flow = self._flow(code)
         before, after = flow.instruction(before), flow.instruction(after)
         around_before, around_after = flow.around(before), flow.around(after)
-        left, entered = ([loop for loop in one if loop not in other] for one, other in permutations((around_before, around_after)))
+        left, entered = (
+            [loop for loop in around if loop not in around_other] for around, around_other in permutations((around_before, around_after))
+        )
         inner = {(id(code), loop) for loop in left + entered}
         if inner - self._inner and ((left and entered) or len(inner) == len(around_before + around_after) or turns > MOST_TURNS):
-            found = False  # loops one after the other, or no loop around both
+            answer = False  # loops one after the other, or no loop around both
         else:
-            found = flow.reaches(before, after, [loop for loop in around_after if (id(code), loop) not in self._inner])
-            if found and inner - self._inner:
+            answer = flow.reaches(before, after, [loop for loop in around_after if (id(code), loop) not in self._inner])
+            if answer and inner - self._inner:
                 self._inner |= inner
-                self._known.clear()
-        self._known[key] = found
-        return found
+                self._answers.clear()
+        self._answers[key] = answer
+        return answer
 
     def _flow(self, code: CodeType) -> Flow:
-        found = self._flows.get(id(code))
-        if found is None:
-            found = self._flows[id(code)] = Flow(code)  # it keeps the code, so the identity stays valid
-        return found
+        flow = self._flows.get(id(code))
+        if flow is None:
+            flow = self._flows[id(code)] = Flow(code)  # it keeps the code, so the identity stays valid
+        return flow
 
 
 iterations = Iterations()
@@ -378,19 +380,19 @@ class OwnUpdates:
         import torch
 
         strided, plain = torch.strided, (torch.nn.Parameter, torch.Tensor)
-        found: list[tuple[Any, ...]] = []
+        states: list[tuple[Any, ...]] = []
         for ref in self._tracked:
             weight = ref()
             if weight is None:
-                found.append(())
+                states.append(())
                 continue
             gradient = weight.grad
-            read = weight.is_cpu and len(found) < READ and type(weight) in plain and weight.layout == strided and weight.is_contiguous()
+            read = weight.is_cpu and len(states) < READ and type(weight) in plain and weight.layout == strided and weight.is_contiguous()
             state: tuple[Any, ...] = weight._version, some_bytes(weight) if read else b""
             if gradient is not None:  # a sparse gradient has no address
                 state += (gradient.data_ptr() if gradient.layout == strided else 0, gradient._version)
-            found.append(state)
-        return found
+            states.append(state)
+        return states
 
 
 def some_bytes(weight: Any) -> bytes:
@@ -419,8 +421,10 @@ def with_gradients() -> list[Any]:
 
     everything = gc.get_objects()
     kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, torch.Tensor)}
-    tensors = [one for one in everything if type(one) in kinds and one.requires_grad and one.is_leaf and one.grad is not None]
-    return [one for one in tensors if isinstance(one, torch.nn.Parameter)] or tensors
+    tensors = [
+        tensor for tensor in everything if type(tensor) in kinds and tensor.requires_grad and tensor.is_leaf and tensor.grad is not None
+    ]
+    return [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)] or tensors
 
 
 own_updates = OwnUpdates()

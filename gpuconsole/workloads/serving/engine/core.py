@@ -167,8 +167,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, plan: Iteration) -> None:
         self.running.remove(sequence)
-        plan.prefills = [one for one in plan.prefills if one[0] is not sequence]
-        plan.decodes = [one for one in plan.decodes if one is not sequence]
+        plan.prefills = [prefill for prefill in plan.prefills if prefill[0] is not sequence]
+        plan.decodes = [decode for decode in plan.decodes if decode is not sequence]
         self._release(sequence)
         sequence.computed = 0
         sequence.preemptions += 1
@@ -204,14 +204,14 @@ class PrefixCache:
 
         The returned blocks stay valid after the cache evicts them.
         """
-        found = []
+        blocks = []
         for key, block in self._chain(tokens[:-1]):
             held = self._held.get(key)
             if held is None or held[0] != block:
                 break
             self._held.move_to_end(key)
-            found.append(held[1])
-        return found
+            blocks.append(held[1])
+        return blocks
 
     def count(self, tokens: list[int], blocks: list[torch.Tensor]) -> None:
         """Record that `blocks` of `tokens` are used."""
@@ -293,7 +293,7 @@ class Core:
     def iterate(self) -> None:
         """One pass: pieces of prompts one by one, then one token for all decoding sequences."""
         plan = self.scheduler.plan(time.monotonic())
-        for sequence in (*(one for one, _, _ in plan.prefills), *plan.decodes):
+        for sequence in (*(prefilled for prefilled, _, _ in plan.prefills), *plan.decodes):
             for n, held in enumerate(sequence.reused):
                 self.decoder.write(sequence.slot, n * self.scheduler.block_size, held)
             sequence.reused = []

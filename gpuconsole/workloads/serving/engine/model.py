@@ -167,8 +167,8 @@ def warm_up(module: nn.Module, dtype: torch.dtype) -> None:
     """Compile the product of one row for each shape. Takes some seconds on a GPU. Raises ValueError where torch cannot compile for this GPU."""
     from torch.utils._triton import has_triton
 
-    layers = {tuple(one.weight.shape): one for one in module.modules() if isinstance(one, Int8Linear)}
-    if any(one.weight.is_cuda for one in layers.values()) and not has_triton():
+    layers = {tuple(layer.weight.shape): layer for layer in module.modules() if isinstance(layer, Int8Linear)}
+    if any(layer.weight.is_cuda for layer in layers.values()) and not has_triton():
         raise ValueError("quantization int8 on a GPU needs torch.compile, and this torch has no Triton for the GPU")
     for layer in layers.values():
         layer(torch.zeros(1, layer.weight.shape[1], device=layer.weight.device, dtype=dtype))
@@ -218,10 +218,10 @@ def train(d_model: int, n_layer: int, progress: Callable[[str], None]) -> dict[s
 def keep(weights: dict[str, torch.Tensor], path: Path) -> None:
     """Write the file completely or not at all: another server may write it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, made = tempfile.mkstemp(dir=path.parent)
+    handle, partial = tempfile.mkstemp(dir=path.parent)
     os.close(handle)
-    torch.save(weights, made)
-    os.replace(made, path)
+    torch.save(weights, partial)
+    os.replace(partial, path)
 
 
 def models_folder() -> Path:

@@ -145,7 +145,7 @@ class Client:
         aiohttp's `sock_read` restarts a timer for every chunk, which takes a tenth of the CPU time of a token.
         """
         late = now() - self._timeout_s
-        for response in [one for one, t in self._received.items() if t < late]:
+        for response in [waiting for waiting, t in self._received.items() if t < late]:
             self._silent.add(response)
             response.close()
 
@@ -270,23 +270,23 @@ async def refusal_text(response: aiohttp.ClientResponse) -> str:
 def in_one_line(text: str) -> str:
     """The server's reason in the body of a refusal; empty for an empty body. Known forms: OpenAI's `error`, FastAPI's `detail`, a plain text."""
     try:
-        said = msgspec.json.decode(text)
+        answer = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        said = text
-    if isinstance(said, dict):
-        said = said.get("error", said.get("detail", said))
-    if isinstance(said, list) and said:
-        said = said[0]
-    if isinstance(said, dict):
-        words, where = said.get("message", said.get("msg", said)), said.get("loc")
-        said = f"{words}: {'.'.join(map(str, where))}" if isinstance(where, list) else words
-    return visible(" ".join(str(said).split()))[:160]
+        answer = text
+    if isinstance(answer, dict):
+        answer = answer.get("error", answer.get("detail", answer))
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
+    if isinstance(answer, dict):
+        reason, where = answer.get("message", answer.get("msg", answer)), answer.get("loc")
+        answer = f"{reason}: {'.'.join(map(str, where))}" if isinstance(where, list) else reason
+    return visible(" ".join(str(answer).split()))[:160]
 
 
 async def refusal(response: aiohttp.ClientResponse) -> str:
     """The status and the server's reason for a refusal, in one line."""
-    said = in_one_line(await refusal_text(response)) or response.reason or NO_REASON
-    return redirection(response) or f"HTTP {response.status}: {said}"
+    reason = in_one_line(await refusal_text(response)) or response.reason or NO_REASON
+    return redirection(response) or f"HTTP {response.status}: {reason}"
 
 
 # --- the fields of a request beyond OpenAI's API, and the refusal of such a field by a server ----------------
@@ -402,8 +402,8 @@ class Outage:
             self._failing_since = t
         self._failures += 1
         self.failure = error
-        if not streams and (words := connection_problem(error)):
-            self._down(words, self._failing_since)
+        if not streams and (problem := connection_problem(error)):
+            self._down(problem, self._failing_since)
 
     def failing_s(self, t: float) -> float:
         """Seconds since the first failure after the last token; 0 without such a failure."""

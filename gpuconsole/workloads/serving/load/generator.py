@@ -104,7 +104,7 @@ class Generator:
         self._lags: list[float] = []
         self._sent: deque[str] = deque(maxlen=SENT)
         self._shared: tuple[float, float | None] = (0.0, None)
-        self._shared_by_recorded = shared_ratio([one.text for one in recorded]) if recorded else None
+        self._shared_by_recorded = shared_ratio([prompt.text for prompt in recorded]) if recorded else None
         self._e2e: deque[float] = deque(maxlen=50)
         self._ticked = now()
         self._paused = False
@@ -113,7 +113,7 @@ class Generator:
         self.failed = ""
 
     async def run(self) -> None:
-        tasks = [asyncio.create_task(one) for one in (self._load(), self._tick_for_ever(), self._watch_lateness())]
+        tasks = [asyncio.create_task(work) for work in (self._load(), self._tick_for_ever(), self._watch_lateness())]
         await self.stopped.wait()
         for task in tasks:
             task.cancel()

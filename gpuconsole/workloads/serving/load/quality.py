@@ -45,13 +45,13 @@ async def perplexity(session: aiohttp.ClientSession, url: str, model: str) -> tu
 
 async def _token_scores(session: aiohttp.ClientSession, url: str, model: str, text: str) -> list[float]:
     """Log probabilities by OpenAI's `echo`, otherwise by vLLM's `prompt_logprobs`."""
-    said = {"model": model, "prompt": text, "temperature": 0}
+    request = {"model": model, "prompt": text, "temperature": 0}
     try:
-        choice = await _ask(session, f"{url}/v1/completions", {**said, "max_tokens": 0, "echo": True, "logprobs": 0})
+        choice = await _ask(session, f"{url}/v1/completions", {**request, "max_tokens": 0, "echo": True, "logprobs": 0})
         scores = (choice.get("logprobs") or {}).get("token_logprobs") or []
     except RequestFailed:
-        choice = await _ask(session, f"{url}/v1/completions", {**said, "max_tokens": 1, "prompt_logprobs": 0})
-        scores = [next(iter(one.values()))["logprob"] if one else None for one in choice.get("prompt_logprobs") or []]
+        choice = await _ask(session, f"{url}/v1/completions", {**request, "max_tokens": 1, "prompt_logprobs": 0})
+        scores = [next(iter(token.values()))["logprob"] if token else None for token in choice.get("prompt_logprobs") or []]
     return [float(score) for score in scores if score is not None]
 
 

@@ -163,9 +163,9 @@ class Prompts:
         lengths = [self._lengths(draws, knobs) for _ in range(DRAWS)]
         return sum(wanted > (self._most(output) or wanted) for wanted, output in lengths) / DRAWS
 
-    def _next_recorded(self, one: RecordedPrompt, knobs: Knobs) -> tuple[str, int]:
-        tokens = one.output_tokens if one.output_tokens is not None else _length(self._random, int(knobs["output_tokens"]), knobs)
-        return self._varied(one.text, one.shared), tokens
+    def _next_recorded(self, recorded: RecordedPrompt, knobs: Knobs) -> tuple[str, int]:
+        tokens = recorded.output_tokens if recorded.output_tokens is not None else _length(self._random, int(knobs["output_tokens"]), knobs)
+        return self._varied(recorded.text, recorded.shared), tokens
 
     def _varied(self, prompt: str, shared: int) -> str:
         """The requested variant of `prompt`, whose first `shared` characters other prompts have too."""

@@ -66,8 +66,8 @@ class RunLog:
 
 
 def _describe(gradient: torch.Tensor) -> dict[str, object]:
-    found = gradient.detach()
-    flat = (found.coalesce().values() if found.is_sparse else found).float()  # of a sparse gradient: its rows
+    detached = gradient.detach()
+    flat = (detached.coalesce().values() if detached.is_sparse else detached).float()  # of a sparse gradient: its rows
     low, high = flat.min().item(), flat.max().item()
     counts = torch.histc(flat, HISTOGRAM_BINS, low, high).tolist()
     return {"norm": flat.norm().item(), "mean": flat.mean().item(), "low": low, "high": high, "histogram": counts}
@@ -395,10 +395,10 @@ class TrainingLoop:
     def _make_optimizer(self, before: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
         optim = str(self.knobs["optim"])
         make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another optimizer for some of its parameters
-        made = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
+        optimizer = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
         if before is not None:
-            carry_state(self.plan.local(before), self.plan.local(made))
-        return made
+            carry_state(self.plan.local(before), self.plan.local(optimizer))
+        return optimizer
 
     def lay_out(self) -> None:
         """Bring weights and their optimizer state into the memory format of the knob `channels_last`."""

@@ -242,19 +242,19 @@ def without_effect(knobs: Knobs, device: torch.device) -> dict[str, str]:
     """The knobs whose present value has no effect on `device`, with the reason."""
     if device.type == "cuda":
         return _on_cuda(knobs, device)
-    found = {name: why for name, (values, why) in ON_A_CPU.items() if name in knobs and knobs[name] in values}
+    reasons = {name: why for name, (values, why) in ON_A_CPU.items() if name in knobs and knobs[name] in values}
     if knobs.get("memory_limit_mb"):
-        found["memory_limit_mb"] = "no CPU allocator enforces it: it is the limit that the memory rules compare with"
-    return found
+        reasons["memory_limit_mb"] = "no CPU allocator enforces it: it is the limit that the memory rules compare with"
+    return reasons
 
 
 def _on_cuda(knobs: Knobs, device: torch.device) -> dict[str, str]:
-    found = {}
+    reasons = {}
     capability = torch.cuda.get_device_capability(device)
     if knobs.get("precision") == "tf32" and capability < TF32_SINCE:
-        found["precision"] = (
+        reasons["precision"] = (
             f"TF32 needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}: matrix products stay in fp32"
         )
     if knobs.get("non_blocking") and not knobs.get("pin_memory"):
-        found["non_blocking"] = "batches are not in page-locked memory, so the host waits for each copy"
-    return found
+        reasons["non_blocking"] = "batches are not in page-locked memory, so the host waits for each copy"
+    return reasons

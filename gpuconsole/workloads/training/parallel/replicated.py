@@ -54,8 +54,8 @@ class Replicated(Plan):
         if not self._zero1:
             return make(trained(model))
         like = make([nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))])  # its class and settings
-        known = ("lr", "momentum", "foreach", "fused", "weight_decay", "betas", "eps")
-        settings = {name: value for name, value in like.defaults.items() if name in known}
+        passed_on = ("lr", "momentum", "foreach", "fused", "weight_decay", "betas", "eps")
+        settings = {name: value for name, value in like.defaults.items() if name in passed_on}
         return ZeroRedundancyOptimizer(trained(model), optimizer_class=type(like), **settings)
 
     def local(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -88,21 +88,21 @@ def sync_gaps(loop: TrainingLoop) -> Signals:
         recorder.stop()
         if recorder.error:
             raise ProbeError(recorder.error)
-        found = stalls(read_trace(path))
+        stalled = stalls(read_trace(path))
     except TraceError as error:
         raise ProbeError(str(error)) from None
     finally:
         recorder.stop()
         path.unlink(missing_ok=True)
     source = f"probe P4, {PROFILED_STEPS} steps under torch.profiler, per step"
-    where = f", mostly in {found.where}" if found.where else ""
+    where = f", mostly in {stalled.where}" if stalled.where else ""
     return {
         "probe.sync_gaps_s": Signal(
-            found.after_sync_s / PROFILED_STEPS, "s", f"{source}: gaps that begin with a synchronisation's return{where}"
+            stalled.after_sync_s / PROFILED_STEPS, "s", f"{source}: gaps that begin with a synchronisation's return{where}"
         ),
-        "probe.gaps_s": Signal(found.gaps_s / PROFILED_STEPS, "s", f"{source}: no kernel and no copy runs"),
-        "probe.busy_s": Signal(found.busy_s / PROFILED_STEPS, "s", f"{source}: a kernel or a copy runs"),
-        "probe.syncs_per_step": Signal(found.syncs / PROFILED_STEPS, "", source),
+        "probe.gaps_s": Signal(stalled.gaps_s / PROFILED_STEPS, "s", f"{source}: no kernel and no copy runs"),
+        "probe.busy_s": Signal(stalled.busy_s / PROFILED_STEPS, "s", f"{source}: a kernel or a copy runs"),
+        "probe.syncs_per_step": Signal(stalled.syncs / PROFILED_STEPS, "", source),
     }
 
 

@@ -49,11 +49,11 @@ def loader_alone(loop: TrainingLoop) -> Signals:
             failed = f"; {describe_changes(way, loop.knobs)} failed: {error}"
             break
     signals: Signals = {}
-    for label, found in drained.items():
-        source = f"probe P6, {found.batches} batches, {found.workers} workers{failed}"
-        signals[f"probe.{label}_samples_per_s"] = Signal(found.samples_per_s, "samples/s", source)
+    for label, rate in drained.items():
+        source = f"probe P6, {rate.batches} batches, {rate.workers} workers{failed}"
+        signals[f"probe.{label}_samples_per_s"] = Signal(rate.samples_per_s, "samples/s", source)
         signals[f"probe.{label}_cpu_ratio"] = Signal(
-            found.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
+            rate.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
         )
     if present:
         source = f"probe P6, {first.batches} batches: time that the receiving process does not wait for a message, but unpacks one"
@@ -169,8 +169,8 @@ def _place(frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code is BETWEEN_PHASES:
             called = inner[-1] if inner else frame
-            ours = called.f_code is COLLECTED or not called.f_code.co_filename.startswith(str(_SOURCES))
-            own = frame if ours else called
+            called_by_loop = called.f_code is COLLECTED or not called.f_code.co_filename.startswith(str(_SOURCES))
+            own = frame if called_by_loop else called
             name = Path(own.f_code.co_filename).relative_to(_SOURCES)
             return f"{name}:{own.f_lineno} {own.f_code.co_name}"
         if frame.f_code is STEP:

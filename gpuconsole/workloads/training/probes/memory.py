@@ -91,19 +91,19 @@ def saved_bytes(forward: Callable[[], torch.Tensor], besides: Iterable[torch.Ten
 
     Parameters and `besides` (the batch) do not count, because they exist anyway. Copies of weights that autocast made do count.
     """
-    known = {part.untyped_storage().data_ptr() for tensor in besides for part in _plain(tensor)}
-    found: dict[int, int] = {}
+    besides_storages = {part.untyped_storage().data_ptr() for tensor in besides for part in _plain(tensor)}
+    saved: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         for part in _plain(tensor):
             storage = part.untyped_storage()
-            if storage.data_ptr() not in known and not isinstance(_root(part), torch.nn.Parameter):
-                found[storage.data_ptr()] = storage.nbytes()
+            if storage.data_ptr() not in besides_storages and not isinstance(_root(part), torch.nn.Parameter):
+                saved[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # the tensor itself may belong to the node that saves it: a cycle, which would keep a pass that broke off
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = forward()
-    return result, float(sum(found.values()))
+    return result, float(sum(saved.values()))
 
 
 def _root(tensor: torch.Tensor) -> Any:
