@@ -12,7 +12,7 @@ from typing import Any
 from ..clock import now
 from . import passes, tracing
 from .calls import spanned
-from .evidence.loading import loading
+from .evidence.observed import loading
 from .evidence.steps import iterations
 from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS, OWN, get_ident

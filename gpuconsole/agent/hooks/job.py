@@ -34,8 +34,7 @@ from .account import SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
-from .evidence.loading import loading
-from .evidence.observed import Arithmetic, CopyCount, memory_parts
+from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
 from .evidence.probes import PROBES, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch

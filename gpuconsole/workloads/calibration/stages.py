@@ -55,6 +55,10 @@ class Bench:
         """The numbers of CPU threads to measure with: that of a workload (all cores but one), and all cores. On a GPU there is no difference."""
         return (self.threads,) if self.on_gpu else tuple(sorted({self.threads, cores()}))
 
+    def by(self, threads: int) -> str:
+        """The number of threads, as the end of a detail; empty on a GPU."""
+        return "" if self.on_gpu else f", {threads_text(threads)}"
+
 
 class Stage(NamedTuple):
     """`measure` returns the figures `names`. Where it raises, they read n/a with the error as the reason."""
@@ -126,7 +130,7 @@ def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
     finally:
         torch.set_num_threads(bench.threads)
         set_matmul_precision("fp32")
-    return as_rate(name, flops, times, f"{side} x {side}" + ("" if bench.on_gpu else f", {threads_text(threads)}"))
+    return as_rate(name, flops, times, f"{side} x {side}{bench.by(threads)}")
 
 
 def _convolution(bench: Bench) -> list[Reached]:
@@ -134,8 +138,7 @@ def _convolution(bench: Bench) -> list[Reached]:
 
     def measure(threads: int) -> Reached:
         times = repeats_s(work, bench.device, bench.budget_s)
-        by = "" if bench.on_gpu else f", {threads_text(threads)}"
-        return as_rate("conv_fp32_flops_per_s", flops, times, f"3x3, 256 channels{by}")
+        return as_rate("conv_fp32_flops_per_s", flops, times, f"3x3, 256 channels{bench.by(threads)}")
 
     return _fastest(bench, measure)
 
@@ -157,8 +160,12 @@ def _reading(precision: str) -> Callable[[Bench], list[Reached]]:
 
         def with_threads(threads: int) -> Reached:
             moved, work, _ = reading(width, bench.device, DTYPES[precision], BLOCK)
-            by = "" if bench.on_gpu else f", {threads_text(threads)}"
-            return as_rate(name, moved, repeats_s(work, bench.device, bench.budget_s), f"transformer blocks of width {width}, one row{by}")
+            return as_rate(
+                name,
+                moved,
+                repeats_s(work, bench.device, bench.budget_s),
+                f"transformer blocks of width {width}, one row{bench.by(threads)}",
+            )
 
         return _fastest(bench, with_threads)
 

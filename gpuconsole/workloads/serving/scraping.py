@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.agent.clock import now
 from gpuconsole.wire.events import ServerState
-from gpuconsole.workloads.serving.http import read_body, redirection
-from gpuconsole.workloads.serving.problems import explain
+from gpuconsole.workloads.serving.http import explain, read_body, redirection
 
 # --- reads the /metrics page of a model server again and again, at most as often as its cost allows ----------
 

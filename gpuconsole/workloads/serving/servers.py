@@ -30,8 +30,7 @@ from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
-from gpuconsole.workloads.serving.http import api_key, read_json, redirection
-from gpuconsole.workloads.serving.problems import cause, explain, is_fatal, outlook, speaks_tls
+from gpuconsole.workloads.serving.http import api_key, cause, explain, is_fatal, outlook, read_json, redirection, speaks_tls
 
 READY_S = 1200.0
 """Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""

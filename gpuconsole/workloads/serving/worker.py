@@ -48,8 +48,7 @@ from gpuconsole.wire.events import (
     encode,
 )
 from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
-from gpuconsole.workloads.serving.http import api_key, connect, make_key
-from gpuconsole.workloads.serving.problems import explain
+from gpuconsole.workloads.serving.http import api_key, connect, explain, make_key
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.workloads.serving.problems import cause
+from gpuconsole.workloads.serving.http import cause
 
 LOGS = Path(__file__).parent / "vllm_logs"
 EXPECTED = {

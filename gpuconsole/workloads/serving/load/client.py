@@ -14,8 +14,7 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
-from gpuconsole.workloads.serving.http import pieces, redirection
-from gpuconsole.workloads.serving.problems import explain
+from gpuconsole.workloads.serving.http import explain, pieces, redirection
 
 # --- requests ------------------------------------------------------------------------------------------------
 

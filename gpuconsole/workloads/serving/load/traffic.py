@@ -16,9 +16,8 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.recorded import RecordedPrompt
-from gpuconsole.workloads.serving.http import read_json
+from gpuconsole.workloads.serving.http import explain, read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
-from gpuconsole.workloads.serving.problems import explain
 
 # --- prompts -------------------------------------------------------------------------------------------------
 
