@@ -12,7 +12,7 @@ import torch
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.catalog import PROBES
 
 OF_ORDINARY_STEPS = ("side_work_off", "script_lines")

@@ -37,7 +37,7 @@ from gpuconsole.agent.world import World
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.worker import make_service
 
 TARGET_RATIO = 0.995

@@ -83,7 +83,7 @@ class Announcer:
         self._noted: set[str] = set()
 
     def __call__(self) -> None:
-        from gpuconsole.workloads.training.loop.settings import without_effect
+        from gpuconsole.workloads.training.settings import without_effect
 
         knobs = self._loop.knobs
         notes = {"peak": f"{knobs.get('precision', 'fp32')} {self._loop.task.dense_kind}"}
@@ -116,7 +116,7 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
     from gpuconsole.workloads.device import refuse_unless_tested, refusing, torch_device
     from gpuconsole.workloads.device_memory import set_up_allocator
-    from gpuconsole.workloads.training.loop.loop import TrainingLoop
+    from gpuconsole.workloads.training.loop import TrainingLoop
     from gpuconsole.workloads.training.parallel.choose import plan_for
     from gpuconsole.workloads.training.probes.catalog import probes_of
 

@@ -13,7 +13,7 @@ from gpuconsole.agent.account import SAMPLE_SPAN_S, CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.model.run import PHASES
 from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.task import Batch
 from tests.workloads.running import knobs_of
 from tests.workloads.small import added_up

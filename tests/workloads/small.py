@@ -12,7 +12,7 @@ from gpuconsole.model.run import Step
 from gpuconsole.wire.marks import MarkedStep
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.churn import ChurnTask
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 
 CPU = torch.device("cpu")

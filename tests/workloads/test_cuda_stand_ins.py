@@ -14,7 +14,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.profiling import window
 from gpuconsole.workloads.serving.engine import build as server_build
-from gpuconsole.workloads.training.loop.settings import check_compile
+from gpuconsole.workloads.training.settings import check_compile
 from tests.workloads.small import small_gpt_loop
 
 CUDA = torch.device("cuda", 0)

@@ -21,7 +21,7 @@ from gpuconsole.wire.events import ProbeDone, RunProbe, Started
 from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
 from gpuconsole.workloads.training import ragged, recommender
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.memory import heap_peaks
 from tests.workloads.running import RunningWorker, knobs_of
 from tests.workloads.small import CPU, added_up, job_state, losses

@@ -13,7 +13,7 @@ import torch
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training import churn, gpt, vision
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import gpu, loader
 from gpuconsole.workloads.training.probes.catalog import PROBES
 from gpuconsole.workloads.training.probes.gpu import GPU_PROBES, h2d_copies, launch, sync_gaps
@@ -80,7 +80,7 @@ def test_the_stack_probe_names_the_line(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path, gc_collect_every=1)
     found = PROBES["script_lines"](loop)
     assert found["stack.script_ratio"].value > 0.2
-    assert "training/loop/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
+    assert "training/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog
 from gpuconsole.workloads.training.probes.catalog import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 from gpuconsole.workloads.training.probes.memory import memory_parts

@@ -25,11 +25,10 @@ from gpuconsole.workloads.facts import model_facts
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded
 from gpuconsole.workloads.training.loader import Copier
-from gpuconsole.workloads.training.loop import settings
-from gpuconsole.workloads.training.loop.loop import TrainingLoop, largest_gradient_percentiles
-from gpuconsole.workloads.training.loop.settings import FLOOR, HORIZON, factor, without_effect
+from gpuconsole.workloads.training.loop import TrainingLoop, largest_gradient_percentiles, settings
 from gpuconsole.workloads.training.parallel.choose import plan_for
 from gpuconsole.workloads.training.probes.memory import held_bytes, saved_bytes, state_bytes
+from gpuconsole.workloads.training.settings import FLOOR, HORIZON, factor, without_effect
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, losses, small_gpt_loop
 
@@ -303,7 +302,7 @@ from pathlib import Path
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads import device_memory
 from gpuconsole.agent import probes
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 torch.set_num_threads(1)
 knobs = knobs_of("vision-healthy", width=40, image_size=56, batch_size=16, num_workers=0)

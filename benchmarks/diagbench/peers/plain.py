@@ -28,11 +28,11 @@ from benchmarks.diagbench.peers.peer import CASES
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.device_memory import set_up_allocator
+from gpuconsole.workloads.training import settings
 from gpuconsole.workloads.training.loader import as_they_are
-from gpuconsole.workloads.training.loop import settings
-from gpuconsole.workloads.training.loop.loop import EVAL_BATCHES, RunLog, largest_gradient_percentiles, save_checkpoint
-from gpuconsole.workloads.training.loop.settings import Schedule, make_optimizer
+from gpuconsole.workloads.training.loop import EVAL_BATCHES, RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.parallel.plan import trained
+from gpuconsole.workloads.training.settings import Schedule, make_optimizer
 from gpuconsole.workloads.training.task import Batch, Stream, Task
 from gpuconsole.workloads.training.vision import VisionTask, in_one_piece
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.device import Kind
-from gpuconsole.workloads.training.loop.settings import LEARNING_RATE, make_optimizer
 from gpuconsole.workloads.training.parallel.plan import Parameters
+from gpuconsole.workloads.training.settings import LEARNING_RATE, make_optimizer
 from gpuconsole.workloads.training.task import Batch, count_training_flops
 
 FEATURES = 26

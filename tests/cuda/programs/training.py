@@ -19,7 +19,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.marks import MarkedStep
 from gpuconsole.workloads.calibration.measures import best_copy_bytes_per_s, dense_flops_per_s
 from gpuconsole.workloads.training import churn, gpt
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog, gpu, loader, memory
 from gpuconsole.workloads.training.probes.catalog import PROBES, cached_batch, memory_parts
 from tests.workloads.running import knobs_of

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from gpuconsole.diagnosis.models.memory import fragmentation_bytes, gathered_bytes, greedy_share, optimizer_bytes, states, states_by_count
 from gpuconsole.diagnosis.models.shape import GptShape, Tensor, gpt_tensors
 from gpuconsole.workloads.training.gpt import GPT
-from gpuconsole.workloads.training.loop.settings import make_optimizer
 from gpuconsole.workloads.training.probes import memory
+from gpuconsole.workloads.training.settings import make_optimizer
 from tests.diagnosis.models.gpt import POSITIONS, Case, batch_of, build, forward
 
 SHAPE = GptShape(2, 16, 16, 128, 2, 256)

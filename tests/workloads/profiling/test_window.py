@@ -15,7 +15,7 @@ from gpuconsole.workloads.profiling.summary import Update
 from gpuconsole.workloads.profiling.trace import read_trace
 from gpuconsole.workloads.profiling.window import ProfileError, Profiling, profile_passes, update_of
 from gpuconsole.workloads.training import gpt, vision
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.catalog import op_mix
 from tests.waiting import wait_until
 from tests.workloads.running import RunningWorker, knobs_of

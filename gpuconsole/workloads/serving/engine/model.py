@@ -20,7 +20,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.workloads.process import cache_folder
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, Block
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 
 # --- A GPT with a KV cache -----------------------------------------------------------------------------------
 

@@ -30,13 +30,13 @@ from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.loop.settings import apply_model_knobs, make_optimizer
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import local_part
 from gpuconsole.workloads.training.probes.communication import exchange_sizes, exposed_communication
 from gpuconsole.workloads.training.probes.gpu import GPU_PROBES
 from gpuconsole.workloads.training.probes.loader import loader_alone, script_lines
 from gpuconsole.workloads.training.probes.memory import heap_peaks, memory_parts
+from gpuconsole.workloads.training.settings import apply_model_knobs, make_optimizer
 
 PROFILED_PASSES = 2
 

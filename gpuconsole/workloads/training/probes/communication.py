@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, half_width, rounds, stopwatch, untouched
 from gpuconsole.agent.protocol import Signal
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import trained
 from gpuconsole.workloads.training.task import Batch
 

@@ -13,7 +13,7 @@ from gpuconsole.agent.probes import ProbeError, rounds, stopwatch, synchronize, 
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace, stalls
 from gpuconsole.workloads.profiling.window import Recorder
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.0
 PROFILED_STEPS = 3

@@ -15,9 +15,9 @@ from gpuconsole.agent.probes import ProbeError, StackSamples, rounds
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import PROBE
+from gpuconsole.workloads.training import loop as loop_module
 from gpuconsole.workloads.training.loader import LoaderStream, waits_for_messages
-from gpuconsole.workloads.training.loop import loop as loop_module
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 
 # --- the probe of the data loader (P6) -----------------------------------------------------------------------
 
@@ -180,4 +180,4 @@ def _place(frame: FrameType | None) -> str:
     return ""
 
 
-_SOURCES = Path(loop_module.__file__).parents[3]
+_SOURCES = Path(loop_module.__file__).parents[2]

@@ -12,7 +12,7 @@ from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds, untouched
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.workloads.device_memory import MB, limit_bytes
-from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.5
 LEAST, MOST = 3, 12

@@ -23,7 +23,10 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.device import account_for
 from gpuconsole.workloads.training.loader import Copier, Streams, settle_steps
-from gpuconsole.workloads.training.loop.settings import (
+from gpuconsole.workloads.training.parallel.choose import check_precision
+from gpuconsole.workloads.training.parallel.plan import Plan
+from gpuconsole.workloads.training.parallel.straggler import lose, losing_backward, lost_s
+from gpuconsole.workloads.training.settings import (
     Schedule,
     apply_model_knobs,
     autocast,
@@ -37,9 +40,6 @@ from gpuconsole.workloads.training.loop.settings import (
     make_scaler,
     set_memory_format,
 )
-from gpuconsole.workloads.training.parallel.choose import check_precision
-from gpuconsole.workloads.training.parallel.plan import Plan
-from gpuconsole.workloads.training.parallel.straggler import lose, losing_backward, lost_s
 from gpuconsole.workloads.training.task import Batch, Task
 
 # --- side work of a training script: logs, gradient statistics, checkpoints in the scratch folder ------------
