@@ -81,6 +81,21 @@ def percent(ratio: float | None) -> str:
     return f"{ratio * 100:>3.0f} %" if ratio is not None and math.isfinite(ratio) else NA.rjust(5)
 
 
+def watts(power: float | None, limit: float | None = None) -> str:
+    """`612/700 W`: at least three digits of width, with the limit where it is known."""
+    return NA if power is None else f"{power:3.0f}/{limit:.0f} W" if limit else f"{power:3.0f} W"
+
+
+def degrees(celsius: float | None, unit: str = " °C") -> str:
+    """`61 °C`: at least two digits of width."""
+    return NA if celsius is None else f"{celsius:2.0f}{unit}"
+
+
+def cores(busy: float | None) -> str:
+    """` 3.2`, four cells: a number of CPU cores."""
+    return NA if busy is None else f"{busy:4.1f}"
+
+
 def precise_percent(ratio: float | None) -> str:
     """`31 %`, `3.4 %`, `0.21 %`: two significant digits, for shares that may be small."""
     if ratio is None or not math.isfinite(ratio):
@@ -154,6 +169,15 @@ def clock(seconds: float) -> str:
     whole = max(0, int(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes:02}:{whole % 60:02}"
+
+
+def age(seconds: float) -> str:
+    """`42s`, `12m03s`, `2h01m`, `3d04h`: at most six cells for three years."""
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24:02}h" if days < 100 else f"{days}d"
+    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
 
 
 def about(seconds: float) -> str:

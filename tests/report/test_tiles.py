@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpuconsole.report.screen.devices import paint_devices
+from gpuconsole.report.machine.tiles import paint_devices
 from tests.tui.fake_session import gpu_view, steps
 from tests.tui.test_paint import text
 

@@ -17,13 +17,13 @@ from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report import charts
 from gpuconsole.report.cells import Row, fit, spark, to_ascii, wrap
 from gpuconsole.report.experiments import paint_done, paint_running, paint_tuning
+from gpuconsole.report.machine.tiles import paint_devices as paint_history
 from gpuconsole.report.run.account import columns_of, paint_steps
 from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.runs import entries, paint_runs
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
-from gpuconsole.report.screen.devices import paint_devices as paint_history
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys

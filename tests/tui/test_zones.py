@@ -13,11 +13,10 @@ from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Value, describe_changes, in_words, show
 from gpuconsole.model.metrics import series_key
-from gpuconsole.report.machine.tiles import tiles
+from gpuconsole.report.machine.tiles import paint_devices, tiles
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
-from gpuconsole.report.screen.devices import paint_devices
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys

@@ -1,4 +1,4 @@
-"""Many GPUs in a strip: a row for each metric, with a figure or at least a mark for each GPU, and the spread at the right end.
+"""Many GPUs in a strip: a row for each column, with a figure or at least a mark for each GPU, and the spread at the right end.
 
 All widths depend only on the number of GPUs and the width of the screen. No column moves when a value changes.
 """
@@ -12,9 +12,11 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from gpuconsole.model.metrics import series_key
+from gpuconsole.model.device_columns import HBM, HBM_BANDWIDTH, POWER, SM, TEMPERATURE, TENSOR, DeviceColumn
+from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.units import NA, digits
 from gpuconsole.report.cells import LEVELS, Row, Segment, fill, line
+from gpuconsole.report.machine.columns import label
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import silent_s
 
@@ -26,27 +28,24 @@ GROUP = 8
 LOST, MISSING, OLD = "x", "·", "?"
 
 
-class _Kind(NamedTuple):
-    """A row. A figure is the value over `per`. A mark is full at the value of the metric `top`; without `top`, at `full`."""
-
-    label: str
-    short: str
-    metric: str
-    unit: str
-    per: float = 0.01
-    top: str = ""
-    full: float = 1.0
-
-
-ROWS = (
-    _Kind("SM", "SM", "gpu.sm_active_ratio", "%"),
-    _Kind("tensor", "tensor", "gpu.tensor_active_ratio", "%"),
-    _Kind("HBM used", "HBM", "gpu.hbm_used_bytes", "GiB", 2.0**30, "gpu.hbm_total_bytes", 0.0),
-    _Kind("HBM bw", "HBM bw", "gpu.dram_active_ratio", "%"),
-    _Kind("power", "power", "gpu.power_w", "W", 1.0, "gpu.power_limit_w", 0.0),
-    _Kind("temp", "temp", "gpu.temperature_c", "°C", 1.0, "gpu.temperature_slowdown_c", 100.0),
-)
+ROWS = (SM, TENSOR, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE)
 """All rows, the most useful first. On a small screen the last rows are omitted."""
+_SHORT_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30)}
+
+
+class _Unit(NamedTuple):
+    """The unit of a row, and the size of one unit in the unit of the metric."""
+
+    name: str
+    size: float
+
+
+def _unit(column: DeviceColumn) -> _Unit:
+    unit = CATALOGUE[column.metric].unit
+    return _Unit(*_SHORT_UNITS.get(unit, (unit, 1.0)))
+
+
+UNITS = tuple(map(_unit, ROWS))
 
 
 class _Grid(NamedTuple):
@@ -127,7 +126,7 @@ _LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
 
 @lru_cache(maxsize=512)
 def _gpu(device: str) -> _Gpu:
-    keys = tuple((series_key(kind.metric, device), series_key(kind.top, device) if kind.top else "") for kind in ROWS)
+    keys = tuple((series_key(column.metric, device), series_key(column.top, device) if column.top else "") for column in ROWS)
     return _Gpu(device, device.partition(":")[2], keys)
 
 
@@ -142,13 +141,12 @@ def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     if width <= 0 or height <= 0 or not gpus:
         return fill([], width, max(0, height))
     grid = _grid(len(gpus), width)
-    kinds = ROWS[: max(1, height - 1)]
-    readings = [_read(view, gpus, n) for n in range(len(kinds))]
+    readings = [_read(view, gpus, n) for n in range(min(len(ROWS), max(1, height - 1)))]
     count = _count(view, gpus, readings)
     current = next((n for n, gpu in enumerate(gpus) if gpu.id == view.device.partition("/")[0]), -1)
     rows = [_numbers(gpus, current, count, grid, width)] if height > 1 else []
     remark = (f"  {count[0]}", count[1]) if height == 1 and count[1] != "dim" else None
-    rows += [_row(kind, reading, current, grid, width, remark) for kind, reading in zip(kinds, readings, strict=True)]
+    rows += [_row(n, reading, current, grid, width, remark) for n, reading in enumerate(readings)]
     return fill(rows, width, height)
 
 
@@ -158,8 +156,7 @@ def _gpus(view: View) -> list[_Gpu]:
 
 def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
     """The values of a row."""
-    kind, latest, lost = ROWS[row], view.latest, view.lost
-    degrees = kind.unit == "°C"
+    column, size, latest, lost = ROWS[row], UNITS[row].size, view.latest, view.lost
     reading = _Reading([], [], [])
     for gpu in gpus:
         key, top = gpu.keys[row]
@@ -167,13 +164,13 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
         if gpu.id in lost or value is None or not math.isfinite(value):
             reading.cells.append(_Cell(_LOST if gpu.id in lost else _MISSING, 0.0))
         elif silent_s(view, gpu.id):
-            reading.cells.append(_Cell(_OLD, value / kind.per))
+            reading.cells.append(_Cell(_OLD, value / size))
         else:
-            full = latest.get(top, kind.full) if top else kind.full
+            full = latest.get(top, column.full)
             share = value / full if full > 0 else 0.0
-            reading.cells.append(_Cell(max(0.0, share), value / kind.per, degrees and share >= 1))
-            reading.values.append(value / kind.per)
-            reading.tops.append(full / kind.per)
+            reading.cells.append(_Cell(max(0.0, share), value / size, column.hot and share >= 1))
+            reading.values.append(value / size)
+            reading.tops.append(full / size)
     if 0.0 in reading.tops:  # without a known top, the highest value is the top
         best = max(reading.values) or 1.0
         return reading._replace(
@@ -199,8 +196,8 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
     end = room - len(note) - 1 if note and len(note) + 6 <= room else room
     every = GROUP if grid.cell == 1 else 1
     here = current // grid.fold if current >= 0 else -1
-    label = count[0] if len(count[0]) < grid.label else count[0].replace(" ", "")
-    row: Row = [(f"{label:<{grid.label}}"[: grid.label], count[1])]
+    total = count[0] if len(count[0]) < grid.label else count[0].replace(" ", "")
+    row: Row = [(f"{total:<{grid.label}}"[: grid.label], count[1])]
     at = 0
     for n in sorted({*range(0, cells, every), *([here] if here >= 0 else [])}):
         number = gpus[current if n == here else n * grid.fold].number
@@ -214,8 +211,8 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
     return _exactly(width, [*row, (heads, "dim")])
 
 
-def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
-    """A metric of all GPUs. `remark` replaces the spread."""
+def _row(row: int, reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
+    """A column of all GPUs. `remark` replaces the spread."""
     cells = reading.cells
     if grid.fold > 1:
         cells = [max(cells[start : start + grid.fold]) for start in range(0, len(cells), grid.fold)]
@@ -234,9 +231,9 @@ def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, 
             gap = bool(grid.group) and n % grid.group == grid.group - 1 and n < len(cells) - 1
             pieces.append((text + " " * gap, style))
     merged = [("".join(text for text, _ in run), style) for style, run in groupby(pieces, key=itemgetter(1))]
-    label = kind.label if grid.label > 7 else kind.short
     room = width - grid.label - grid.width(len(cells))
-    return _exactly(width, [(f"{label:<{grid.label}}", "dim"), *merged, remark or (_spread(reading, kind, grid, room), "")])
+    spread = remark or (_spread(reading, UNITS[row].name, bool(ROWS[row].top), grid, room), "")
+    return _exactly(width, [(label(ROWS[row], grid.label), "dim"), *merged, spread])
 
 
 def _exactly(width: int, segments: list[Segment]) -> Row:
@@ -253,20 +250,20 @@ def _mark(cell: _Cell, current: bool) -> Segment:
     return LEVELS[max(1, min(8, round(cell.share * 8)))], "alert" if cell.hot else "accent" if current else "dim"
 
 
-def _spread(reading: _Reading, kind: _Kind, grid: _Grid, room: int) -> str:
-    """Minimum, median and maximum with the unit, and the top of the scale if it is the same for all GPUs."""
-    known, tops = reading.values, reading.tops
-    if not known or grid.spread == _NONE:
+def _spread(reading: _Reading, unit: str, with_top: bool, grid: _Grid, room: int) -> str:
+    """Minimum, median and maximum with the unit; `with_top`: also the top of the scale if it is the same for all GPUs."""
+    values, tops = reading.values, reading.tops
+    if not values or grid.spread == _NONE:
         return f"{NA:>6}" if grid.spread else ""
-    low, high = min(known), max(known)
+    low, high = min(values), max(values)
     if grid.spread == _RANGE:
-        unit = kind.unit[:1] if kind.unit == "GiB" else kind.unit
+        unit = "G" if unit == "GiB" else unit
         text = f"{low:.0f}-{high:.0f}{unit}"
         return f"{text if len(text) < _RANGE else f'to {high:.0f}{unit}':>{_RANGE}}"
-    text = "  " + " ".join(f"{_figure(value, kind):>4}" for value in (low, median(known), high)) + f" {kind.unit}"
-    top = f" of {_figure(tops[0], kind)}" if kind.top and tops[0] and min(tops) == max(tops) else ""
+    text = "  " + " ".join(f"{_figure(value, unit):>4}" for value in (low, median(values), high)) + f" {unit}"
+    top = f" of {_figure(tops[0], unit)}" if with_top and tops[0] and min(tops) == max(tops) else ""
     return text + top if len(text) + len(top) <= room else text
 
 
-def _figure(value: float, kind: _Kind) -> str:
-    return digits(value) if kind.unit == "GiB" else f"{value:.0f}"
+def _figure(value: float, unit: str) -> str:
+    return digits(value) if unit == "GiB" else f"{value:.0f}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuconsole.model import units
+from gpuconsole.model.device_columns import CORES, HBM, HBM_BANDWIDTH, HOST_MEMORY, POWER, SM, TEMPERATURE, UTILIZATION, DeviceColumn
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, beside, blank, fill, fit, inner_width, line, panel, spark, wrap
+from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, spark, wrap
+from gpuconsole.report.machine.columns import GAP, cell, heading, label, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
@@ -23,13 +24,16 @@ TALL = 28
 MOST_SPARK_ROWS = 40
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
-BANDWIDTH_WIDTH = 100
-"""From so many columns on, the table has the HBM bandwidth."""
+COLUMNS = (SM, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE)
+TRACES = (SM, HBM, HBM_BANDWIDTH, POWER)
+"""The histories of a GPU, the most useful first."""
+STATE = 13
+"""Cells of the column that says what a GPU does."""
+TRACE_TITLE = 11
+"""Cells of the name of a history."""
 LEAST_TRACE_ROWS, LEAST_TRACE_COLUMNS = 3, 30
 """A GPU shows a further history, with its name, for so much room each."""
 LEAST_PROCESSES = 4
-GAP = 3
-"""Cells between two columns of examples."""
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
 BUSY_RATIO = 0.02
@@ -51,10 +55,10 @@ def paint_overview(
     boxed = width >= WIDE and height >= TALL
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
-    gpus = [one for one in view.devices if one.is_gpu]
+    gpus = [device for device in view.devices if device.is_gpu]
     least = len(gpus) + 2 + LEAST_PROCESSES + 2 * frame if gpus else LEAST_HOST + frame
-    for shown in (hints, [one for one in hints if one.label], hints[:1]):
-        keys = _hint_rows(shown, inner)
+    for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
+        keys = _hint_rows(fewer, inner)
         rows = [*_headline(view, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
         if (room := height - len(rows)) >= least:
             break
@@ -74,19 +78,17 @@ def paint_overview(
 
 def _headline(view: View, width: int) -> list[Row]:
     """How many GPUs are free, or why there is none, in one line."""
-    gpus = [one for one in view.devices if one.is_gpu]
+    gpus = [device for device in view.devices if device.is_gpu]
     if gpus:
-        states = [_state(view, one)[0] for one in gpus]
+        states = [_state(view, gpu)[0] for gpu in gpus]
         free = states.count("free")
         name = facts.short_name(gpus[0].name)
-        lost = sum(one.id in view.lost for one in gpus)
-        counts = [
-            *([f"{free} free"] if free else []),
-            *(f"{n} {word}" for word, n in (("busy", len(gpus) - free - lost), ("lost", lost)) if n),
-        ]
-        what = f"{len(gpus)} GPUs: {', '.join(counts)}" if len(gpus) > 1 else f"{plain(name)}: {states[0]}"
-        used = len({one.pid for one in view.processes})
-        text = f"{what}; {used} {'process' if used == 1 else 'processes'}." if len(gpus) > 1 and used else f"{what}."
+        lost = sum(gpu.id in view.lost for gpu in gpus)
+        counts = (("free", free), ("busy", len(gpus) - free - lost), ("lost", lost))
+        several = f"{len(gpus)} GPUs: {', '.join(f'{count} {state}' for state, count in counts if count)}"
+        text = several if len(gpus) > 1 else f"{plain(name)}: {states[0]}"
+        users = len({process.pid for process in view.processes})
+        text += f"; {users} {'process' if users == 1 else 'processes'}." if len(gpus) > 1 and users else "."
         rest = "Nothing runs under gpuconsole yet."
     elif view.devices:
         text = f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU."
@@ -100,30 +102,29 @@ def _headline(view: View, width: int) -> list[Row]:
 
 def _hint_rows(hints: Sequence[Hint], width: int) -> list[Row]:
     """The keys, and the commands for a shell beside or below them."""
-    keys, commands = [one for one in hints if one.label], [one for one in hints if not one.label]
+    keys, commands = [hint for hint in hints if hint.label], [hint for hint in hints if not hint.label]
     if width < WIDE - 4:
-        return [*_key_rows(keys, width), *(line(width, (one.key, "code"), (f"   {one.text}", "dim")) for one in commands)]
+        return [*_key_rows(keys, width), *(line(width, (hint.key, "code"), (f"   {hint.text}", "dim")) for hint in commands)]
     half = width // 2 - 2
     left, right = _key_rows(keys, half), [line(half, ("In a shell:", "dim"))]
-    for one in commands:
-        if cell_width(one.key) + cell_width(one.text) + 5 <= half:
-            right.append(
-                line(half, ("  ", ""), (one.key.ljust(max(cell_width(two.key) for two in commands)), "code"), (f"   {one.text}", "dim"))
-            )
+    column = max((cell_width(hint.key) for hint in commands), default=0)
+    for hint in commands:
+        if cell_width(hint.key) + cell_width(hint.text) + 5 <= half:
+            right.append(line(half, ("  ", ""), (hint.key.ljust(column), "code"), (f"   {hint.text}", "dim")))
         else:
-            right += [line(half, ("  ", ""), (one.key, "code")), line(half, (f"      {one.text}", "dim"))]
+            right += [line(half, ("  ", ""), (hint.key, "code")), line(half, (f"      {hint.text}", "dim"))]
     height = max(len(left), len(right))
     gap = [line(width - 2 * half) for _ in range(height)]
     return beside(fill(left, half, height), gap, fill(right, half, height))
 
 
 def _key_rows(keys: Sequence[Hint], width: int) -> list[Row]:
-    column = max((cell_width(one.key) + cell_width(one.label) for one in keys), default=0) + 3
+    column = max((cell_width(hint.key) + cell_width(hint.label) for hint in keys), default=0) + 3
     rows = []
-    for one in keys:
-        first, *rest = wrap(one.text, max(8, width - column))
-        label = f" {one.label}".ljust(column - cell_width(one.key))
-        rows.append(line(width, (one.key, "key"), (label, "title"), first))
+    for hint in keys:
+        first, *rest = wrap(hint.text, max(8, width - column))
+        title = f" {hint.label}".ljust(column - cell_width(hint.key))
+        rows.append(line(width, (hint.key, "key"), (title, "title"), first))
         rows += [line(width, (" " * column, ""), text) for text in rest]
     return rows
 
@@ -131,109 +132,105 @@ def _key_rows(keys: Sequence[Hint], width: int) -> list[Row]:
 # --- devices ------------------------------------------------------------------------------------------------
 
 
-def _state(view: View, gpu: Device) -> tuple[str, str]:
+def _state(view: View, gpu: Device) -> Segment:
     """What a GPU does, in words, and the style."""
     if gpu.id in view.lost:
         return f"lost: {plain(view.lost[gpu.id])}", "alert"
-    if silent := facts.silent_s(view, gpu.id):
-        return f"silent for {silent:.0f} s", "alert"
-    users = len({one.pid for one in view.processes if one.device == gpu.id})
-    if users:
+    if silent_s := facts.silent_s(view, gpu.id):
+        return f"silent for {silent_s:.0f} s", "alert"
+    if users := len({process.pid for process in view.processes if process.device == gpu.id}):
         return f"{users} {'process' if users == 1 else 'processes'}", ""
-    shares = (facts.latest(view, metric, gpu.id) for metric in ("gpu.sm_active_ratio", "gpu.utilization_ratio"))
+    shares = (read(view, column, gpu.id).value for column in (SM, UTILIZATION))
     if next((share for share in shares if share is not None), 0.0) > BUSY_RATIO:
         return "busy", ""
     return ("free", "good") if gpu.id not in view.processes_missing else ("processes n/a", "dim")
 
 
+class _Table(NamedTuple):
+    """The columns of the GPUs in a table of `width` cells: id, name (0 cells: left out), state, figures; then the history."""
+
+    width: int
+    ids: int
+    names: int
+    columns: Sequence[DeviceColumn]
+
+    def head(self) -> Row:
+        cells = [fit("device", self.ids), *([fit("", self.names)] if self.names else []), fit("state", STATE), *map(heading, self.columns)]
+        return line(self.width, ("  ".join(cells), "dim"), ("   last minutes" if self.width >= HBM_BANDWIDTH.from_width else "", "dim"))
+
+    def name(self, view: View, gpu: Device) -> Row:
+        name = fit(plain(facts.short_name(gpu.name)), self.names)
+        return [(fit(gpu.id, self.ids) + "  ", "accent" if gpu.id == view.device else ""), *([(name + "  ", "dim")] if self.names else [])]
+
+    def figures(self, view: View, gpu: Device) -> Segment:
+        return "  " + "  ".join(cell(column, read(view, column, gpu.id)) for column in self.columns) + "   ", ""
+
+
+def _table(gpus: Sequence[Device], width: int) -> _Table:
+    ids = max(6, *(cell_width(gpu.id) for gpu in gpus))
+    names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
+    return _Table(width, ids, names, shown(COLUMNS, width))
+
+
 def _device_rows(view: View, gpus: Sequence[Device], history: History, width: int, height: int) -> list[Row]:
     """A head, then each GPU with its figures and the SM activity of the last minutes, then the host."""
-    host = next((one for one in view.devices if not one.is_gpu), None)
+    host = next((device for device in view.devices if not device.is_gpu), None)
     room = height - 1 - (1 if host else 0)
-    shown = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
-    each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(shown))))
-    ids = max(6, *(cell_width(one.id) for one in gpus))
-    names = min(24, max(cell_width(facts.short_name(one.name)) for one in gpus)) if width >= 80 else 0
-    heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", 13), "   SM", fit("HBM used/total", 16)]
-    heads += [*(["HBM bw"] if width >= BANDWIDTH_WIDTH else []), "  power", "temp"]
-    head = line(width, ("  ".join(heads), "dim"), ("   last minutes" if width >= BANDWIDTH_WIDTH else "", "dim"))
-    rows = [head]
-    for gpu in shown:
-        rows += _gpu_rows(view, gpu, history, (ids, names), width, each)
-    if left_out := len(gpus) - len(shown):
+    listed = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
+    each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(listed))))
+    table = _table(gpus, width)
+    rows = [table.head()]
+    for gpu in listed:
+        rows += fill(_gpu_rows(view, gpu, history, table, each), width, each)
+    if left_out := len(gpus) - len(listed):
         rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
     if host is not None:
         columns = max((cell_width(text) for row in rows for text, style in row if style == "trace"), default=0)
-        cores = host_tiles(view)[0].traces
-        high = height - len(rows)
-        beside_words = columns if cores and high > 1 else 0
-        texts = spark(history(cores[0].key, columns), high - 1, cores[0].high) if beside_words else [""]
-        rows += [blank(width)] * (beside_words > 0)
-        rows += [line(width, " " * (width - columns), (text, "trace")) for text in texts[:-1]]
-        room = width - beside_words
-        rows.append(line(width, *line(room, fit(host.id, ids), f"  {_host_words(view, host, room)}"), (texts[-1], "trace")))
+        rows += _host_beside(view, host, history, table, columns, height - len(rows))
     return fill(rows, width, height)
 
 
-def _gpu_rows(view: View, gpu: Device, history: History, columns: tuple[int, int], width: int, height: int) -> list[Row]:
-    def value(metric: str) -> float | None:
-        return facts.latest(view, metric, gpu.id)
-
-    ids, names = columns
-    state, style = _state(view, gpu)
-    power, warmth = value("gpu.power_w"), value("gpu.temperature_c")
-    figures = [
-        units.percent(value("gpu.sm_active_ratio")),
-        fit(units.used_of(value("gpu.hbm_used_bytes"), value("gpu.hbm_total_bytes")), 16),
-        *([f" {units.percent(value('gpu.dram_active_ratio'))}"] if width >= BANDWIDTH_WIDTH else []),
-        f"{power:5.0f} W" if power is not None else "    n/a",
-        f"{warmth:2.0f}°".ljust(4) if warmth is not None else "n/a ",
-    ]
-    parts = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
-    parts += [(fit(plain(facts.short_name(gpu.name)), names) + "  ", "dim")] if names else []
+def _gpu_rows(view: View, gpu: Device, history: History, table: _Table, height: int) -> list[Row]:
+    """The figures of a GPU with as many histories as there is room for; or the reason why there are none."""
+    width = table.width
+    start, state = table.name(view, gpu), _state(view, gpu)
     if gpu.id in view.lost:
-        return [line(width, *parts, (state, style)), *[blank(width)] * (height - 1)]
-    parts += [(fit(state, 13), style), ("  " + "  ".join(figures) + "   ", "")]
-    used = sum(cell_width(text) for text, _ in parts)
-    traces = [
-        ("SM active", "gpu.sm_active_ratio", 1.0),
-        ("HBM used", "gpu.hbm_used_bytes", value("gpu.hbm_total_bytes")),
-        ("HBM bw", "gpu.dram_active_ratio", 1.0),
-        ("power", "gpu.power_w", value("gpu.power_limit_w")),
-    ]
-    why = view.unavailable.get(series_key("gpu.sm_active_ratio", gpu.id)) if value("gpu.sm_active_ratio") is None else None
-    if why:
-        return [line(width, *parts, (f"SM n/a: {plain(why)}", "dim")), *[blank(width)] * (height - 1)]
+        return [line(width, *start, state)]
+    start += [(fit(state[0], STATE), state[1]), table.figures(view, gpu)]
+    no_sm = view.unavailable.get(series_key(SM.metric, gpu.id)) if read(view, SM, gpu.id).value is None else None
+    if no_sm:
+        return [line(width, *start, (f"SM n/a: {plain(no_sm)}", "dim"))]
+    used = row_width(start)
     named = height >= LEAST_TRACE_ROWS and width - used >= LEAST_TRACE_COLUMNS
-    label = 11 if named else 0
-    traces = traces[: height // LEAST_TRACE_ROWS if named else 1]
+    titles = TRACE_TITLE if named else 0
+    traces = TRACES[: height // LEAST_TRACE_ROWS if named else 1]
     each, more = divmod(height, len(traces))
     rows: list[Row] = []
-    for n, (title, metric, high) in enumerate(traces):
-        texts = spark(history(series_key(metric, gpu.id), max(0, width - used - label)), each + (n < more), high)
-        rows += [
-            line(
-                width,
-                *(parts if not rows and not y else [(" " * used, "")]),
-                ((title if not y else "").ljust(label)[:label], "dim"),
-                (text, "trace"),
-            )
-            for y, text in enumerate(texts)
-        ]
+    for n, column in enumerate(traces):
+        values = history(series_key(column.metric, gpu.id), max(0, width - used - titles))
+        for y, text in enumerate(spark(values, each + (n < more), read(view, column, gpu.id).top)):
+            title = label(column, titles) if not y else " " * titles
+            rows.append(line(width, *([(" " * used, "")] if rows else start), (title, "dim"), (text, "trace")))
     return rows
 
 
-def _host_words(view: View, host: Device, width: int) -> str:
-    cores, busy = view.environment.cores, facts.latest(view, "host.cores_busy")
-    memory = units.used_of(facts.latest(view, "host.memory_used_bytes"), facts.latest(view, "host.memory_total_bytes"))
-    words = [f"{plain(facts.short_name(host.name))}"] if width >= WIDE else []
-    words += [f"cores busy {f'{busy:4.1f}' if busy is not None else units.NA}" + (f" of {cores}" if cores else ""), f"memory {memory}"]
-    return "   ".join(words)
+def _host_beside(view: View, host: Device, history: History, table: _Table, columns: int, height: int) -> list[Row]:
+    """The host below the GPUs, with the history of its cores below theirs, which are `columns` cells wide, where there is room."""
+    width, cores = table.width, host_tiles(view)[0].traces
+    beside_figures = columns if cores and height > 1 else 0
+    texts = spark(history(cores[0].key, columns), height - 1, cores[0].high) if beside_figures else [""]
+    room = width - beside_figures
+    figures = GAP.join(([plain(facts.short_name(host.name))] if room >= WIDE else []) + [*named(view, (CORES, HOST_MEMORY), host.id)])
+    return [
+        *([blank(width)] if beside_figures else []),
+        *(line(width, " " * (width - columns), (text, "trace")) for text in texts[:-1]),
+        line(width, *line(room, fit(host.id, table.ids), f"  {figures}"), (texts[-1], "trace")),
+    ]
 
 
 def _host_rows(view: View, history: History, width: int, height: int) -> list[Row]:
     """What the host does, each series with its history."""
-    host = next((one for one in view.devices if not one.is_gpu), None)
+    host = next((device for device in view.devices if not device.is_gpu), None)
     rows = [line(width, (plain(host.name) if host else "", "dim"))] if height >= 8 else []
     room = max(1, height - len(rows))
     traces = [(tile, n) for tile in host_tiles(view) for n in range(max(1, len(tile.traces)))][:room]
@@ -246,30 +243,32 @@ def _host_rows(view: View, history: History, width: int, height: int) -> list[Ro
 def _example_rows(scenarios: Sequence[Scenario], width: int) -> list[Row]:
     """Each scenario with its title in two columns; where a title would be cut, only the first group has titles."""
     groups = grouped(scenarios)
-    names = max((cell_width(one.name) for one in scenarios), default=0)
-    each = (width - GAP) // 2
-    if any(names + cell_width(plain(one.title)) + 4 > each for one in scenarios):
+    names = max((cell_width(scenario.name) for scenario in scenarios), default=0)
+    each = (width - len(GAP)) // 2
+    if any(names + cell_width(plain(scenario.title)) + 4 > each for scenario in scenarios):
         return _short_examples(groups, width)
     cells: list[Row] = []
-    half = -(-sum(1 + len(some) for some in groups.values()) // 2)
-    for group, some in groups.items():
+    half = -(-sum(1 + len(members) for members in groups.values()) // 2)
+    for group, members in groups.items():
         cells += [line(each)] * (len(cells) == half - 1)  # no heading at the foot of a column
         cells.append(line(each, (group, "heading")))
-        cells += [line(each, f"  {fit(plain(one.name), names)}", (f"  {plain(one.title)}", "dim")) for one in some]
+        cells += [line(each, f"  {fit(plain(scenario.name), names)}", (f"  {plain(scenario.title)}", "dim")) for scenario in members]
     right = fill(cells[half:], each, max(half, len(cells) - half))
-    return [line(width, *row) for row in beside(fill(cells[:half], each, len(right)), [line(GAP)] * len(right), right)]
+    return [line(width, *row) for row in beside(fill(cells[:half], each, len(right)), [line(len(GAP))] * len(right), right)]
 
 
 def _short_examples(groups: Mapping[str, Sequence[Scenario]], width: int) -> list[Row]:
     """The first group with titles, the names of the others."""
-    column = max(map(cell_width, groups), default=0) + GAP
+    column = max(map(cell_width, groups), default=0) + len(GAP)
     rows: list[Row] = []
-    for n, (group, some) in enumerate(groups.items()):
-        names = max(cell_width(one.name) for one in some)
-        found: list[Row] = [[(fit(plain(one.name), names), ""), (f"  {plain(one.title)}", "dim")] for one in some]
+    for n, (group, members) in enumerate(groups.items()):
+        names = max(cell_width(scenario.name) for scenario in members)
         if n:
-            found = [[(words, "")] for words in wrap(", ".join(plain(one.name) for one in some), width - column)]
-        rows += [line(width, (fit("" if at else group, column), "heading"), *row) for at, row in enumerate(found)]
+            texts = wrap(", ".join(plain(scenario.name) for scenario in members), width - column)
+            entries: list[Row] = [[(text, "")] for text in texts]
+        else:
+            entries = [[(fit(plain(scenario.name), names), ""), (f"  {plain(scenario.title)}", "dim")] for scenario in members]
+        rows += [line(width, (fit("" if at else group, column), "heading"), *entry) for at, entry in enumerate(entries)]
     return rows
 
 

@@ -1,13 +1,37 @@
-"""The content of the live tiles: eight for a GPU, and their counterparts for a CPU."""
+"""The live tiles: eight for a GPU, and their counterparts for a CPU; and the zone that draws each with its history as a sparkline."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from gpuconsole.model import units
-from gpuconsole.model.metrics import series_key
+from gpuconsole.model.device_columns import (
+    CORES,
+    DISK,
+    HBM,
+    HBM_BANDWIDTH,
+    HOST_MEMORY,
+    NET,
+    NVLINK,
+    PCIE,
+    POWER,
+    POWER_CAP,
+    RUN_QUEUE_DELAY,
+    SM,
+    SM_CLOCK,
+    TEMPERATURE,
+    TENSOR,
+    DeviceColumn,
+)
+from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.model.text import cell_width, cut
+from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, spark
+from gpuconsole.report.machine.columns import GAP, figure, fitting, measured, read, trouble
+from gpuconsole.report.screen.chart import HOLD_S, History, Window, hold_s, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+
+# --- the content ---------------------------------------------------------------------------------------------
 
 
 class Trace(NamedTuple):
@@ -32,115 +56,71 @@ class Tile(NamedTuple):
     reason: str = ""
 
 
+GPU_TILES = (SM, TENSOR, HBM, HBM_BANDWIDTH, PCIE, NVLINK)
+HOST_TILES = (CORES, RUN_QUEUE_DELAY, HOST_MEMORY, DISK, NET)
 FIRST = (0, 2, 6, 7)
 """The four most important tiles, for a screen without room for eight."""
 
 
 def tiles(view: View, all_eight: bool) -> list[Tile]:
     """The tiles of the view's device."""
-    eight = _gpu(view) if facts.device(view).is_gpu else _cpu(view)
+    serves = view.run is not None and view.run.serves
+    if facts.device(view).is_gpu:
+        eight = [_column_tile(view, column) for column in GPU_TILES]
+    else:
+        eight = host_tiles(view)
+        eight.insert(3, _requests(view) if serves else _flops(view))
+    eight += [_throughput(view), _latency(view) if serves else _step(view)]
     return eight if all_eight else [eight[n] for n in FIRST]
 
 
 def host_tiles(view: View) -> list[Tile]:
     """What the host does, without a workload."""
-    return [
-        _cores(view),
-        _ratio(view, "run-queue delay", "host.run_queue_delay_ratio"),
-        _memory(view, "memory", "host.memory_used_bytes", "host.memory_total_bytes"),
-        _pair(view, "disk", "host.disk_{}_bytes_per_s", ("read", "write"), ("r", "w")),
-        _pair(view, "net", "host.net_{}_bytes_per_s", ("rx", "tx")),
-    ]
+    return [_column_tile(view, column) for column in HOST_TILES]
 
 
-def _gpu(view: View) -> list[Tile]:
-    return [
-        _ratio(view, "SM active", "gpu.sm_active_ratio"),
-        _ratio(view, "tensor active", "gpu.tensor_active_ratio"),
-        _memory(view, "HBM used", "gpu.hbm_used_bytes", "gpu.hbm_total_bytes"),
-        _bandwidth(view),
-        _pair(view, "PCIe", "gpu.pcie_{}_bytes_per_s", ("rx", "tx")),
-        _pair(view, "NVLink", "gpu.nvlink_{}_bytes_per_s", ("rx", "tx")),
-        _throughput(view),
-        _latency(view) if _serves(view) else _step(view),
-    ]
+def _column_tile(view: View, column: DeviceColumn) -> Tile:
+    value, beside, top = reading = read(view, column, facts.device_of(view, column.metric))
+    text, short, metric = figure(column, reading), "", column.metric
+    if column.ways:
+        return _traffic(view, column, value, beside, text)
+    if column.beside and (beside is not None or value is None):  # the scale of a rate ends at the datasheet peak where the peak is known
+        metric, top, short = column.beside, facts.device(view).peaks.memory_bytes_per_s, units.si(beside, "B/s")
+        text = text if value is not None else short
+    elif column.beside:
+        text = units.percent(value)
+    elif CATALOGUE[metric].unit == "bytes":
+        short = units.used_of(value, top, places=0).strip()
+    return _tile(view, metric, column.title, text, (_trace(view, metric, high=top),), short)
 
 
-def _cpu(view: View) -> list[Tile]:
-    return [
-        _cores(view),
-        _ratio(view, "run-queue delay", "host.run_queue_delay_ratio"),
-        _memory(view, "memory", "host.memory_used_bytes", "host.memory_total_bytes"),
-        _requests(view) if _serves(view) else _flops(view),
-        _pair(view, "disk", "host.disk_{}_bytes_per_s", ("read", "write"), ("r", "w")),
-        _pair(view, "net", "host.net_{}_bytes_per_s", ("rx", "tx")),
-        _throughput(view),
-        _latency(view) if _serves(view) else _step(view),
-    ]
+def _traffic(view: View, column: DeviceColumn, value: float | None, beside: float | None, text: str) -> Tile:
+    """Two directions of traffic, both in the unit of the larger rate."""
+    assert column.ways is not None
+    first, second, unit = units.rates(value, beside, "B/s")
+    directions = zip((column.metric, column.beside), column.ways, (first, second), strict=True)
+    traces = tuple(_trace(view, metric, way, figure=f"{way} {rate} {unit}") for metric, way, rate in directions)
+    metric = column.beside if value is None and beside is not None else column.metric
+    return _tile(view, metric, column.title, text, traces)
 
 
-def _serves(view: View) -> bool:
-    return view.run is not None and view.run.serves
-
-
-def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
+def _tile(view: View, metric: str, title: str, text: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
     """A tile with its figure, or with the reason why there is no figure."""
     old = not metric.startswith("workload.") and facts.silent_s(view, facts.device_of(view, metric))
     if old or facts.latest(view, metric) is None:
         return Tile(title, units.NA, (), "", facts.reason(view, metric))
-    return Tile(title, figure, traces, short)
+    return Tile(title, text, traces, short)
 
 
 def _trace(view: View, metric: str, label: str = "", high: float | None = None, figure: str = "") -> Trace:
     return Trace(series_key(metric, facts.device_of(view, metric)), label, high, figure)
 
 
-def _ratio(view: View, title: str, metric: str) -> Tile:
-    return _tile(view, metric, title, units.percent(facts.latest(view, metric)), (_trace(view, metric, high=1.0),))
-
-
-def _memory(view: View, title: str, used: str, total: str) -> Tile:
-    now, whole = facts.latest(view, used), facts.latest(view, total)
-    return _tile(
-        view, used, title, units.used_of(now, whole), (_trace(view, used, high=whole),), units.used_of(now, whole, places=0).strip()
-    )
-
-
-def _bandwidth(view: View) -> Tile:
-    """HBM bandwidth; the scale ends at the datasheet peak where the peak is known."""
-    peak = facts.device(view).peaks.memory_bytes_per_s
-    value, ratio = facts.latest(view, "gpu.hbm_bytes_per_s"), facts.latest(view, "gpu.dram_active_ratio")
-    if value is None and ratio is not None:
-        return _ratio(view, "HBM bandwidth", "gpu.dram_active_ratio")
-    short = units.si(value, "B/s")
-    figure = f"{short} {units.percent(ratio)}" if ratio is not None else short
-    return _tile(view, "gpu.hbm_bytes_per_s", "HBM bandwidth", figure, (_trace(view, "gpu.hbm_bytes_per_s", high=peak),), short)
-
-
-def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: tuple[str, str] | None = None) -> Tile:
-    """A tile with two directions of traffic, both in the unit of the larger rate."""
-    metrics = [pattern.format(name) for name in names]
-    labels = labels or names
-    first, second, unit = units.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
-    both = tuple(zip(metrics, labels, (first, second), strict=True))
-    traces = tuple(_trace(view, metric, label, figure=f"{label} {text} {unit}") for metric, label, text in both)
-    metric = next((one for one in metrics if facts.latest(view, one) is not None), metrics[0])
-    return _tile(view, metric, title, f"{labels[0]} {first.strip()} {labels[1]} {second.strip()} {unit}", traces)
-
-
-def _cores(view: View) -> Tile:
-    cores = view.environment.cores
-    busy = facts.latest(view, "host.cores_busy")
-    figure = f"{busy:4.1f}" if busy is not None else units.NA
-    figure += f" of {cores}" if cores else " cores"
-    return _tile(view, "host.cores_busy", "cores busy", figure, (_trace(view, "host.cores_busy", high=float(cores) or None),))
-
-
 def _flops(view: View) -> Tile:
     rate, mfu = facts.latest(view, "workload.flops_per_s"), facts.latest(view, "workload.mfu_ratio")
     short = units.si(rate, "FLOP/s")
-    figure = f"{short} {units.precise_percent(mfu)} MFU" if mfu is not None else short
-    return _tile(view, "workload.flops_per_s", "model", figure, (_trace(view, "workload.flops_per_s"),), short)
+    text = f"{short} {units.precise_percent(mfu)} MFU" if mfu is not None else short
+    return _tile(view, "workload.flops_per_s", "model", text, (_trace(view, "workload.flops_per_s"),), short)
 
 
 def _throughput(view: View) -> Tile:
@@ -163,15 +143,137 @@ def _latency(view: View) -> Tile:
     """Latencies of requests: TTFT and TPOT."""
     ttft, tpot = facts.latest(view, "workload.ttft_s"), facts.latest(view, "workload.tpot_s")
     first, second, unit = units.durations(ttft, tpot)
-    figure = f"{first.strip()}, {second.strip()} {unit}"
-    return _tile(view, "workload.ttft_s", "TTFT, TPOT", figure, (_trace(view, "workload.ttft_s"),))
+    return _tile(view, "workload.ttft_s", "TTFT, TPOT", f"{first.strip()}, {second.strip()} {unit}", (_trace(view, "workload.ttft_s"),))
 
 
 def _step(view: View) -> Tile:
     p50, p99 = facts.percentiles(view)
-    first, second, unit = units.durations(p50, p99)
-    figure = f"p50 {first} p99 {second} {unit}"
-    short = f"p50/99 {first}/{second.strip()} {unit}"
     if p50 is None:
         return Tile("step", units.NA, (), "", facts.reason(view, "workload.step_time_s"))
-    return Tile("step", figure, (_trace(view, "workload.step_time_s"),), short)
+    first, second, unit = units.durations(p50, p99)
+    trace = _trace(view, "workload.step_time_s")
+    return Tile("step", f"p50 {first} p99 {second} {unit}", (trace,), f"p50/99 {first}/{second.strip()} {unit}")
+
+
+# --- the zone ------------------------------------------------------------------------------------------------
+
+FIGURE = 19
+"""Cells of the figures before the sparklines."""
+SECONDS_PER_COLUMN = 2.0
+"""The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
+USUAL_ROWS, MOST_ROWS = 3, 6
+PANEL = (POWER, TEMPERATURE, SM_CLOCK, POWER_CAP)
+"""What the rule above the tiles says about a GPU."""
+LEAST_TITLE = 24
+"""Cells of the rule that remain for the title."""
+FLAT = 1 / 8
+"""A line whose values differ by less than a level of a sparkline in one row is flat. A flat line takes one row."""
+
+
+def paint_devices(view: View, history: History, width: int, height: int, *, all_eight: bool, boxed: bool) -> list[Row]:
+    """At least one row for each metric. The remaining rows go to the lines that move."""
+    if height <= 0:
+        return []
+    inner, room = inner_width(width, boxed), height - (2 if boxed else 0)
+    shown = tiles(view, all_eight)
+    label = max(cell_width(tile.title) for tile in shown) + 1
+    columns = max(1, inner - label - FIGURE - 2)
+    time = window(0.0, view.now, columns, SECONDS_PER_COLUMN)
+    hold = hold_s(view)
+    values = {
+        trace.key: time.values(trace.key, history, hold if trace.key.startswith("workload.") else HOLD_S)
+        for tile in shown
+        for trace in tile.traces
+    }
+    heights = _heights([_moves(tile, values) for tile in shown], room)
+    rows: list[Row] = []
+    for tile, (gap, own) in zip(shown, heights, strict=True):
+        rows += fill([], inner, gap) + _drawn(tile, values, time, label, inner, own)
+    if not boxed:
+        return fill(rows, width, height)
+    return panel(_title(view, inner), _figures(view, width), rows, width, height, True)
+
+
+def _title(view: View, width: int) -> str:
+    device = facts.device(view)
+    if device.is_gpu:
+        return f"{device.id} {facts.short_name(device.name)}"
+    why = view.no_gpu_reason
+    if not why:
+        return "CPU"
+    wordings = (f"CPU (no GPU: {why})", f"CPU (no GPU: {why.partition(':')[0]})")
+    return next((wording for wording in wordings if cell_width(wording) <= width - 2), "CPU (no GPU)")
+
+
+def _figures(view: View, width: int) -> list[Segment]:
+    device = facts.device(view)
+    if not device.is_gpu:
+        return []
+    if why := trouble(view, device.id):
+        return [(why, "alert")]
+    figures = fitting(measured(view, PANEL, device.id), width - LEAST_TITLE + len(GAP))
+    return [(GAP.join(figures), "")] if figures else []
+
+
+def _moves(tile: Tile, values: dict[str, list[float | None]]) -> bool:
+    """Whether a line of the tile is not flat."""
+    return any(_range(trace, values[trace.key]) > FLAT for trace in tile.traces)
+
+
+def _range(trace: Trace, values: list[float | None]) -> float:
+    present = [value for value in values if value is not None]
+    top = trace.high or max(present, default=0.0)
+    return (max(present) - min(present)) / top if present and top > 0 else 0.0
+
+
+def _heights(moving: list[bool], room: int) -> list[tuple[int, int]]:
+    """For each metric: blank rows above it, and rows. One row each; more for the lines that move; then gaps; then more again."""
+    rows, gaps = [1] * min(len(moving), room) + [0] * max(0, len(moving) - room), [0] * len(moving)
+    left = room - sum(rows)
+    for counts, among, most in ((rows, True, USUAL_ROWS), (gaps, None, 1), (rows, True, MOST_ROWS), (rows, False, room)):
+        while left > 0 and (
+            free := [n for n, moves in enumerate(moving) if among in (None, moves) and counts[n] < most and (n or counts is rows)]
+        ):
+            for n in free[:left]:
+                counts[n] += 1
+            left -= min(left, len(free))
+    return list(zip(gaps, rows, strict=True))
+
+
+def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int) -> list[Row]:
+    """Title and figure in the last row, on the base line, the sparklines beside them."""
+    if height <= 0:
+        return []
+    head = label + FIGURE
+    room = head - cell_width(tile.title) - 1
+    short = cell_width(tile.figure.strip()) > room and tile.short
+    style = "dim" if tile.figure.strip() == units.NA else "title"
+    title: Row = [(tile.title, ""), (" ", "")]
+    whole: Row = [(fit((short or tile.figure).strip(), room, ">"), style), ("  ", "")]
+    if tile.reason or not tile.traces:
+        return [*fill([], width, height - 1), line(width, *title, *whole, (tile.reason, "dim"))]
+    if height < len(tile.traces):
+        return [line(width, *title, *whole, *_side_by_side(tile.traces, values, time.columns))]
+    each, more = divmod(height, len(tile.traces))
+    rows: list[Row] = []
+    for n, trace in enumerate(tile.traces):
+        *above, base = spark(values[trace.key], each + (n < more), trace.high)
+        rows += [line(width, (" " * (head + 2), ""), (text, "trace")) for text in above]
+        begin = title if n == len(tile.traces) - 1 else [(" " * (head - room), "")]
+        own: Row = [(fit(trace.figure, room, ">"), style), ("  ", "")] if trace.figure else whole
+        rows.append(line(width, *begin, *own, (base, "trace")))
+    return rows
+
+
+def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
+    """The newest columns of each trace, after its label."""
+    row: Row = []
+    part = columns // len(traces) - 1
+    for trace in traces:
+        label = cut(f"{trace.label} ", part)
+        shown = values[trace.key]
+        filled = next((n for n in range(len(shown), 0, -1) if shown[n - 1] is not None), 0)
+        start = max(0, filled - (part - cell_width(label)))
+        texts = spark(shown[start:filled], 1, trace.high)
+        row += [(" ", "")] * bool(row) + line(part, (label, "dim"), (texts[0], "trace"))
+    return row

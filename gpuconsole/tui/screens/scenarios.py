@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from textual.widget import Widget
 from textual.widgets import Input
 
-from gpuconsole.report.cells import blank
+from gpuconsole.report.cells import blank, line
+from gpuconsole.report.machine.columns import device_line
 from gpuconsole.report.page import Lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
-from gpuconsole.tui.widgets.header import device_line
 from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
 
 
@@ -29,14 +29,16 @@ class ScenariosScreen(ListScreen):
         super().__init__(api, actions)
         self._all = {scenario.name: scenario for scenario in api.scenarios()}
         self.list_zone.select(self._proposed())
-        self._device = DrawnZone(lambda width, height: [device_line(self._view, width), blank(width)])
+        self._device = DrawnZone(
+            lambda width, height: [line(width, *device_line(self._view, facts.device(self._view), width)), blank(width)]
+        )
         self._device.styles.height = 2
 
     def _proposed(self) -> str | None:
         """The scenario of the present run; before the first run, the first scenario of the list with a fix to prove."""
         if self._view.run is not None and self._view.run.scenario in self._all:
             return self._view.run.scenario
-        return next((one.name for one in matching(list(self._all.values()), "") if one.teaches.fix), None)
+        return next((scenario.name for scenario in matching(list(self._all.values()), "") if scenario.teaches.fix), None)
 
     def on_mount(self) -> None:
         super().on_mount()

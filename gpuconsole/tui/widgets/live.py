@@ -14,13 +14,12 @@ from textual.widget import Widget
 from gpuconsole.report.cells import Row, fill, to_ascii
 from gpuconsole.report.experiments import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
-from gpuconsole.report.machine.tiles import tiles
+from gpuconsole.report.machine.tiles import paint_devices, tiles
 from gpuconsole.report.run.account import paint_steps
 from gpuconsole.report.run.diagnosis import paint_diagnosis, suggestion_at
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
-from gpuconsole.report.screen.devices import paint_devices
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys

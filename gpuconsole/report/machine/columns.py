@@ -1,0 +1,178 @@
+"""The texts of the columns of a device (`model/device_columns.py`): in a line, in a cell of a table; and the line of a device in the header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gpuconsole.model import units
+from gpuconsole.model.device_columns import (
+    CORES,
+    HBM,
+    HBM_BANDWIDTH,
+    HOST_MEMORY,
+    POWER,
+    POWER_CAP,
+    RUN_QUEUE_DELAY,
+    SM,
+    SM_CLOCK,
+    TEMPERATURE,
+    TENSOR,
+    DeviceColumn,
+)
+from gpuconsole.model.machine import Device, Peaks
+from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.model.text import cell_width, clean
+from gpuconsole.report.cells import Row, Segment, fit, line_of, row_width
+from gpuconsole.session import facts
+from gpuconsole.session.api import View
+
+GPU_LINE = (SM, TENSOR, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE, POWER_CAP, SM_CLOCK)
+HOST_LINE = (CORES, HOST_MEMORY, RUN_QUEUE_DELAY)
+GAP = "   "
+"""Between two figures of a line."""
+
+
+class Reading(NamedTuple):
+    """The newest values of a column for one device. None: there is no value; no `top`: the scale ends at the largest value."""
+
+    value: float | None
+    beside: float | None
+    top: float | None
+
+
+def read(view: View, column: DeviceColumn, device: str) -> Reading:
+    latest = view.latest.get
+    value = latest(series_key(column.metric, device))
+    beside = latest(series_key(column.beside, device)) if column.beside else None
+    top = latest(series_key(column.top, device)) if column.top else None
+    full = view.environment.cores if column is CORES else column.full
+    return Reading(value, beside, top if top is not None else full or None)
+
+
+def trouble(view: View, device: str) -> str:
+    """Why the values of a device do not describe its present state, in place of its figures; empty if they do."""
+    if device in view.lost:
+        return f"lost: {view.lost[device]}"
+    silent_s = facts.silent_s(view, device)
+    return f"last reading {silent_s:.0f} s ago" if silent_s else ""
+
+
+def figure(column: DeviceColumn, reading: Reading) -> str:
+    """The value with its unit and what it is compared with. Where figures change, they keep their width: ` 78 %`, `61.2/140 GiB`, `612/700 W`."""
+    value, beside, top = reading
+    match CATALOGUE[column.metric].unit:
+        case "bytes":
+            text = units.used_of(value, top)
+        case "bytes/s" if column.ways:
+            first, second, unit = units.rates(value, beside, "B/s")
+            text = f"{column.ways[0]} {first.strip()} {column.ways[1]} {second.strip()} {unit}"
+        case "ratio":
+            text = f"{units.si(beside, 'B/s')} {units.percent(value)}" if column.beside else units.percent(value)
+        case "cores":
+            text = units.cores(value) + (f" of {top:.0f}" if top else "")
+        case "W":
+            text = units.watts(value, top)
+        case "°C":
+            text = units.degrees(value)
+        case unit:
+            text = units.quantity(value, unit)
+    return column.pattern.format(text)
+
+
+def cell(column: DeviceColumn, reading: Reading) -> str:
+    """The value alone, in the width of the column."""
+    value, _, top = reading
+    match CATALOGUE[column.metric].unit:
+        case "bytes":
+            text = units.used_of(value, top)
+        case "ratio":
+            text = units.percent(value)
+        case "W":
+            text = units.watts(value)
+        case "°C":
+            text = units.degrees(value, "°")
+        case unit:
+            text = units.quantity(value, unit)
+    return f"{text:{column.align}{column.width}}"
+
+
+def heading(column: DeviceColumn) -> str:
+    """What stands above the cells of the column, in their width."""
+    return fit(column.heading or column.short, column.width, column.align)
+
+
+def label(column: DeviceColumn, width: int) -> str:
+    """The title of the column where it leaves a blank in `width` cells, otherwise the short title."""
+    return (column.title if len(column.title) < width else column.short).ljust(width)[:width]
+
+
+def shown(columns: Iterable[DeviceColumn], width: int) -> list[DeviceColumn]:
+    """The columns for a line or a table of `width` cells."""
+    return [column for column in columns if width >= column.from_width]
+
+
+def measured(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterator[str]:
+    """The figures of those columns that have a value."""
+    for column in columns:
+        reading = read(view, column, device)
+        if reading.value is not None and (reading.value > 0 or not column.if_positive):
+            yield figure(column, reading)
+
+
+def named(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterator[str]:
+    """The figures after the names of their columns; a missing value reads n/a."""
+    for column in columns:
+        reading = read(view, column, device)
+        if not column.if_positive or reading.value:
+            name = column.lead if reading.value is not None else column.lead or column.short
+            yield f"{name} {figure(column, reading)}" if name else figure(column, reading)
+
+
+def fitting(figures: Iterable[str], room: int) -> list[str]:
+    """The figures that fit whole into `room` cells, with a gap before each: a cut number is a wrong number."""
+    kept = []
+    for text in figures:
+        if (width := len(GAP) + cell_width(clean(text))) <= room:
+            kept.append(text)
+            room -= width
+    return kept
+
+
+def device_line(view: View, device: Device, width: int) -> Row:
+    """The name of a device, then the figures that fit, or the reason why there are none."""
+    style = "accent" if device.id == view.device or not device.is_gpu else ""
+    if device.is_gpu:
+        name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
+        if words := trouble(view, device.id):
+            return line_of([name, (GAP + words, "alert")])
+        figures = [*named(view, shown(GPU_LINE, width), device.id)]
+    else:
+        why = view.no_gpu_reason
+        name = (f"CPU (no GPU: {why})" if why else "CPU" if any(other.is_gpu for other in view.devices) else "CPU (no GPU)", style)
+        figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
+    return line_of([name, *((GAP + text, "") for text in fitting(figures, width - row_width(line_of([name]))))])
+
+
+# --- fixed properties ----------------------------------------------------------------------------------------
+
+
+def properties(device: Device) -> dict[str, str]:
+    """The fixed properties by title; empty: the driver does not report the property."""
+    return {
+        "memory": units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else "",
+        "uuid": device.uuid,
+        "PCIe": device.pcie,
+        "NVLink": device.nvlink,
+        "peaks": peaks(device.peaks),
+    }
+
+
+def peaks(peaks: Peaks) -> str:
+    """The known dense peaks with their source."""
+    rates: Sequence[tuple[str, float | None, str]] = [
+        *((name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s") for name in ("fp32", "tf32", "bf16", "fp16")),
+        ("memory", peaks.memory_bytes_per_s, "B/s"),
+    ]
+    texts = [f"{name} {units.si(rate, unit).strip()}" for name, rate, unit in rates if rate is not None]
+    return ", ".join(texts) + (f" ({peaks.source})" if texts and peaks.source else "")
