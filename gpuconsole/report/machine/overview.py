@@ -56,10 +56,11 @@ def paint_overview(
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
     gpus = [device for device in view.devices if device.is_gpu]
+    states = _states(view, gpus)
     least = len(gpus) + 2 + LEAST_PROCESSES + 2 * frame if gpus else LEAST_HOST + frame
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
         keys = _hint_rows(fewer, inner)
-        rows = [*_headline(view, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
+        rows = [*_headline(view, gpus, states, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
         if (room := height - len(rows)) >= least:
             break
     if not gpus:
@@ -71,22 +72,20 @@ def paint_overview(
     each = max(1, min(MOST_SPARK_ROWS, (room - wanted - frame - 2) // len(gpus)))
     upper = min(each * len(gpus) + 2 + frame, room - min(wanted, LEAST_PROCESSES + frame))
     upper += max(0, min(MOST_HOST_ROWS, room - wanted - upper))
-    rows += panel("devices", [], _device_rows(view, gpus, history, inner, upper - frame), width, upper, boxed)
+    rows += panel("devices", [], _device_rows(view, gpus, states, history, inner, upper - frame), width, upper, boxed)
     processes = _process_rows(view, inner, room - upper - frame)
     return fill([*rows, *panel("processes on the GPUs", [], processes, width, room - upper, boxed)], width, height)
 
 
-def _headline(view: View, width: int) -> list[Row]:
+def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], width: int) -> list[Row]:
     """How many GPUs are free, or why there is none, in one line."""
-    gpus = [device for device in view.devices if device.is_gpu]
     if gpus:
-        states = [_state(view, gpu)[0] for gpu in gpus]
-        free = states.count("free")
+        free = sum(state == "free" for state, _ in states.values())
         name = facts.short_name(gpus[0].name)
         lost = sum(gpu.id in view.lost for gpu in gpus)
         counts = (("free", free), ("busy", len(gpus) - free - lost), ("lost", lost))
         several = f"{len(gpus)} GPUs: {', '.join(f'{count} {state}' for state, count in counts if count)}"
-        text = several if len(gpus) > 1 else f"{plain(name)}: {states[0]}"
+        text = several if len(gpus) > 1 else f"{plain(name)}: {states[gpus[0].id][0]}"
         users = len({process.pid for process in view.processes})
         text += f"; {users} {'process' if users == 1 else 'processes'}." if len(gpus) > 1 and users else "."
         rest = "Nothing runs under gpuconsole yet."
@@ -132,13 +131,20 @@ def _key_rows(keys: Sequence[Hint], width: int) -> list[Row]:
 # --- devices ------------------------------------------------------------------------------------------------
 
 
-def _state(view: View, gpu: Device) -> Segment:
-    """What a GPU does, in words, and the style."""
+def _states(view: View, gpus: Sequence[Device]) -> dict[str, Segment]:
+    """What each GPU does, in words, and the style."""
+    pids: dict[str, set[int]] = {}
+    for process in view.processes:
+        pids.setdefault(process.device, set()).add(process.pid)
+    return {gpu.id: _state(view, gpu, len(pids.get(gpu.id, ()))) for gpu in gpus}
+
+
+def _state(view: View, gpu: Device, users: int) -> Segment:
     if gpu.id in view.lost:
         return f"lost: {plain(view.lost[gpu.id])}", "alert"
     if silent_s := facts.silent_s(view, gpu.id):
         return f"silent for {silent_s:.0f} s", "alert"
-    if users := len({process.pid for process in view.processes if process.device == gpu.id}):
+    if users:
         return f"{users} {'process' if users == 1 else 'processes'}", ""
     shares = (read(view, column, gpu.id).value for column in (SM, UTILIZATION))
     if next((share for share in shares if share is not None), 0.0) > BUSY_RATIO:
@@ -172,7 +178,7 @@ def _table(gpus: Sequence[Device], width: int) -> _Table:
     return _Table(width, ids, names, shown(COLUMNS, width))
 
 
-def _device_rows(view: View, gpus: Sequence[Device], history: History, width: int, height: int) -> list[Row]:
+def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], history: History, width: int, height: int) -> list[Row]:
     """A head, then each GPU with its figures and the SM activity of the last minutes, then the host."""
     host = next((device for device in view.devices if not device.is_gpu), None)
     room = height - 1 - (1 if host else 0)
@@ -181,7 +187,7 @@ def _device_rows(view: View, gpus: Sequence[Device], history: History, width: in
     table = _table(gpus, width)
     rows = [table.head()]
     for gpu in listed:
-        rows += fill(_gpu_rows(view, gpu, history, table, each), width, each)
+        rows += fill(_gpu_rows(view, gpu, states[gpu.id], history, table, each), width, each)
     if left_out := len(gpus) - len(listed):
         rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
     if host is not None:
@@ -190,10 +196,10 @@ def _device_rows(view: View, gpus: Sequence[Device], history: History, width: in
     return fill(rows, width, height)
 
 
-def _gpu_rows(view: View, gpu: Device, history: History, table: _Table, height: int) -> list[Row]:
+def _gpu_rows(view: View, gpu: Device, state: Segment, history: History, table: _Table, height: int) -> list[Row]:
     """The figures of a GPU with as many histories as there is room for; or the reason why there are none."""
     width = table.width
-    start, state = table.name(view, gpu), _state(view, gpu)
+    start = table.name(view, gpu)
     if gpu.id in view.lost:
         return [line(width, *start, state)]
     start += [(fit(state[0], STATE), state[1]), table.figures(view, gpu)]
