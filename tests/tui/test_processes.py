@@ -15,9 +15,10 @@ import pyte
 import pytest
 from textual.pilot import Pilot
 
+from gpuconsole.model import units
 from gpuconsole.model.machine import Process
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, paint_process, process_lines, question, title
+from gpuconsole.report.machine.processes import ORDERS, Choice, arrange, identity, paint_process, process_lines, question, title
 from gpuconsole.report.names import spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
@@ -128,7 +129,7 @@ def test_the_sorted_column_is_marked() -> None:
 
 
 def test_ages() -> None:
-    assert [age(seconds) for seconds in (-5, 0, 59, 60, 3599, 7300, 86400 * 3 + 3600 * 4, 86400 * 400)] == [
+    assert [units.age(seconds) for seconds in (-5, 0, 59, 60, 3599, 7300, 86400 * 3 + 3600 * 4, 86400 * 400)] == [
         "0s", "0s", "59s", "1m00s", "59m59s", "2h01m", "3d04h", "400d",
     ]  # fmt: skip
 

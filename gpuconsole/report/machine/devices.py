@@ -1,21 +1,25 @@
-"""Device details: every metric of one device with its value, unit, source and age, or the reason why it is not available."""
+"""Device details: every metric of one device with its value, unit, source and age, or the reason why it is not available; and all devices in text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import metrics as gpu_metrics
 from gpuconsole.model import units
+from gpuconsole.model.device_columns import ALARMS, FACTS, NVLINK_COLUMNS
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE, Metric, series_key
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, spark, wrap
-from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
-from gpuconsole.report.machine.processes import age
-from gpuconsole.report.page import heading
-from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, labelled, lay_out, text
+from gpuconsole.report.machine.columns import properties
+from gpuconsole.report.names import spans
+from gpuconsole.report.page import heading, labelled, paragraph
+from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out, text
+from gpuconsole.report.parts import labelled as labelled_line
 from gpuconsole.session.api import View
+
+# --- the values of a place ------------------------------------------------------------------------------------
 
 History = Callable[[str, int], list[float | None]]
 """A function that returns the recent means of a series (key) in the given number of columns; None: no sample in that time."""
@@ -32,14 +36,93 @@ _GPU_GROUPS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("links", gpu_metrics.LINKS),
     ("health", gpu_metrics.HEALTH),
 )
-_HOST = tuple(metric for metric in CATALOGUE.values() if metric.name.startswith("host.") and metric.name != "host.core_busy_ratio")
-_WORKLOAD = tuple(metric for metric in CATALOGUE.values() if metric.name.startswith("workload."))
-_CONSOLE = tuple(metric for metric in CATALOGUE.values() if metric.name.startswith("console."))
-_ALARMS = {
-    "gpu.ecc_uncorrected", "gpu.row_remap_pending", "gpu.row_remap_failed", "gpu.xid_errors",
-    "gpu.clocks_hw_slowdown", "gpu.clocks_hw_thermal", "gpu.clocks_power_brake",
-}  # fmt: skip
-"""Above zero these need action."""
+
+
+def _named(prefix: str) -> tuple[Metric, ...]:
+    return tuple(metric for metric in CATALOGUE.values() if metric.name.startswith(prefix) and metric.name != CORE_BUSY)
+
+
+CORE_BUSY = "host.core_busy_ratio"
+"""A metric of one core. The page of the host has a table of all cores."""
+_HOST, _WORKLOAD, _CONSOLE = _named("host."), _named("workload."), _named("console.")
+
+
+class Value(NamedTuple):
+    """The newest value of a metric, or the reason why there is none."""
+
+    value: float | None
+    reason: str
+    source: str
+    age_s: float
+
+    @property
+    def is_old(self) -> bool:
+        return self.age_s > OLD_S
+
+
+def value_of(view: View, metric: Metric, place: str) -> Value:
+    key = series_key(metric.name, place)
+    source, age_s = view.substitutes.get(key, metric.source), view.now - view.sampled.get(key, view.now)
+    if place in view.lost:
+        return Value(None, f"device lost: {view.lost[place]}", source, age_s)
+    return Value(view.latest.get(key), view.unavailable.get(key, "no sample yet"), source, age_s)
+
+
+def _device_at(view: View, place: str) -> Device | None:
+    return next((device for device in view.devices if device.id == place), None)
+
+
+def _groups(view: View, place: str, *, whole: bool = True) -> Iterator[tuple[str, list[Metric]]]:
+    """The metrics of a place under titles: those that have a value or a reason. `whole`: all metrics of a GPU or of the host."""
+    device = _device_at(view, place)
+    groups = (
+        (("console", _CONSOLE),) if device is None else (*(_GPU_GROUPS if device.is_gpu else (("host", _HOST),)), ("workload", _WORKLOAD))
+    )
+    for title, metrics in groups:
+        everything = whole and device is not None and not device.is_mig and metrics is not _WORKLOAD
+        yield title, [metric for metric in metrics if everything or _is_reported(view, series_key(metric.name, place))]
+
+
+def _is_reported(view: View, key: str) -> bool:
+    return key in view.latest or key in view.unavailable
+
+
+def tally(view: View, place: str) -> str:
+    """`97 values, 6 n/a`."""
+    keys = [series_key(metric.name, place) for _, metrics in _groups(view, place) for metric in metrics]
+    values = sum(key in view.latest and place not in view.lost for key in keys)
+    return f"{values} values, {len(keys) - values} n/a"
+
+
+# --- the choice of a place -----------------------------------------------------------------------------------
+
+
+def places(view: View) -> list[str]:
+    """The places that can be chosen: devices in their order (NVLinks belong to their GPU, cores to the host), then the console."""
+    own = [name for name in OWN if any(series_key(metric.name, name) in view.latest for metric in _CONSOLE)]
+    return [device.id for device in view.devices] + own[:1]
+
+
+def paint_places(view: View, chosen: str, width: int) -> Row:
+    """The places side by side. If not all places fit, the places around the chosen place."""
+    names = places(view)
+    at = names.index(chosen) if chosen in names else 0
+    first, last, used = at, at, cell_width(chosen) + 4
+    grown = True
+    while grown:
+        grown = False
+        for n in (last + 1, first - 1):
+            if 0 <= n < len(names) and used + len(names[n]) + 2 <= width - 4:
+                first, last, used, grown = min(first, n), max(last, n), used + len(names[n]) + 2, True
+    row: list[Segment] = [("… " if first > 0 else "", "dim")]
+    for n in range(first, last + 1):
+        style = "mark" if n == at else "alert" if names[n] in view.lost else "accent" if names[n] == view.device else "dim"
+        row += [(f" {names[n]} ", style)]
+    row.append((" …" if last < len(names) - 1 else "", "dim"))
+    return line(width, *(part for part in row if part[0]))
+
+
+# --- the page of a place -------------------------------------------------------------------------------------
 
 
 class Item(NamedTuple):
@@ -56,185 +139,78 @@ class Item(NamedTuple):
         return bool(self.name) and not self.name.startswith(("group ", "trouble "))
 
 
-def places(view: View) -> list[str]:
-    """The places that can be chosen: devices in their order (NVLinks belong to their GPU, cores to the host), then the console."""
-    found = [device.id for device in view.devices]
-    known = [name for name in OWN if any(series_key(metric.name, name) in view.latest for metric in _CONSOLE)]
-    return found + known[:1]
-
-
-def paint_places(view: View, chosen: str, width: int) -> Row:
-    """The places side by side. If not all places fit, the places around the chosen place."""
-    names = places(view)
-    at = names.index(chosen) if chosen in names else 0
-    first, last, used = at, at, cell_width(chosen) + 4
-    while True:
-        grown = False
-        for n, wanted in ((last + 1, last + 1 < len(names)), (first - 1, first > 0)):
-            if wanted and used + len(names[n]) + 2 <= width - 4:
-                first, last, used, grown = min(first, n), max(last, n), used + len(names[n]) + 2, True
-        if not grown:
-            break
-    row: list[Segment] = [("… " if first > 0 else "", "dim")]
-    for n in range(first, last + 1):
-        style = "mark" if n == at else "alert" if names[n] in view.lost else "accent" if names[n] == view.device else "dim"
-        row += [(f" {names[n]} ", style)]
-    row.append((" …" if last < len(names) - 1 else "", "dim"))
-    return line(width, *(part for part in row if part[0]))
-
-
 def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
     """Everything about `place`. With a `needle`, the metrics that contain it in the name or the meaning."""
-    device = next((one for one in view.devices if one.id == place), None)
     items: list[Item] = []
+
+    def add(title: str, lines: list[Item]) -> None:
+        """Add `lines` under a heading; nothing if there are none."""
+        if lines:
+            items.extend([Item("", blank(width))] if items else [])
+            items.extend([Item(f"group {title}", heading(title, width)), *lines])
+
     if not needle:
-        items += [Item(f"trouble {n}", row) for n, row in enumerate(trouble(view, place, width))]
-    for title, metrics, everything in _groups(device):
-        shown = [one for one in metrics if _is_known(view, one, place, everything) and matches(one, needle)]
-        tables = _tables(view, title, place, needle, width)
-        if shown or tables:
-            items += [Item("", blank(width))] if items else []
-            items.append(Item(f"group {title}", heading(title, width)))
-        items += [Item(one.name, None, one, place) for one in shown] + tables
+        items += _painted("trouble", _trouble(view, place, width))
+    for title, metrics in _groups(view, place):
+        lines = [Item(metric.name, None, metric, place) for metric in metrics if matches(metric, needle)]
+        add(title, lines + _painted(f"{title} table", lay_out(_tables(view, title, place, needle, width), width)))
     for other in OWN[1:] if place == OWN[0] else ():
-        found = [one for one in _CONSOLE if series_key(one.name, other) in view.latest and matches(one, needle)]
-        items += [Item("", blank(width)), Item(f"group {other}", heading(other, width))] if found else []
-        items += [Item(f"{other} {one.name}", None, one, other) for one in found]
+        reported = [metric for _, metrics in _groups(view, other) for metric in metrics if series_key(metric.name, other) in view.latest]
+        add(other, [Item(f"{other} {metric.name}", None, metric, other) for metric in reported if matches(metric, needle)])
     if not needle:
-        for title, rows in (("about", about(device, width) if device else []), ("sources", sources(view, width))):
-            if rows:
-                items += [Item("", blank(width)), Item(f"group {title}", heading(title, width))]
-                items += [Item(f"{title} {n}", row) for n, row in enumerate(rows)]
+        device = _device_at(view, place)
+        add("about", _painted("about", _about(device, width) if device else []))
+        add("sources", _painted("sources", _sources(view, width)))
     return items
 
 
-def _groups(device: Device | None) -> Iterator[tuple[str, tuple[Metric, ...], bool]]:
-    """Groups of metrics: title, metrics, and whether metrics without a value or a reason are listed too."""
-    if device is None:
-        yield "console", _CONSOLE, False
-        return
-    for title, metrics in _GPU_GROUPS if device.is_gpu else (("host", _HOST),):
-        yield title, metrics, not device.is_mig
-    yield "workload", _WORKLOAD, False
+def _painted(name: str, rows: Iterable[Row]) -> list[Item]:
+    return [Item(f"{name} {n}", row) for n, row in enumerate(rows)]
 
 
-def _tables(view: View, title: str, place: str, needle: str, width: int) -> list[Item]:
-    rows: list[Row] = []
-    if title == "links" and any(matches(one, needle) for one in gpu_metrics.ONE_NVLINK):
-        rows = lay_out(links(view, place), width)
-    elif title == "host" and matches(CATALOGUE["host.core_busy_ratio"], needle):
-        rows = lay_out(cores(view, width), width)
-    return [Item(f"{title} table {n}", row) for n, row in enumerate(rows)]
-
-
-def _is_known(view: View, metric: Metric, place: str, everything: bool) -> bool:
-    key = series_key(metric.name, place)
-    return everything or key in view.latest or key in view.unavailable
+def _tables(view: View, title: str, place: str, needle: str, width: int) -> list[Table]:
+    """The table that belongs to a group of metrics."""
+    if title == "links" and any(matches(metric, needle) for metric in gpu_metrics.ONE_NVLINK):
+        return _nvlinks(view, place)
+    if title == "host" and matches(CATALOGUE[CORE_BUSY], needle):
+        return _cores(view, width)
+    return []
 
 
 def matches(metric: Metric, needle: str) -> bool:
     """Whether all words of `needle` are in the name or the meaning."""
-    text = f"{metric.name} {metric.meaning}".casefold()
-    return all(word in text for word in needle.casefold().split())
-
-
-def tally(view: View, place: str) -> str:
-    """`97 values, 6 n/a`."""
-    device = next((one for one in view.devices if one.id == place), None)
-    keys = [
-        series_key(one.name, place)
-        for _, metrics, everything in _groups(device)
-        for one in metrics
-        if _is_known(view, one, place, everything)
-    ]
-    values = sum(key in view.latest and place not in view.lost for key in keys)
-    return f"{values} values, {len(keys) - values} n/a"
+    described = f"{metric.name} {metric.meaning}".casefold()
+    return all(word in described for word in needle.casefold().split())
 
 
 def paint_item(view: View, item: Item, width: int, selected: bool) -> Row:
-    row = item.row if item.metric is None else _metric(view, item.metric, item.place, width)
+    row = item.row if item.metric is None else _metric_row(view, item.metric, item.place, width)
     assert row is not None
-    return [("".join(text for text, _ in row), "mark")] if selected else row
+    return [("".join(part for part, _ in row), "mark")] if selected else row
 
 
-def _metric(view: View, metric: Metric, place: str, width: int) -> Row:
+def _metric_row(view: View, metric: Metric, place: str, width: int) -> Row:
     """Name, number, unit, age, source and meaning of a metric, as far as there is room."""
-    room = min(34, max(8, width - 24))
-    name: Segment = (f"  {fit(metric.name, room)} ", "")
-    value, reason = _reading(view, metric, place)
-    if value is None:
-        return line(width, (name[0], "dim"), (f"{units.NA:>9}", "dim"), (f"  {plain(reason)}", "dim"))
-    number, unit = _figure(value, metric)
-    alarm = metric.name in _ALARMS and value > 0
-    old = seconds_old(view, metric, place)
-    late = f"{age(old):>6}" if old > OLD_S else " " * 6
-    source = view.substitutes.get(series_key(metric.name, place), metric.source)
-    words = f"  {source}" if width < 100 else f"  {fit(source, 12)}  {metric.meaning}"
-    return line(width, name, (f"{number:>9} {unit:<10}", "alert" if alarm else "accent"), (f" {late}", ""), (words, "dim"))
+    name = f"  {fit(metric.name, min(34, max(8, width - 24)))} "
+    newest = value_of(view, metric, place)
+    if newest.value is None:
+        return line(width, (name, "dim"), (f"{units.NA:>9}", "dim"), (f"  {plain(newest.reason)}", "dim"))
+    number, unit = _number_and_unit(newest.value, metric)
+    alarm = metric.name in ALARMS and newest.value > 0
+    age = units.age(newest.age_s) if newest.is_old else ""
+    origin = f"  {newest.source}" if width < 100 else f"  {fit(newest.source, 12)}  {metric.meaning}"
+    return line(width, name, (f"{number:>9} {unit:<10}", "alert" if alarm else "accent"), f" {age:>6}", (origin, "dim"))
 
 
-def _reading(view: View, metric: Metric, place: str) -> tuple[float | None, str]:
-    """The value, or the reason why there is no value."""
-    key = series_key(metric.name, place)
-    if place in view.lost:
-        return None, f"device lost: {view.lost[place]}"
-    return view.latest.get(key), view.unavailable.get(key, "no sample yet")
-
-
-def _figure(value: float, metric: Metric) -> tuple[str, str]:
-    """Number and unit, for two columns."""
-    text = units.quantity(value, metric.unit)
-    if metric.unit in ("", "0/1") or text == units.NA:
-        return text, ""
-    if text.endswith(f" {metric.unit}"):  # as declared: the unit may be two words
-        return text.removesuffix(f" {metric.unit}"), metric.unit
-    number, _, unit = text.rpartition(" ")  # with a prefix: GB/s
+def _number_and_unit(value: float, metric: Metric) -> tuple[str, str]:
+    """The figure for two columns."""
+    quantity = units.quantity(value, metric.unit)
+    if metric.unit in ("", "0/1") or quantity == units.NA:
+        return quantity, ""
+    if quantity.endswith(f" {metric.unit}"):  # as declared: the unit may be two words
+        return quantity.removesuffix(f" {metric.unit}"), metric.unit
+    number, _, unit = quantity.rpartition(" ")  # with a prefix: GB/s
     return number, unit
-
-
-def seconds_old(view: View, metric: Metric, place: str) -> float:
-    return view.now - view.sampled.get(series_key(metric.name, place), view.now)
-
-
-def devices_report(view: View) -> Report:
-    """Every device with its metrics, links and processes: for the terminal."""
-    found: Report = [text(f"driver {plain(view.environment.driver)}"), BLANK] if view.environment.driver else []
-    if view.no_gpu_reason:
-        found += [text(f"no GPU: {plain(view.no_gpu_reason)}"), BLANK]
-    for device in view.devices:
-        found += [*_device_report(view, device), BLANK]
-    return found[:-1]
-
-
-def _device_report(view: View, device: Device) -> Report:
-    memory = units.quantity(device.memory_bytes, "bytes") if device.memory_bytes else ""
-    facts = (memory, plain(device.pcie), f"NVLink {plain(device.nvlink)}" if device.nvlink else "", plain(device.uuid))
-    found: Report = [Line([("  ".join(filter(None, (device.id, plain(device.name), *facts))), "heading")])]
-    if device.id in view.lost:
-        return [*found, text(f"lost: {plain(view.lost[device.id])}", "alert", indent=2)]
-    known = [metric for _, metrics, _ in _groups(device) for metric in metrics if _is_known(view, metric, device.id, False)]
-    found.append(Table((Column("metric"), Column("value", ">"), Column("source")), [_cells(view, one, device.id) for one in known], 2))
-    if not device.is_gpu:
-        return [*found, *cores(view, 100)]
-    paths = [f"{link.b if link.a == device.id else link.a} {link.path}" for link in view.links if device.id in (link.a, link.b)]
-    found += [*links(view, device.id), *([labelled("paths", ", ".join(paths), indent=2)] if paths else [])]
-    holders = [one for one in view.processes if one.device == device.id]
-    columns = (Column("process"), Column("memory", ">"), Column("kind"), Column("user and name"))
-    return [*found, Table(columns, [_process_cells(one) for one in holders], 2)] if holders else found
-
-
-def _cells(view: View, metric: Metric, place: str) -> list[Segment]:
-    value, reason = _reading(view, metric, place)
-    if value is None:
-        return [(metric.name, ""), (units.NA, "dim"), (plain(reason), "dim")]
-    source = view.substitutes.get(series_key(metric.name, place), metric.source)
-    return [(metric.name, ""), (units.quantity(value, metric.unit), "accent"), (source, "dim")]
-
-
-def _process_cells(process: Process) -> list[Segment]:
-    who = plain(" ".join(filter(None, (process.user, process.name)))) or "not visible for this user"
-    memory = units.quantity(process.memory_bytes, "bytes")
-    return [(f"process {process.pid}", ""), (memory, ""), (process.kind, ""), (who, "")]
 
 
 def paint_metric(view: View, item: Item | None, history: History, width: int, height: int) -> list[Row]:
@@ -242,20 +218,147 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
     rule = line(width, ("─" * width, "dim"))
     if item is None or item.metric is None or height < 2:
         return fill([rule], width, height)
-    metric, key = item.metric, series_key(item.metric.name, item.place)
-    value, reason = _reading(view, metric, item.place)
-    source = view.substitutes.get(key, metric.source)
-    if value is None:
+    metric, newest = item.metric, value_of(view, item.metric, item.place)
+    if newest.value is None:
         needs = f" Needs {metric.needs} or newer." if metric.needs != "any" else ""
-        words = f"n/a: {plain(reason)}.{needs}"
+        state = f"n/a: {plain(newest.reason)}.{needs}"
     else:
-        old = seconds_old(view, metric, item.place)
-        words = f"From {source}, {f'{age(old)} ago' if old > OLD_S else 'just now'}."
-    words = f"{metric.name}: {metric.meaning}. {words}"
-    past = value is not None and height >= 4
-    rows = [rule, *(line(width, text) for text in wrap(words, width, height - 1 - past))]
+        state = f"From {newest.source}, {f'{units.age(newest.age_s)} ago' if newest.is_old else 'just now'}."
+    past = newest.value is not None and height >= 4
+    rows = [rule, *(line(width, part) for part in wrap(f"{metric.name}: {metric.meaning}. {state}", width, height - 1 - past))]
     if past:
         label = f"last {units.clock(width * SECONDS_PER_COLUMN)}  "
-        trace = spark(history(key, width - len(label)), 1, 1.0 if metric.unit in ("ratio", "0/1") else None)[0]
+        values = history(series_key(metric.name, item.place), width - len(label))
+        trace = spark(values, 1, 1.0 if metric.unit in ("ratio", "0/1") else None)[0]
         rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), (trace, "trace"))]
     return fill(rows, width, height)
+
+
+# --- tables on the page: problems, NVLinks, cores, fixed facts and sources -----------------------------------
+
+MOST_LINKS = 36
+MOST_CORES = 1024
+LABEL = 22
+
+
+def _trouble(view: View, place: str, width: int) -> list[Row]:
+    """Problems that affect the values of the page."""
+    rows: list[Row] = []
+    gpu = place.partition("/")[0]
+    if gpu in view.lost:
+        rows += paragraph(f"{gpu} is lost: {plain(view.lost[gpu])}", width, "alert")
+    if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
+        rows += paragraph(f"no GPU: {plain(view.no_gpu_reason)}", width)
+    for name, source in view.sources.items():
+        if source.stuck_s:
+            detail = f": {plain(source.detail)}" if source.detail else ""
+            problem = "has been opening" if source.opening else "has not answered"
+            sentence = f"source {plain(name)} {problem} for {units.age(source.stuck_s)}{detail}"
+            rows += paragraph(sentence, width, "" if source.opening else "alert")
+    return rows
+
+
+def _nvlinks(view: View, gpu: str) -> list[Table]:
+    """One row for each NVLink. Nothing for a GPU without NVLinks."""
+    rows: list[list[Segment]] = []
+    for n in range(MOST_LINKS):
+        keys = [series_key(column.metric, f"{gpu}/link:{n}") for column in NVLINK_COLUMNS]
+        if any(_is_reported(view, key) for key in keys):
+            cells = [_nvlink_cell(column.metric, view.latest.get(key)) for column, key in zip(NVLINK_COLUMNS, keys, strict=True)]
+            rows.append([(f"link:{n}", ""), *cells])
+    columns = [Column("NVLink"), *(Column(column.title, ">") for column in NVLINK_COLUMNS)]
+    return [Table(columns, rows, indent=2)] if rows else []
+
+
+def _nvlink_cell(metric: str, value: float | None) -> Segment:
+    unit = CATALOGUE[metric].unit
+    style = "dim" if value is None else "alert" if unit == "0/1" and not value else "accent" if unit == "bytes/s" else ""
+    return units.quantity(value, unit), style
+
+
+def _cores(view: View, width: int) -> list[Table]:
+    """The busy share of every core in percent: 32, 16, 8 or 4 cores in a row of at most `width` cells."""
+    count = sum(1 for n in range(MOST_CORES) if series_key(CORE_BUSY, f"cpu:{n}") in view.latest)
+    if not count:
+        return []
+    shares = [view.latest.get(series_key(CORE_BUSY, f"cpu:{n}")) for n in range(max(count, min(MOST_CORES, view.environment.cores or 0)))]
+    each = next((n for n in (32, 16, 8) if 18 + 5 * n <= width), 4)
+    rows: list[list[Segment]] = []
+    for start in range(0, len(shares), each):
+        cells = [(units.NA if share is None else f"{share * 100:.0f}", "") for share in shares[start : start + each]]
+        rows.append([(f"cores {start}-{start + len(cells) - 1}", "dim"), *cells, *((("", ""),) * (each - len(cells)))])
+    return [Table([Column("busy share, %"), *(Column("", ">") for _ in range(each))], rows, indent=2)]
+
+
+def _about(device: Device, width: int) -> list[Row]:
+    """The fixed facts of a device, without facts that the driver does not report."""
+    named = [(FACTS[name].title if name in FACTS else name.replace("_", " "), fact) for name, fact in device.facts.items()]
+    rows = labelled("  name", plain(device.name), width, LABEL)
+    for label, fact in [*properties(device).items(), *named]:
+        rows += labelled(f"  {plain(label)}", plain(fact), width, LABEL) if fact else []
+    return rows
+
+
+def _sources(view: View, width: int) -> list[Row]:
+    """Period, missed rounds and problems of each source."""
+    rows: list[Row] = []
+    for name, source in view.sources.items():
+        state = f"read every {source.period_s:.3g} s"
+        if source.missed:
+            state += f", {source.missed} {'round' if source.missed == 1 else 'rounds'} missed"
+        if source.stuck_s:
+            stuck = units.age(source.stuck_s)
+            state = f"opening for {stuck}" if source.opening else f"stuck for {stuck}; was {state}"
+        if source.detail:
+            state += f"; {plain(source.detail)}"
+        rows += labelled(f"  {plain(name)}", state, width, LABEL, "alert" if source.stuck_s and not source.opening else "")
+    return rows + (labelled("  lost", spans(view.lost), width, LABEL, "alert") if view.lost else [])
+
+
+# --- all devices, for the terminal ---------------------------------------------------------------------------
+
+
+def devices_report(view: View) -> Report:
+    """Every device with its metrics, links and processes."""
+    report: Report = [text(f"driver {plain(view.environment.driver)}"), BLANK] if view.environment.driver else []
+    if view.no_gpu_reason:
+        report += [text(f"no GPU: {plain(view.no_gpu_reason)}"), BLANK]
+    for device in view.devices:
+        report += [*_device_report(view, device), BLANK]
+    return report[:-1]
+
+
+def _device_report(view: View, device: Device) -> Report:
+    about = properties(device)
+    nvlink = f"NVLink {about['NVLink']}" if about["NVLink"] else ""
+    title = (device.id, device.name, about["memory"], about["PCIe"], nvlink, about["uuid"])
+    report: Report = [Line([("  ".join(plain(part) for part in title if part), "heading")])]
+    if device.id in view.lost:
+        return [*report, text(f"lost: {plain(view.lost[device.id])}", "alert", indent=2)]
+    metrics = [metric for _, group in _groups(view, device.id, whole=False) for metric in group]
+    report.append(_table("metric", "value", "source", rows=[_metric_cells(view, metric, device.id) for metric in metrics]))
+    if not device.is_gpu:
+        return [*report, *_cores(view, 100)]
+    report += _nvlinks(view, device.id)
+    if paths := [f"{link.b if link.a == device.id else link.a} {link.path}" for link in view.links if device.id in (link.a, link.b)]:
+        report.append(labelled_line("paths", ", ".join(paths), indent=2))
+    if processes := [process for process in view.processes if process.device == device.id]:
+        report.append(_table("process", "memory", "kind", "user and name", rows=[_process_cells(process) for process in processes]))
+    return report
+
+
+def _table(*heads: str, rows: Sequence[Sequence[Segment]]) -> Table:
+    """A table with numbers in the second column."""
+    return Table([Column(head, ">" if n == 1 else "<") for n, head in enumerate(heads)], rows, indent=2)
+
+
+def _metric_cells(view: View, metric: Metric, place: str) -> list[Segment]:
+    newest = value_of(view, metric, place)
+    if newest.value is None:
+        return [(metric.name, ""), (units.NA, "dim"), (plain(newest.reason), "dim")]
+    return [(metric.name, ""), (units.quantity(newest.value, metric.unit), "accent"), (newest.source, "dim")]
+
+
+def _process_cells(process: Process) -> list[Segment]:
+    who = plain(" ".join(filter(None, (process.user, process.name)))) or "not visible for this user"
+    return [(f"process {process.pid}", ""), (units.quantity(process.memory_bytes, "bytes"), ""), (process.kind, ""), (who, "")]

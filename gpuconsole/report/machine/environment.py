@@ -12,7 +12,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import plain, visible
 from gpuconsole.model.units import NA, percent, quantity
 from gpuconsole.report.cells import Segment
-from gpuconsole.report.machine.device_tables import peaks
+from gpuconsole.report.machine.columns import properties
 from gpuconsole.report.names import spans
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
 
@@ -23,14 +23,14 @@ def device_kinds(snapshot: Snapshot) -> list[str]:
     """What the figures of a session belong to: a CPU, a simulated GPU, a recording. Empty for a live session on GPUs."""
     used = {run.device for run in snapshot.runs} | {sweep.device for sweep in snapshot.sweeps}
     devices = [device for device in snapshot.environment.devices if device.id in used]
-    found = []
+    kinds = []
     if "cpu" in used:
-        found.append("CPU: no figure is GPU data")
+        kinds.append("CPU: no figure is GPU data")
     if any(device.is_gpu and device.name.startswith("simulated") for device in devices):
-        found.append("simulated GPU: no figure is GPU data")
+        kinds.append("simulated GPU: no figure is GPU data")
     if snapshot.recording:
-        found.append("recording: a replay of an earlier session")
-    return found
+        kinds.append("recording: a replay of an earlier session")
+    return kinds
 
 
 def environment_report(environment: Environment, used: Sequence[str], runs: Sequence[Run] = ()) -> Report:
@@ -38,32 +38,34 @@ def environment_report(environment: Environment, used: Sequence[str], runs: Sequ
     does not say which of them the processes use. A part that is not known reads n/a."""
     several = any(len(run.ranks) > 1 for run in runs)
     alike: dict[str, list[str]] = {}
-    for one in environment.devices:
-        if one.id in used or (several and one.is_gpu and not one.is_mig):
-            alike.setdefault(_device(one), []).append(one.id)
-    found: Report = [labelled("device", f"{plain(spans(ids))} {words}") for words, ids in alike.items()]
-    found.append(labelled("host", plain(", ".join(filter(None, (environment.host, environment.os)))) or units.NA))
+    for device in environment.devices:
+        if device.id in used or (several and device.is_gpu and not device.is_mig):
+            alike.setdefault(_device(device), []).append(device.id)
+    report: Report = [labelled("device", f"{plain(spans(ids))} {description}") for description, ids in alike.items()]
+    report.append(labelled("host", plain(", ".join(filter(None, (environment.host, environment.os)))) or units.NA))
     memory = units.size_bytes(environment.memory_bytes).strip() if environment.memory_bytes else ""
     cores = f"{environment.cores} cores in use" if environment.cores else ""
-    found.append(labelled("CPU", plain(", ".join(filter(None, (environment.cpu, cores, memory)))) or units.NA))
-    found.append(labelled("python", plain(environment.python) or units.NA))
-    found.append(labelled("torch", plain(environment.torch) if environment.torch else f"{units.NA}: torch is not installed"))
+    report.append(labelled("CPU", plain(", ".join(filter(None, (environment.cpu, cores, memory)))) or units.NA))
+    report.append(labelled("python", plain(environment.python) or units.NA))
+    report.append(labelled("torch", plain(environment.torch) if environment.torch else f"{units.NA}: torch is not installed"))
     gpus = any(device.is_gpu for device in environment.devices)
     for label, version in (("CUDA", environment.cuda), ("GPU driver", environment.driver)):
-        found.append(labelled(label, plain(version) if version else f"{units.NA}: {'not reported' if gpus else 'this machine has no GPU'}"))
+        report.append(
+            labelled(label, plain(version) if version else f"{units.NA}: {'not reported' if gpus else 'this machine has no GPU'}")
+        )
     for run in runs:
         if run.job is not None:
             versions = [f"{name} {version}" for name, version in run.job.frameworks.items()]
             own = [f"python {run.job.python}", f"torch {run.job.torch}", *versions]
-            found.append(labelled("job", plain(f"{run.job.script}: {', '.join(own)}")))
-            found += [labelled("command", plain(" ".join(run.command)))] if run.command else []
+            report.append(labelled("job", plain(f"{run.job.script}: {', '.join(own)}")))
+            report += [labelled("command", plain(" ".join(run.command)))] if run.command else []
             break
-    return found
+    return report
 
 
 def _device(device: Device) -> str:
-    parts = [device.name, units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else "", peaks(device.peaks)]
-    return plain(", ".join(filter(None, parts)))
+    about = properties(device)
+    return plain(", ".join(filter(None, (device.name, about["memory"], about["peaks"]))))
 
 
 # --- a calibration as a report -------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ def calibration_report(record: CalibrationRecord, device: Device, now_s: float) 
     has_datasheet = bool(device.peaks.source)
     columns = [Column("figure"), Column("best", ">"), Column("median", ">"), Column("n", ">"), Column("spread", ">")]
     columns += [Column("datasheet", ">"), Column("share", ">")] if has_datasheet else []
-    rows = [_cells(one, device, has_datasheet) for one in record.reached]
+    rows = [_cells(reached, device, has_datasheet) for reached in record.reached]
     return [*_head(record, device, now_s), BLANK, Table([*columns, Column("how")], rows, indent=2)]
 
 
@@ -106,16 +108,16 @@ def _head(record: CalibrationRecord, device: Device, now_s: float) -> Report:
     return head
 
 
-def _cells(one: Reached, device: Device, has_datasheet: bool) -> list[Segment]:
-    if one.value is None or one.median is None:
+def _cells(reached: Reached, device: Device, has_datasheet: bool) -> list[Segment]:
+    if reached.value is None or reached.median is None:
         empty = [""] * (5 if has_datasheet else 3)
-        return [(words, "") for words in (one.name, NA, *empty, visible(one.reason))]
-    cells = [one.name, quantity(one.value, one.unit), quantity(one.median, one.unit), str(one.n)]
-    cells.append(percent(one.spread_ratio) if one.spread_ratio is not None else "")
+        return [(cell, "") for cell in (reached.name, NA, *empty, visible(reached.reason))]
+    cells = [reached.name, quantity(reached.value, reached.unit), quantity(reached.median, reached.unit), str(reached.n)]
+    cells.append(percent(reached.spread_ratio) if reached.spread_ratio is not None else "")
     if has_datasheet:
-        peak = datasheet_peak(one.name, device)
-        cells += [quantity(peak, one.unit), percent(one.value / peak)] if peak else ["", ""]
-    return [(words, "") for words in (*cells, one.detail)]
+        peak = datasheet_peak(reached.name, device)
+        cells += [quantity(peak, reached.unit), percent(reached.value / peak)] if peak else ["", ""]
+    return [(cell, "") for cell in (*cells, reached.detail)]
 
 
 def datasheet_peak(name: str, device: Device) -> float | None:

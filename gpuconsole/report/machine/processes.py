@@ -48,11 +48,11 @@ class _Order(NamedTuple):
 
 
 ORDERS = {
-    "memory": _Order(True, lambda one: one.memory_bytes),
-    "sm": _Order(True, lambda one: one.sm_ratio),
-    "cpu": _Order(True, lambda one: one.cpu_ratio),
-    "pid": _Order(False, lambda one: one.pid),
-    "name": _Order(False, lambda one: (one.name or one.command).casefold() or None),
+    "memory": _Order(True, lambda process: process.memory_bytes),
+    "sm": _Order(True, lambda process: process.sm_ratio),
+    "cpu": _Order(True, lambda process: process.cpu_ratio),
+    "pid": _Order(False, lambda process: process.pid),
+    "name": _Order(False, lambda process: (process.name or process.command).casefold() or None),
 }
 
 
@@ -62,13 +62,14 @@ def identity(process: Process) -> Id:
 
 def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
     """The lines of the table in order."""
-    found = [one for one in processes if _matches(one, choice.needle)]
     order = ORDERS[choice.sort]
-    found.sort(key=lambda one: (one.pid, one.device))
-    known = [one for one in found if order.key(one) is not None]
-    known.sort(key=order.key, reverse=order.down != choice.reverse)  # type: ignore[arg-type]
-    found = known + [one for one in found if order.key(one) is None]
-    return _tree(found) if choice.tree else [Entry(one, pid=one.pid) for one in found]
+    by_pid = sorted(
+        (process for process in processes if _matches(process, choice.needle)), key=lambda process: (process.pid, process.device)
+    )
+    in_order = [process for process in by_pid if order.key(process) is not None]
+    in_order.sort(key=order.key, reverse=order.down != choice.reverse)  # type: ignore[arg-type]
+    in_order += [process for process in by_pid if order.key(process) is None]
+    return _tree(in_order) if choice.tree else [Entry(process, pid=process.pid) for process in in_order]
 
 
 def _matches(process: Process, needle: str) -> bool:
@@ -80,80 +81,130 @@ def _matches(process: Process, needle: str) -> bool:
     return any(wanted in text.casefold() for text in texts)
 
 
-def _tree(found: list[Process]) -> list[Entry]:
-    """Children under their parents, in the order of `found`. Children of a missing parent are adjacent."""
-    here = {one.pid for one in found}
+def _tree(processes: list[Process]) -> list[Entry]:
+    """Children under their parents, in the order of `processes`. Children of a missing parent are adjacent."""
+    pids = {process.pid for process in processes}
     children: dict[int, list[Process]] = {}
-    for one in found:
-        children.setdefault(one.parent, []).append(one)
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
     rows: list[Entry] = []
     placed: set[Id] = set()
 
-    def place(one: Process, depth: int) -> None:
-        if identity(one) in placed:
+    def place(process: Process, depth: int) -> None:
+        if identity(process) in placed:
             return
-        placed.add(identity(one))
-        rows.append(Entry(one, depth, one.pid))
-        for child in children.get(one.pid, ()):
+        placed.add(identity(process))
+        rows.append(Entry(process, depth, process.pid))
+        for child in children.get(process.pid, ()):
             place(child, depth + 1)
 
-    for one in found:
-        siblings = children.get(one.parent, [])
-        top = not one.parent or one.parent not in here or one.parent == one.pid
-        if top and one.parent > 1 and len({sibling.pid for sibling in siblings}) > 1 and identity(one) not in placed:
-            rows.append(Entry(None, 0, one.parent, tuple(siblings)))
+    for process in processes:
+        siblings = children.get(process.parent, [])
+        top = not process.parent or process.parent not in pids or process.parent == process.pid
+        if top and process.parent > 1 and len({sibling.pid for sibling in siblings}) > 1 and identity(process) not in placed:
+            rows.append(Entry(None, 0, process.parent, tuple(siblings)))
             for sibling in siblings:
                 place(sibling, 1)
         elif top:
-            place(one, 0)
-    for one in found:  # a reused pid can create a cycle of parents
-        place(one, 0)
+            place(process, 0)
+    for process in processes:  # a reused pid can create a cycle of parents
+        place(process, 0)
     return rows
 
 
 class _Column(NamedTuple):
+    """A column: what its cells say of a process at Unix time `wall` (None: not known), and of a parent, from its children.
+
+    `shapes`: the first shape of the table with the column, and the first without it. The shapes from 0 on are ever narrower.
+    """
+
     name: str
     head: str
     width: int
     align: str
+    shapes: tuple[int, int]
+    text: Callable[[Process, float | None], str]
+    sum: Callable[[Entry], str] = lambda entry: ""
 
 
-_DEVICE, _PID, _USER = _Column("device", "device", 6, "<"), _Column("pid", "pid", 7, ">"), _Column("user", "user", 8, "<")
-_KIND, _SHORT_KIND = _Column("kind", "kind", 8, "<"), _Column("short_kind", "K", 1, "<")
-_SM, _MEMORY = _Column("sm", "SM %", 5, ">"), _Column("memory", "memory", 8, ">")
-_CPU, _AGE, _CONTAINER = _Column("cpu", "CPU %", 6, ">"), _Column("age", "age", 6, ">"), _Column("container", "container", 12, "<")
-_SHAPES: tuple[tuple[int, tuple[_Column, ...]], ...] = (
-    (2, (_DEVICE, _PID, _USER, _KIND, _SM, _MEMORY, _CPU, _AGE, _CONTAINER)),
-    (1, (_DEVICE, _PID, _USER, _SHORT_KIND, _SM, _MEMORY, _CPU, _AGE, _CONTAINER)),
-    (1, (_DEVICE, _PID, _USER, _SHORT_KIND, _SM, _MEMORY, _CPU, _AGE)),
-    (1, (_DEVICE, _PID, _USER, _SM, _MEMORY, _CPU)),
-    (1, (_DEVICE, _PID, _SM, _MEMORY)),
-    (1, (_PID, _MEMORY)),
-)
+SHAPES = 6
 LEAST_COMMAND = 24
 
 
-def _shape(view: View, width: int) -> tuple[int, tuple[_Column, ...], int]:
-    """Gap, columns, and the room that is left for the command."""
+def _user(process: Process, wall: float | None) -> str:
+    return plain(process.user[:64]) or (units.NA if process.uid is None else str(process.uid))
+
+
+def _memory(process: Process, wall: float | None) -> str:
+    return units.NA if process.memory_bytes is None else units.size_bytes(process.memory_bytes)
+
+
+def _memory_of_all(entry: Entry) -> str:
+    return units.size_bytes(sum(process.memory_bytes or 0 for process in entry.children))
+
+
+def _cpu_of_all(entry: Entry) -> str:
+    """The CPU time of a child on two devices counts once."""
+    ratios = {process.pid: process.cpu_ratio for process in entry.children if process.cpu_ratio is not None}
+    return _percent(sum(ratios.values())) if ratios else ""
+
+
+def _age(process: Process, wall: float | None) -> str:
+    return units.age(wall - process.started) if wall is not None and process.started else units.NA
+
+
+def _percent(ratio: float | None) -> str:
+    return units.NA if ratio is None else f"{ratio * 100:.0f}"
+
+
+_COLUMNS = (
+    _Column("device", "device", 6, "<", (0, 5), lambda process, wall: plain(process.device)),
+    _Column("pid", "pid", 7, ">", (0, 6), lambda process, wall: str(process.pid), lambda entry: str(entry.pid)),
+    _Column("user", "user", 8, "<", (0, 4), _user),
+    _Column("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
+    _Column("kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())),
+    _Column("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
+    _Column("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
+    _Column("cpu", "CPU %", 6, ">", (0, 4), lambda process, wall: _percent(process.cpu_ratio), _cpu_of_all),
+    _Column("age", "age", 6, ">", (0, 3), _age),
+    _Column("container", "container", 12, "<", (0, 2), lambda process, wall: plain(process.container[:64])),
+)
+
+
+class _Layout(NamedTuple):
+    """The columns that fit into `width` cells with `gap` cells after each, and the `room` that is left for the command."""
+
+    width: int
+    gap: int
+    columns: tuple[_Column, ...]
+    room: int
+
+
+def _layout(view: View, width: int) -> _Layout:
     ids = max([6, *(len(device.id) for device in view.devices if device.is_gpu)])
-    for gap, columns in _SHAPES:
-        columns = tuple(one._replace(width=ids) if one is _DEVICE else one for one in columns)
-        room = width - sum(one.width + gap for one in columns)
+    for shape in range(SHAPES):
+        gap = 1 if shape else 2
+        columns = tuple(
+            column._replace(width=ids) if column.name == "device" else column
+            for column in _COLUMNS
+            if column.shapes[0] <= shape < column.shapes[1]
+        )
+        room = width - sum(column.width + gap for column in columns)
         if room >= LEAST_COMMAND:
             break
-    return gap, columns, max(0, room)
+    return _Layout(width, gap, columns, max(0, room))
 
 
 def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, wall: float | None) -> Lines:
     """The heads of the columns, the entries, and devices that do not report their processes. `wall`: Unix time of `view`, if known."""
-    gap, columns, room = _shape(view, width)
+    layout = _layout(view, width)
     if not entries:
         return text_lines([row for text in _nothing(view, choice) for row in paragraph(text, width)])
     notes = [line(width, (text, "dim")) for text in _missing(view)]
     return Lines(
         [identity(entry.process) if entry.process is not None else None for entry in entries],
-        lambda n, selected: _line(entries[n], selected, columns, gap, room, width, wall),
-        [_heads(columns, gap, room, choice, width)],
+        lambda n, selected: _line(entries[n], selected, layout, wall),
+        [_heads(layout, choice)],
         (lambda key: notes) if notes else None,
     )
 
@@ -166,27 +217,27 @@ def order_in_words(choice: Choice) -> str:
     return f"by {name}, {ends[0] if down else ends[1]}"
 
 
-def _heads(columns: tuple[_Column, ...], gap: int, room: int, choice: Choice, width: int) -> Row:
+def _heads(layout: _Layout, choice: Choice) -> Row:
     """The heads of the columns. The sort column is marked."""
     row: list[Segment] = []
-    for one in (*columns, _Column("name", "command", room, "<")):
-        row += [(fit(one.head, one.width, one.align), "heading" if one.name == choice.sort else "dim"), (" " * gap, "")]
-    return line(width, *row)
+    for column in layout.columns:
+        row += [(fit(column.head, column.width, column.align), "heading" if column.name == choice.sort else "dim"), (" " * layout.gap, "")]
+    return line(layout.width, *row, (fit("command", layout.room), "heading" if choice.sort == "name" else "dim"))
 
 
-def _line(entry: Entry, chosen: bool, columns: tuple[_Column, ...], gap: int, room: int, width: int, wall: float | None) -> Row:
+def _line(entry: Entry, chosen: bool, layout: _Layout, wall: float | None) -> Row:
     row: list[Segment] = []
-    for one in columns:
-        text = _sums(entry, one.name) if entry.process is None else _text(entry.process, one.name, wall)
+    for column in layout.columns:
+        text = column.sum(entry) if entry.process is None else column.text(entry.process, wall)
         style = "dim" if text == units.NA or entry.process is None else ""
-        row += [(fit(text, one.width, one.align), style), (" " * gap, "")]
+        row += [(fit(text, column.width, column.align), style), (" " * layout.gap, "")]
     indent = "" if not entry.depth else "  " * (min(entry.depth, 8) - 1) + "└ "
     if entry.process is None:
-        row.append((f"parent of {len({one.pid for one in entry.children})}, on no device", "dim"))
+        row.append((f"parent of {len({process.pid for process in entry.children})}, on no device", "dim"))
     else:
-        text = title(entry.process, room)
+        text = title(entry.process, layout.room)
         row.append((indent + text, "dim" if text == units.NA else ""))
-    painted = line(width, *row)
+    painted = line(layout.width, *row)
     return [("".join(text for text, _ in painted), "mark")] if chosen else painted
 
 
@@ -197,55 +248,6 @@ def title(process: Process, room: int) -> str:
         program, blank, rest = text.partition(" ")
         text = (program.rpartition("/")[2] or program) + blank + rest
     return cut(plain(text[: room + 1]), max(0, room)) if text else units.NA
-
-
-def _text(process: Process, column: str, wall: float | None) -> str:
-    """A cell. Unknown values read n/a."""
-    match column:
-        case "device":
-            return plain(process.device)
-        case "pid":
-            return str(process.pid)
-        case "user":
-            return plain(process.user[:64]) or (units.NA if process.uid is None else str(process.uid))
-        case "kind":
-            return plain(process.kind[:16])
-        case "short_kind":
-            return plain(process.kind[:1].upper())
-        case "sm":
-            return _percent(process.sm_ratio)
-        case "memory":
-            return units.NA if process.memory_bytes is None else units.size_bytes(process.memory_bytes)
-        case "cpu":
-            return _percent(process.cpu_ratio)
-        case "age":
-            return age(wall - process.started) if wall is not None and process.started else units.NA
-    return plain(process.container[:64])
-
-
-def _sums(entry: Entry, column: str) -> str:
-    """A cell of a parent: its pid, or the sum over its children. The CPU time of a child on two devices counts once."""
-    if column == "pid":
-        return str(entry.pid)
-    if column == "memory":
-        return units.size_bytes(sum(one.memory_bytes or 0 for one in entry.children))
-    if column == "cpu":
-        known = {one.pid: one.cpu_ratio for one in entry.children if one.cpu_ratio is not None}
-        return _percent(sum(known.values())) if known else ""
-    return ""
-
-
-def _percent(ratio: float | None) -> str:
-    return units.NA if ratio is None else f"{ratio * 100:.0f}"
-
-
-def age(seconds: float) -> str:
-    """`42s`, `12m03s`, `2h01m`, `3d04h`: at most six cells for three years."""
-    whole = max(0, int(seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if days:
-        return f"{days}d{hours % 24:02}h" if days < 100 else f"{days}d"
-    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
 
 
 def _missing(view: View) -> list[str]:
@@ -291,14 +293,14 @@ def paint_process(view: View, process: Process, width: int, wall: float | None) 
 
 
 def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, str]]:
-    device = next((one for one in view.devices if one.id == process.device), None)
+    device = next((device for device in view.devices if device.id == process.device), None)
     memory = units.size_bytes(process.memory_bytes).strip() if process.memory_bytes is not None else ""
     if memory and device is not None and device.memory_bytes:
         memory += f", {units.percent((process.memory_bytes or 0) / device.memory_bytes).strip()} of the device"
     user = plain(process.user[:200])
     if process.uid is not None:
         user = f"{user} (uid {process.uid})" if user else f"uid {process.uid}"
-    others = sorted({one.device for one in view.processes if one.pid == process.pid and one.device != process.device})
+    others = sorted({other.device for other in view.processes if other.pid == process.pid and other.device != process.device})
     return [
         ("device", f"{process.device}   {facts.short_name(device.name)}" if device else process.device),
         ("also on", ", ".join(others) or "no other device"),
@@ -316,15 +318,15 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
 def _parent(view: View, process: Process) -> str:
     if not process.parent:
         return ""
-    known = next((one for one in view.processes if one.pid == process.parent), None)
-    return f"{process.parent}  {plain(known.name[:200])}" if known else f"{process.parent}  (uses no device)"
+    parent = next((other for other in view.processes if other.pid == process.parent), None)
+    return f"{process.parent}  {plain(parent.name[:200])}" if parent else f"{process.parent}  (uses no device)"
 
 
 def _started(process: Process, wall: float | None) -> str:
     if not process.started:
         return ""
     moment = datetime.datetime.fromtimestamp(process.started).isoformat(" ", "seconds")
-    return f"{moment}, {age(wall - process.started)} ago" if wall is not None else moment
+    return f"{moment}, {units.age(wall - process.started)} ago" if wall is not None else moment
 
 
 @lru_cache(maxsize=4)
