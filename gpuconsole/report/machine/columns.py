@@ -144,8 +144,8 @@ def device_line(view: View, device: Device, width: int) -> Row:
     style = "accent" if device.id == view.device or not device.is_gpu else ""
     if device.is_gpu:
         name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
-        if words := trouble(view, device.id):
-            return line_of([name, (GAP + words, "alert")])
+        if why := trouble(view, device.id):
+            return line_of([name, (GAP + why, "alert")])
         figures = [*named(view, shown(GPU_LINE, width), device.id)]
     else:
         why = view.no_gpu_reason

@@ -20,7 +20,7 @@ COLUMNS = (Column("scenario"), Column("memory", ">"), Column("step", ">"), Colum
 
 def check_report(card: Card, checks: Sequence[Check]) -> Report:
     """The table of `gpuconsole scenarios --check`, with the figures of the card above it and a summary below."""
-    rows = [row for one in checks for row in _rows(one)]
+    rows = [row for check in checks for row in _rows(check)]
     return [
         text(f"{card.name}: {_figures(card)}", "title"),
         text("By arithmetic, not measured. memory: the peak on one GPU, of what the run may use.", "dim"),
@@ -42,26 +42,26 @@ def _figures(card: Card) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _rows(one: Check) -> list[list[Segment]]:
+def _rows(check: Check) -> list[list[Segment]]:
     """One row, and further rows where the reason does not fit into its column."""
-    memory = units.NA if one.memory_bytes is None else f"{one.memory_bytes / 1e9:.1f}/{one.usable_bytes / 1e9:.1f} GB"
-    limit = "" if one.limit_ratio is None else f"{one.limit} {percent(one.limit_ratio)}"
-    first, *more = textwrap.wrap(one.why, WHY) or [""]
+    memory = units.NA if check.memory_bytes is None else f"{check.memory_bytes / 1e9:.1f}/{check.usable_bytes / 1e9:.1f} GB"
+    limit = "" if check.limit_ratio is None else f"{check.limit} {percent(check.limit_ratio)}"
+    first, *more = textwrap.wrap(check.why, WHY) or [""]
     head: list[Segment] = [
-        (one.scenario, ""),
-        (memory, "" if one.fits else "alert"),
-        (units.latency(one.step_s).strip(), ""),
+        (check.scenario, ""),
+        (memory, "" if check.fits else "alert"),
+        (units.latency(check.step_s).strip(), ""),
         (limit, ""),
-        TEACHES[one.teaches],
+        TEACHES[check.teaches],
         (first, ""),
     ]
     return [head, *([*[("", "")] * (len(COLUMNS) - 1), (line, "")] for line in more)]
 
 
 def _summary(checks: Sequence[Check]) -> str:
-    taught = sum(one.teaches is True for one in checks)
-    unknown = sum(one.teaches is None for one in checks)
-    out = [one.scenario for one in checks if not one.fits]
-    words = f"{taught} of {len(checks)} scenarios teach what they say here"
-    words += f", {unknown} cannot be predicted" if unknown else ""
-    return words + (f". Do not run: {', '.join(out)}." if out else ". All of them fit.")
+    taught = sum(check.teaches is True for check in checks)
+    unknown = sum(check.teaches is None for check in checks)
+    not_fitting = [check.scenario for check in checks if not check.fits]
+    summary = f"{taught} of {len(checks)} scenarios teach what they say here"
+    summary += f", {unknown} cannot be predicted" if unknown else ""
+    return summary + (f". Do not run: {', '.join(not_fitting)}." if not_fitting else ". All of them fit.")

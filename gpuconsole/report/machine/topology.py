@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 from gpuconsole.model import units
+from gpuconsole.model.device_columns import FACTS, NVLINK
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import plain
@@ -45,7 +47,7 @@ class Net(NamedTuple):
 
 def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
     """Compute the topology. MIG slices are excluded, because they share the links of their GPU."""
-    gpus = tuple(one for one in devices if one.is_gpu and not one.is_mig)
+    gpus = tuple(device for device in devices if device.is_gpu and not device.is_mig)
     paths = {pair: link.path for link in links for pair in ((link.a, link.b), (link.b, link.a))}
     net = Net(gpus, paths)
     groups: list[list[Device]] = []
@@ -61,11 +63,11 @@ def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
     return net._replace(sentence=_sentence(net))
 
 
-def _alike(net: Net, one: Device, other: Device) -> bool:
+def _alike(net: Net, gpu: Device, other: Device) -> bool:
     """Whether both GPUs have the same path to every other GPU, and the same place."""
-    if _place(one) != _place(other):
+    if _place(gpu) != _place(other):
         return False
-    return all(net.path(one.id, third.id) == net.path(other.id, third.id) for third in net.gpus if third.id not in (one.id, other.id))
+    return all(net.path(gpu.id, third.id) == net.path(other.id, third.id) for third in net.gpus if third.id not in (gpu.id, other.id))
 
 
 def _place(gpu: Device) -> tuple[str, str]:
@@ -104,18 +106,18 @@ def topology_lines(view: View, net: Net, folded: bool, first_column: int, width:
     label = _label_width(net, folded)
     visible = _fitting(columns, first_column, width - label)
     more = len(columns) - first_column - len(visible)
-    head = "".join(fit(one.head, one.width, ">") for one in visible)
+    head = "".join(fit(column.head, column.width, ">") for column in visible)
 
     def row(n: int, selected: bool) -> Row:
-        one = lines[n]
-        lost = any(gpu.id in view.lost for gpu in one.gpus)
-        style = "alert" if lost else "accent" if any(gpu.id == view.device.partition("/")[0] for gpu in one.gpus) else ""
-        painted = line(width, (fit(one.label, label), style), *(column.cell(one) for column in visible))
+        gpus = lines[n].gpus
+        lost = any(gpu.id in view.lost for gpu in gpus)
+        style = "alert" if lost else "accent" if any(gpu.id == view.device.partition("/")[0] for gpu in gpus) else ""
+        painted = line(width, (fit(lines[n].label, label), style), *(column.cell(lines[n]) for column in visible))
         return [("".join(text for text, _ in painted), "mark")] if selected else painted
 
     above = [*paragraph(net.sentence, width), blank(width), line(width, (" " * label + head, "dim"), ("  …" if more > 0 else "", "dim"))]
     legend = [blank(width), *_legend(net, width)]
-    return Lines([one.label for one in lines], row, above, lambda key: legend)
+    return Lines([entry.label for entry in lines], row, above, lambda key: legend)
 
 
 def last_column(view: View, net: Net, folded: bool, width: int) -> int:
@@ -127,13 +129,8 @@ def last_column(view: View, net: Net, folded: bool, width: int) -> int:
 
 def _fitting(columns: list[_Column], first: int, room: int) -> list[_Column]:
     """Whole columns from `first` on."""
-    found: list[_Column] = []
-    for one in columns[first:]:
-        room -= one.width
-        if room < 0:
-            break
-        found.append(one)
-    return found
+    ends = accumulate(column.width for column in columns[first:])
+    return [column for column, end in zip(columns[first:], ends, strict=True) if end <= room]
 
 
 def _lines(net: Net, folded: bool) -> list[_Line]:
@@ -143,52 +140,56 @@ def _lines(net: Net, folded: bool) -> list[_Line]:
 
 
 def _label_width(net: Net, folded: bool) -> int:
-    return min(40, max(len(one.label) for one in _lines(net, folded)) + 1) if net.gpus else 0
+    return min(40, max(len(entry.label) for entry in _lines(net, folded)) + 1) if net.gpus else 0
 
 
 def _columns(view: View, net: Net, folded: bool) -> list[_Column]:
     """A path to each GPU or group, then the place of the GPUs and the traffic on their links."""
-    found = [
+    to_others = [
         _Column(letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to))
         for n, to in enumerate(_lines(net, folded))
     ]
-    found += [_fact_column(net, "NUMA", 8, "numa_node"), _fact_column(net, "CPUs", 8, "cpu_affinity")]
-    found.append(_Column("NVLinks", 10, lambda one: _padded(_counts(view, one), 10)))
-    found += [_Column(title, 11, partial(_traffic, view, way)) for title, way in (("in", "rx"), ("out", "tx"))]
-    return found if folded else [*found, _fact_column(net, "PCI address", 13, "pci")]
+    traffic = [_Column(heading, 11, partial(_traffic, view, metric)) for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))]
+    counts = _Column("NVLinks", 10, lambda entry: _padded(_counts(view, entry), 10))
+    address = [] if folded else [_fact_column(net, "pci", 13)]
+    return [*to_others, _fact_column(net, "numa_node", 8), _fact_column(net, "cpu_affinity", 8), counts, *traffic, *address]
 
 
-def _fact_column(net: Net, title: str, least: int, name: str) -> _Column:
+def _fact_column(net: Net, name: str, least: int) -> _Column:
     width = min(40, max([least, *(len(gpu.facts.get(name, "")) + 2 for gpu in net.gpus)]))
-    return _Column(title, width, lambda one: _padded(plain(one.gpus[0].facts.get(name, "")) or units.NA, width))
+    return _Column(FACTS[name].short, width, lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width))
 
 
 def _padded(text: str, width: int) -> Segment:
     return fit(text, width, ">"), "dim" if text == units.NA else ""
 
 
-def _path(net: Net, one: _Line, to: _Line) -> Segment:
+def _path(net: Net, entry: _Line, to: _Line) -> Segment:
     """The path to another line; within a group, the path between any two of its GPUs."""
-    other = to.gpus[-1] if one == to else to.gpus[0]
-    text = net.path(one.gpus[0].id, other.id)
-    return f"{text:>{CELL}}"[:CELL], "accent" if text.startswith("NV") else "dim" if text in (SELF, UNKNOWN) else ""
+    other = to.gpus[-1] if entry == to else to.gpus[0]
+    path = net.path(entry.gpus[0].id, other.id)
+    return f"{path:>{CELL}}"[:CELL], "accent" if path.startswith("NV") else "dim" if path in (SELF, UNKNOWN) else ""
 
 
-def _counts(view: View, one: _Line) -> str:
+def _latest(view: View, metric: str, gpus: Sequence[Device]) -> list[float]:
+    """The values of the GPUs that report one."""
+    values = (view.latest.get(series_key(metric, gpu.id)) for gpu in gpus if gpu.id not in view.lost)
+    return [value for value in values if value is not None]
+
+
+def _counts(view: View, entry: _Line) -> str:
     """The number of active NVLinks of each GPU."""
-    known = [view.latest.get(series_key("gpu.nvlinks_active", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
-    counts = [int(value) for value in known if value is not None]
+    counts = [int(value) for value in _latest(view, "gpu.nvlinks_active", entry.gpus)]
     if not counts:
         return units.NA
-    each = " each" if len(one.gpus) > 1 else ""
+    each = " each" if len(entry.gpus) > 1 else ""
     return (str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}") + each
 
 
-def _traffic(view: View, way: str, one: _Line) -> Segment:
+def _traffic(view: View, metric: str, entry: _Line) -> Segment:
     """Traffic over NVLink, summed over the GPUs of the line."""
-    known = [view.latest.get(series_key(f"gpu.nvlink_{way}_bytes_per_s", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
-    values = [value for value in known if value is not None]
-    return _padded(units.si(sum(values), "B/s") if values else units.NA, 11)
+    rates = _latest(view, metric, entry.gpus)
+    return _padded(units.si(sum(rates), "B/s") if rates else units.NA, 11)
 
 
 def letters(n: int) -> str:
@@ -232,14 +233,14 @@ def _rank(path: str) -> tuple[int, int, str]:
 
 def _legend(net: Net, width: int) -> list[Row]:
     """The meaning of the words in use, the fastest path first."""
-    words = [f"{path}: {_meaning(path)}" for path in net.used] + [f"{SELF}: itself", "in, out: current traffic over NVLink"]
+    meanings = [f"{path}: {_meaning(path)}" for path in net.used] + [f"{SELF}: itself", "in, out: current traffic over NVLink"]
     rows: list[Row] = []
     text = ""
-    for word in words:
-        if text and len(text) + 3 + len(word) > width:
+    for meaning in meanings:
+        if text and len(text) + 3 + len(meaning) > width:
             rows.append(line(width, (text, "dim")))
             text = ""
-        text += ("   " if text else "") + word
+        text += ("   " if text else "") + meaning
     return [*rows, line(width, (text, "dim"))]
 
 

@@ -54,7 +54,7 @@ class DeviceScreen(ListScreen):
         )
 
     def summary(self) -> str:
-        device = next((one for one in self._view.devices if one.id == self._place), None)
+        device = next((device for device in self._view.devices if device.id == self._place), None)
         return "   ".join(([plain(device.name)] if device else []) + [tally(self._view, self._place)])
 
     def on_move(self) -> None:
@@ -62,9 +62,9 @@ class DeviceScreen(ListScreen):
         self._metric.repaint()
 
     def show(self, view: View) -> None:
-        known = places(view)
-        if self._place not in known:
-            self._place = view.device if view.device in known else known[0] if known else ""
+        names = places(view)
+        if self._place not in names:
+            self._place = view.device if view.device in names else names[0] if names else ""
         super().show(view)
         self._metric.styles.height = 4 if self.size.height >= TALL else 2
         self._places.repaint()
@@ -79,10 +79,10 @@ class DeviceScreen(ListScreen):
 
     def _choose_device(self, step: int) -> None:
         """The next device; after the last comes the first."""
-        known = places(self._view)
-        if known:
-            at = known.index(self._place) if self._place in known else 0
-            self._place = known[(at + step) % len(known)]
+        names = places(self._view)
+        if names:
+            at = names.index(self._place) if self._place in names else 0
+            self._place = names[(at + step) % len(names)]
             if self.list_zone.selected not in self.lines(self.size.width, self.size.height).keys:
                 self.list_zone.select_first()
             self.show(self._view)

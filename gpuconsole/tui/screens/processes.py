@@ -64,7 +64,7 @@ class ProcessesScreen(ListScreen):
         return process_lines(self._view, self._entries, choice, width, wall)
 
     def show(self, view: View) -> None:
-        if self._asked and not any(identity(one) == identity(self._asked[1]) for one in view.processes):
+        if self._asked and not any(identity(process) == identity(self._asked[1]) for process in view.processes):
             self._answer(f"{self._asked[1].pid} has ended: nothing was sent")
         super().show(view)
         self._prompt.repaint()
@@ -72,11 +72,11 @@ class ProcessesScreen(ListScreen):
     def summary(self) -> str:
         if self._inspected is not None:
             return self.list_zone.position
-        shown = [one.process for one in self._entries if one.process]
+        shown = [entry.process for entry in self._entries if entry.process]
         if not self._view.processes:
             return ""
         of = f" of {len(self._view.processes)}" if len(shown) < len(self._view.processes) else ""
-        devices = len({one.device for one in shown})
+        devices = len({process.device for process in shown})
         return f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'}, {order_in_words(self._choice)}"
 
     def _paint_prompt(self, width: int, height: int) -> list[Row]:
@@ -131,7 +131,8 @@ class ProcessesScreen(ListScreen):
     def _selected(self) -> Process | None:
         if self._inspected is not None:
             return self._inspected
-        return next((one.process for one in self._entries if one.process and identity(one.process) == self.list_zone.selected), None)
+        processes = (entry.process for entry in self._entries if entry.process)
+        return next((process for process in processes if identity(process) == self.list_zone.selected), None)
 
     def action_terminate(self) -> None:
         self._ask("SIGTERM")

@@ -12,7 +12,7 @@ from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import LiveZone
 
-WORDS = {
+PURPOSES = {
     "scenarios": "Examples of training and serving, most with one fault to find.",
     "device": "All metrics of each device.",
     "processes": "Processes on the GPUs.",
@@ -31,12 +31,12 @@ COMMANDS = (
 class OverviewZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         by_id = {action.id: action for action in keys.everywhere()}
-        hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in WORDS.items() if by_id[name].makes_sense(view)]
+        hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in PURPOSES.items() if by_id[name].makes_sense(view)]
 
         def history(key: str, columns: int) -> list[float | None]:
             return window(0.0, view.now, columns, SECONDS_PER_COLUMN).values(key, self._api.history, HOLD_S)
 
-        examples = self._scenarios if view.devices and not any(one.is_gpu for one in view.devices) else []
+        examples = self._scenarios if view.devices and not any(device.is_gpu for device in view.devices) else []
         return paint_overview(view, [*hints, *COMMANDS], history, width, height, examples)
 
     @cached_property
