@@ -18,7 +18,6 @@ class DeviceColumn(NamedTuple):
 
     title: str
     short: str
-    """The title where there is little room."""
     metric: str
     beside: str = ""
     ways: tuple[str, str] | None = None
@@ -28,7 +27,6 @@ class DeviceColumn(NamedTuple):
     lead: str = ""
     """What stands before the figure in a line; empty where the figure says what it is."""
     pattern: str = "{}"
-    """The figure in words."""
     if_positive: bool = False
     """Whether lines show only values above zero."""
     heading: str = ""
@@ -90,21 +88,8 @@ HOST_MEMORY = DeviceColumn("memory", "memory", "host.memory_used_bytes", top="ho
 DISK = DeviceColumn("disk", "disk", "host.disk_read_bytes_per_s", "host.disk_write_bytes_per_s", ("r", "w"))
 NET = DeviceColumn("net", "net", "host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s", ("rx", "tx"))
 
-# --- fixed properties (`Device.facts`) -----------------------------------------------------------------------
-
-
-class FactColumn(NamedTuple):
-    """A fixed property that is named otherwise than its key. `short`: above a column."""
-
-    title: str
-    short: str
-
+# --- fixed properties (`Device.facts`) with another title than their key -----------------------------------
 
 FACTS = {
-    "pci": FactColumn("PCI address", "PCI address"),
-    "numa_node": FactColumn("NUMA node", "NUMA"),
-    "cpu_affinity": FactColumn("CPU affinity", "CPUs"),
-    "ecc": FactColumn("ECC", "ECC"),
-    "mig": FactColumn("MIG", "MIG"),
-    "vbios": FactColumn("VBIOS", "VBIOS"),
-}
+    "pci": "PCI address", "numa_node": "NUMA node", "cpu_affinity": "CPU affinity", "ecc": "ECC", "mig": "MIG", "vbios": "VBIOS",
+}  # fmt: skip

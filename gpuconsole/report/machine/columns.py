@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from gpuconsole.model import device_columns as of
 from gpuconsole.model import units
-from gpuconsole.model.device_columns import (
-    CORES,
-    HBM,
-    HBM_BANDWIDTH,
-    HOST_MEMORY,
-    POWER,
-    POWER_CAP,
-    RUN_QUEUE_DELAY,
-    SM,
-    SM_CLOCK,
-    TEMPERATURE,
-    TENSOR,
-    DeviceColumn,
-)
+from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, clean
@@ -27,8 +15,8 @@ from gpuconsole.report.cells import Row, Segment, fit, line_of, row_width
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-GPU_LINE = (SM, TENSOR, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE, POWER_CAP, SM_CLOCK)
-HOST_LINE = (CORES, HOST_MEMORY, RUN_QUEUE_DELAY)
+GPU_LINE = (of.SM, of.TENSOR, of.HBM, of.HBM_BANDWIDTH, of.POWER, of.TEMPERATURE, of.POWER_CAP, of.SM_CLOCK)
+HOST_LINE = (of.CORES, of.HOST_MEMORY, of.RUN_QUEUE_DELAY)
 GAP = "   "
 """Between two figures of a line."""
 
@@ -46,7 +34,7 @@ def read(view: View, column: DeviceColumn, device: str) -> Reading:
     value = latest(series_key(column.metric, device))
     beside = latest(series_key(column.beside, device)) if column.beside else None
     top = latest(series_key(column.top, device)) if column.top else None
-    full = view.environment.cores if column is CORES else column.full
+    full = view.environment.cores if column is of.CORES else column.full
     return Reading(value, beside, top if top is not None else full or None)
 
 
@@ -58,8 +46,8 @@ def trouble(view: View, device: str) -> str:
     return f"last reading {silent_s:.0f} s ago" if silent_s else ""
 
 
-def figure(column: DeviceColumn, reading: Reading) -> str:
-    """The value with its unit and what it is compared with. Where figures change, they keep their width: ` 78 %`, `61.2/140 GiB`, `612/700 W`."""
+def figure(column: DeviceColumn, reading: Reading, alone: bool = False) -> str:
+    """The value with its unit and what it is compared with, or `alone`. Where figures change, they keep their width: ` 78 %`, `612/700 W`."""
     value, beside, top = reading
     match CATALOGUE[column.metric].unit:
         case "bytes":
@@ -68,33 +56,21 @@ def figure(column: DeviceColumn, reading: Reading) -> str:
             first, second, unit = units.rates(value, beside, "B/s")
             text = f"{column.ways[0]} {first.strip()} {column.ways[1]} {second.strip()} {unit}"
         case "ratio":
-            text = f"{units.si(beside, 'B/s')} {units.percent(value)}" if column.beside else units.percent(value)
+            text = f"{units.si(beside, 'B/s')} {units.percent(value)}" if column.beside and not alone else units.percent(value)
         case "cores":
             text = units.cores(value) + (f" of {top:.0f}" if top else "")
         case "W":
-            text = units.watts(value, top)
+            text = units.watts(value, None if alone else top)
         case "°C":
-            text = units.degrees(value)
+            text = units.degrees(value, "°" if alone else " °C")
         case unit:
             text = units.quantity(value, unit)
-    return column.pattern.format(text)
+    return text if alone else column.pattern.format(text)
 
 
 def cell(column: DeviceColumn, reading: Reading) -> str:
     """The value alone, in the width of the column."""
-    value, _, top = reading
-    match CATALOGUE[column.metric].unit:
-        case "bytes":
-            text = units.used_of(value, top)
-        case "ratio":
-            text = units.percent(value)
-        case "W":
-            text = units.watts(value)
-        case "°C":
-            text = units.degrees(value, "°")
-        case unit:
-            text = units.quantity(value, unit)
-    return f"{text:{column.align}{column.width}}"
+    return f"{figure(column, reading, alone=True):{column.align}{column.width}}"
 
 
 def heading(column: DeviceColumn) -> str:

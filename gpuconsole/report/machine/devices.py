@@ -292,7 +292,7 @@ def _cores(view: View, width: int) -> list[Table]:
 
 def _about(device: Device, width: int) -> list[Row]:
     """The fixed facts of a device, without facts that the driver does not report."""
-    named = [(FACTS[name].title if name in FACTS else name.replace("_", " "), fact) for name, fact in device.facts.items()]
+    named = [(FACTS.get(name, name.replace("_", " ")), fact) for name, fact in device.facts.items()]
     rows = labelled("  name", plain(device.name), width, LABEL)
     for label, fact in [*properties(device).items(), *named]:
         rows += labelled(f"  {plain(label)}", plain(fact), width, LABEL) if fact else []

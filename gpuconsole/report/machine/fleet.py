@@ -30,22 +30,8 @@ LOST, MISSING, OLD = "x", "·", "?"
 
 ROWS = (SM, TENSOR, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE)
 """All rows, the most useful first. On a small screen the last rows are omitted."""
-_SHORT_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30)}
-
-
-class _Unit(NamedTuple):
-    """The unit of a row, and the size of one unit in the unit of the metric."""
-
-    name: str
-    size: float
-
-
-def _unit(column: DeviceColumn) -> _Unit:
-    unit = CATALOGUE[column.metric].unit
-    return _Unit(*_SHORT_UNITS.get(unit, (unit, 1.0)))
-
-
-UNITS = tuple(map(_unit, ROWS))
+_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30)}
+"""Figures have no unit of their own. The unit of a row, and how large it is in the unit of the metric, where they differ."""
 
 
 class _Grid(NamedTuple):
@@ -97,14 +83,6 @@ def _grid(gpus: int, width: int) -> _Grid:
         fold += 1
 
 
-class _Gpu(NamedTuple):
-    """A GPU and its series keys: for each row the key of the value and the key of the top."""
-
-    id: str
-    number: str
-    keys: tuple[tuple[str, str], ...]
-
-
 class _Cell(NamedTuple):
     """The value of a GPU in a row. If GPUs share a cell, the cell shows the greatest value. `share` is the share of the scale, or one of _LOST, _OLD, _MISSING."""
 
@@ -114,8 +92,10 @@ class _Cell(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A row: the cells of the GPUs in order, the current values, and the tops of their scales."""
+    """A row: its unit, the cells of the GPUs in order, the current values, and the tops of their scales."""
 
+    column: DeviceColumn
+    unit: str
     cells: list[_Cell]
     values: list[float]
     tops: list[float]
@@ -125,9 +105,9 @@ _LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
 
 
 @lru_cache(maxsize=512)
-def _gpu(device: str) -> _Gpu:
-    keys = tuple((series_key(column.metric, device), series_key(column.top, device) if column.top else "") for column in ROWS)
-    return _Gpu(device, device.partition(":")[2], keys)
+def _keys(gpu: str) -> tuple[tuple[str, str], ...]:
+    """For each row the series keys of the value and of the top."""
+    return tuple((series_key(column.metric, gpu), series_key(column.top, gpu)) for column in ROWS)
 
 
 def fleet_rows(view: View, most: int) -> int:
@@ -143,27 +123,29 @@ def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     grid = _grid(len(gpus), width)
     readings = [_read(view, gpus, n) for n in range(min(len(ROWS), max(1, height - 1)))]
     count = _count(view, gpus, readings)
-    current = next((n for n, gpu in enumerate(gpus) if gpu.id == view.device.partition("/")[0]), -1)
+    current = next((n for n, gpu in enumerate(gpus) if gpu == view.device.partition("/")[0]), -1)
     rows = [_numbers(gpus, current, count, grid, width)] if height > 1 else []
     remark = (f"  {count[0]}", count[1]) if height == 1 and count[1] != "dim" else None
-    rows += [_row(n, reading, current, grid, width, remark) for n, reading in enumerate(readings)]
+    rows += [_row(reading, current, grid, width, remark) for reading in readings]
     return fill(rows, width, height)
 
 
-def _gpus(view: View) -> list[_Gpu]:
-    return [_gpu(device.id) for device in view.devices if device.is_gpu and not device.is_mig]
+def _gpus(view: View) -> list[str]:
+    return [device.id for device in view.devices if device.is_gpu and not device.is_mig]
 
 
-def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
+def _read(view: View, gpus: list[str], row: int) -> _Reading:
     """The values of a row."""
-    column, size, latest, lost = ROWS[row], UNITS[row].size, view.latest, view.lost
-    reading = _Reading([], [], [])
+    column, latest, lost = ROWS[row], view.latest, view.lost
+    unit = CATALOGUE[column.metric].unit
+    name, size = _UNITS.get(unit, (unit, 1.0))
+    reading = _Reading(column, name, [], [], [])
     for gpu in gpus:
-        key, top = gpu.keys[row]
+        key, top = _keys(gpu)[row]
         value = latest.get(key)
-        if gpu.id in lost or value is None or not math.isfinite(value):
-            reading.cells.append(_Cell(_LOST if gpu.id in lost else _MISSING, 0.0))
-        elif silent_s(view, gpu.id):
+        if gpu in lost or value is None or not math.isfinite(value):
+            reading.cells.append(_Cell(_LOST if gpu in lost else _MISSING, 0.0))
+        elif silent_s(view, gpu):
             reading.cells.append(_Cell(_OLD, value / size))
         else:
             full = latest.get(top, column.full)
@@ -173,22 +155,21 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
             reading.tops.append(full / size)
     if 0.0 in reading.tops:  # without a known top, the highest value is the top
         best = max(reading.values) or 1.0
-        return reading._replace(
-            cells=[cell._replace(share=cell.value / best) if cell.share == 0 and cell.value else cell for cell in reading.cells]
-        )
+        cells = [cell._replace(share=cell.value / best) if cell.share == 0 and cell.value else cell for cell in reading.cells]
+        return reading._replace(cells=cells)
     return reading
 
 
-def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
+def _count(view: View, gpus: list[str], readings: list[_Reading]) -> Segment:
     """The number of lost GPUs; without lost GPUs, of GPUs with old values; otherwise of all GPUs."""
-    lost = sum(gpu.id in view.lost for gpu in gpus)
+    lost = sum(gpu in view.lost for gpu in gpus)
     if lost:
         return f"{lost} lost", "alert"
     old = sum(any(cell.share == _OLD for cell in cells) for cells in zip(*(reading.cells for reading in readings), strict=True))
     return (f"{old} old", "accent") if old else (f"{len(gpus)} GPUs", "dim")
 
 
-def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width: int) -> Row:
+def _numbers(gpus: list[str], current: int, count: Segment, grid: _Grid, width: int) -> Row:
     """The GPU numbers above the cells: all numbers if a cell is wide enough, otherwise every eighth; always the number of the current GPU."""
     cells = -(-len(gpus) // grid.fold)
     room = grid.width(cells)
@@ -200,7 +181,7 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
     row: Row = [(f"{total:<{grid.label}}"[: grid.label], count[1])]
     at = 0
     for n in sorted({*range(0, cells, every), *([here] if here >= 0 else [])}):
-        number = gpus[current if n == here else n * grid.fold].number
+        number = gpus[current if n == here else n * grid.fold].partition(":")[2]
         start = grid.start(n) + (grid.mark + grid.figure - len(number) if grid.figure else 0)
         crowds = n < here < n + every and start + len(number) >= grid.start(here)
         if start >= at + (grid.cell == 1 and at > 0) and start + len(number) <= end and not crowds:
@@ -211,7 +192,7 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
     return _exactly(width, [*row, (heads, "dim")])
 
 
-def _row(row: int, reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
+def _row(reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
     """A column of all GPUs. `remark` replaces the spread."""
     cells = reading.cells
     if grid.fold > 1:
@@ -232,8 +213,8 @@ def _row(row: int, reading: _Reading, current: int, grid: _Grid, width: int, rem
             pieces.append((text + " " * gap, style))
     merged = [("".join(text for text, _ in run), style) for style, run in groupby(pieces, key=itemgetter(1))]
     room = width - grid.label - grid.width(len(cells))
-    spread = remark or (_spread(reading, UNITS[row].name, bool(ROWS[row].top), grid, room), "")
-    return _exactly(width, [(label(ROWS[row], grid.label), "dim"), *merged, spread])
+    spread = remark or (_spread(reading, grid, room), "")
+    return _exactly(width, [(label(reading.column, grid.label), "dim"), *merged, spread])
 
 
 def _exactly(width: int, segments: list[Segment]) -> Row:
@@ -250,9 +231,9 @@ def _mark(cell: _Cell, current: bool) -> Segment:
     return LEVELS[max(1, min(8, round(cell.share * 8)))], "alert" if cell.hot else "accent" if current else "dim"
 
 
-def _spread(reading: _Reading, unit: str, with_top: bool, grid: _Grid, room: int) -> str:
-    """Minimum, median and maximum with the unit; `with_top`: also the top of the scale if it is the same for all GPUs."""
-    values, tops = reading.values, reading.tops
+def _spread(reading: _Reading, grid: _Grid, room: int) -> str:
+    """Minimum, median and maximum with the unit, and the top of the scale if it is measured and the same for all GPUs."""
+    unit, values, tops = reading.unit, reading.values, reading.tops
     if not values or grid.spread == _NONE:
         return f"{NA:>6}" if grid.spread else ""
     low, high = min(values), max(values)
@@ -261,7 +242,7 @@ def _spread(reading: _Reading, unit: str, with_top: bool, grid: _Grid, room: int
         text = f"{low:.0f}-{high:.0f}{unit}"
         return f"{text if len(text) < _RANGE else f'to {high:.0f}{unit}':>{_RANGE}}"
     text = "  " + " ".join(f"{_figure(value, unit):>4}" for value in (low, median(values), high)) + f" {unit}"
-    top = f" of {_figure(tops[0], unit)}" if with_top and tops[0] and min(tops) == max(tops) else ""
+    top = f" of {_figure(tops[0], unit)}" if reading.column.top and tops[0] and min(tops) == max(tops) else ""
     return text + top if len(text) + len(top) <= room else text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuconsole.model.device_columns import CORES, HBM, HBM_BANDWIDTH, HOST_MEMORY, POWER, SM, TEMPERATURE, UTILIZATION, DeviceColumn
+from gpuconsole.model import device_columns as of
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
@@ -24,8 +24,8 @@ TALL = 28
 MOST_SPARK_ROWS = 40
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
-COLUMNS = (SM, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE)
-TRACES = (SM, HBM, HBM_BANDWIDTH, POWER)
+COLUMNS = (of.SM, of.HBM, of.HBM_BANDWIDTH, of.POWER, of.TEMPERATURE)
+TRACES = (of.SM, of.HBM, of.HBM_BANDWIDTH, of.POWER)
 """The histories of a GPU, the most useful first."""
 STATE = 13
 """Cells of the column that says what a GPU does."""
@@ -146,36 +146,10 @@ def _state(view: View, gpu: Device, users: int) -> Segment:
         return f"silent for {silent_s:.0f} s", "alert"
     if users:
         return f"{users} {'process' if users == 1 else 'processes'}", ""
-    shares = (read(view, column, gpu.id).value for column in (SM, UTILIZATION))
+    shares = (read(view, column, gpu.id).value for column in (of.SM, of.UTILIZATION))
     if next((share for share in shares if share is not None), 0.0) > BUSY_RATIO:
         return "busy", ""
     return ("free", "good") if gpu.id not in view.processes_missing else ("processes n/a", "dim")
-
-
-class _Table(NamedTuple):
-    """The columns of the GPUs in a table of `width` cells: id, name (0 cells: left out), state, figures; then the history."""
-
-    width: int
-    ids: int
-    names: int
-    columns: Sequence[DeviceColumn]
-
-    def head(self) -> Row:
-        cells = [fit("device", self.ids), *([fit("", self.names)] if self.names else []), fit("state", STATE), *map(heading, self.columns)]
-        return line(self.width, ("  ".join(cells), "dim"), ("   last minutes" if self.width >= HBM_BANDWIDTH.from_width else "", "dim"))
-
-    def name(self, view: View, gpu: Device) -> Row:
-        name = fit(plain(facts.short_name(gpu.name)), self.names)
-        return [(fit(gpu.id, self.ids) + "  ", "accent" if gpu.id == view.device else ""), *([(name + "  ", "dim")] if self.names else [])]
-
-    def figures(self, view: View, gpu: Device) -> Segment:
-        return "  " + "  ".join(cell(column, read(view, column, gpu.id)) for column in self.columns) + "   ", ""
-
-
-def _table(gpus: Sequence[Device], width: int) -> _Table:
-    ids = max(6, *(cell_width(gpu.id) for gpu in gpus))
-    names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
-    return _Table(width, ids, names, shown(COLUMNS, width))
 
 
 def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], history: History, width: int, height: int) -> list[Row]:
@@ -184,32 +158,36 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     room = height - 1 - (1 if host else 0)
     listed = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
     each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(listed))))
-    table = _table(gpus, width)
-    rows = [table.head()]
+    ids = max(6, *(cell_width(gpu.id) for gpu in gpus))
+    names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
+    columns = shown(COLUMNS, width)
+    heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
+    rows = [line(width, ("  ".join(heads) + ("   last minutes" if of.HBM_BANDWIDTH in columns else ""), "dim"))]
     for gpu in listed:
-        rows += fill(_gpu_rows(view, gpu, states[gpu.id], history, table, each), width, each)
+        start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
+        start += [(fit(plain(facts.short_name(gpu.name)), names) + "  ", "dim")] if names else []
+        if gpu.id in view.lost:
+            rows += fill([line(width, *start, states[gpu.id])], width, each)
+            continue
+        figures = "  ".join(cell(column, read(view, column, gpu.id)) for column in columns)
+        start += [(fit(states[gpu.id][0], STATE), states[gpu.id][1]), (f"  {figures}   ", "")]
+        rows += fill(_traced(view, gpu, start, history, width, each), width, each)
     if left_out := len(gpus) - len(listed):
         rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
     if host is not None:
-        columns = max((cell_width(text) for row in rows for text, style in row if style == "trace"), default=0)
-        rows += _host_beside(view, host, history, table, columns, height - len(rows))
+        rows += _host_below(view, host, history, rows, ids, width, height - len(rows))
     return fill(rows, width, height)
 
 
-def _gpu_rows(view: View, gpu: Device, state: Segment, history: History, table: _Table, height: int) -> list[Row]:
-    """The figures of a GPU with as many histories as there is room for; or the reason why there are none."""
-    width = table.width
-    start = table.name(view, gpu)
-    if gpu.id in view.lost:
-        return [line(width, *start, state)]
-    start += [(fit(state[0], STATE), state[1]), table.figures(view, gpu)]
-    no_sm = view.unavailable.get(series_key(SM.metric, gpu.id)) if read(view, SM, gpu.id).value is None else None
-    if no_sm:
-        return [line(width, *start, (f"SM n/a: {plain(no_sm)}", "dim"))]
+def _traced(view: View, gpu: Device, start: Row, history: History, width: int, height: int) -> list[Row]:
+    """`start`, then as many histories of the GPU as there is room for; or why the GPU does not report its activity."""
+    why = view.unavailable.get(series_key(of.SM.metric, gpu.id))
+    if why and read(view, of.SM, gpu.id).value is None:
+        return [line(width, *start, (f"SM n/a: {plain(why)}", "dim"))]
     used = row_width(start)
-    named = height >= LEAST_TRACE_ROWS and width - used >= LEAST_TRACE_COLUMNS
-    titles = TRACE_TITLE if named else 0
-    traces = TRACES[: height // LEAST_TRACE_ROWS if named else 1]
+    titled = height >= LEAST_TRACE_ROWS and width - used >= LEAST_TRACE_COLUMNS
+    titles = TRACE_TITLE if titled else 0
+    traces = TRACES[: height // LEAST_TRACE_ROWS if titled else 1]
     each, more = divmod(height, len(traces))
     rows: list[Row] = []
     for n, column in enumerate(traces):
@@ -220,17 +198,19 @@ def _gpu_rows(view: View, gpu: Device, state: Segment, history: History, table: 
     return rows
 
 
-def _host_beside(view: View, host: Device, history: History, table: _Table, columns: int, height: int) -> list[Row]:
-    """The host below the GPUs, with the history of its cores below theirs, which are `columns` cells wide, where there is room."""
-    width, cores = table.width, host_tiles(view)[0].traces
-    beside_figures = columns if cores and height > 1 else 0
-    texts = spark(history(cores[0].key, columns), height - 1, cores[0].high) if beside_figures else [""]
-    room = width - beside_figures
-    figures = GAP.join(([plain(facts.short_name(host.name))] if room >= WIDE else []) + [*named(view, (CORES, HOST_MEMORY), host.id)])
+def _host_below(view: View, host: Device, history: History, gpu_rows: Sequence[Row], ids: int, width: int, height: int) -> list[Row]:
+    """The host, and where there is room the history of its cores below the histories of the GPUs."""
+    columns = max((cell_width(text) for row in gpu_rows for text, style in row if style == "trace"), default=0)
+    cores = host_tiles(view)[0].traces
+    if not cores or height <= 1:
+        columns = 0
+    *above, base = spark(history(cores[0].key, columns), height - 1, cores[0].high) if columns else [""]
+    name = [plain(facts.short_name(host.name))] if width - columns >= WIDE else []
+    figures = GAP.join([*name, *named(view, (of.CORES, of.HOST_MEMORY), host.id)])
     return [
-        *([blank(width)] if beside_figures else []),
-        *(line(width, " " * (width - columns), (text, "trace")) for text in texts[:-1]),
-        line(width, *line(room, fit(host.id, table.ids), f"  {figures}"), (texts[-1], "trace")),
+        *([blank(width)] if columns else []),
+        *(line(width, " " * (width - columns), (text, "trace")) for text in above),
+        line(width, *line(width - columns, fit(host.id, ids), f"  {figures}"), (base, "trace")),
     ]
 
 

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gpuconsole.model import device_columns as of
 from gpuconsole.model import units
-from gpuconsole.model.device_columns import (
-    CORES,
-    DISK,
-    HBM,
-    HBM_BANDWIDTH,
-    HOST_MEMORY,
-    NET,
-    NVLINK,
-    PCIE,
-    POWER,
-    POWER_CAP,
-    RUN_QUEUE_DELAY,
-    SM,
-    SM_CLOCK,
-    TEMPERATURE,
-    TENSOR,
-    DeviceColumn,
-)
+from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, spark
@@ -56,8 +40,8 @@ class Tile(NamedTuple):
     reason: str = ""
 
 
-GPU_TILES = (SM, TENSOR, HBM, HBM_BANDWIDTH, PCIE, NVLINK)
-HOST_TILES = (CORES, RUN_QUEUE_DELAY, HOST_MEMORY, DISK, NET)
+GPU_TILES = (of.SM, of.TENSOR, of.HBM, of.HBM_BANDWIDTH, of.PCIE, of.NVLINK)
+HOST_TILES = (of.CORES, of.RUN_QUEUE_DELAY, of.HOST_MEMORY, of.DISK, of.NET)
 FIRST = (0, 2, 6, 7)
 """The four most important tiles, for a screen without room for eight."""
 
@@ -162,7 +146,7 @@ FIGURE = 19
 SECONDS_PER_COLUMN = 2.0
 """The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
 USUAL_ROWS, MOST_ROWS = 3, 6
-PANEL = (POWER, TEMPERATURE, SM_CLOCK, POWER_CAP)
+PANEL = (of.POWER, of.TEMPERATURE, of.SM_CLOCK, of.POWER_CAP)
 """What the rule above the tiles says about a GPU."""
 LEAST_TITLE = 24
 """Cells of the rule that remain for the title."""

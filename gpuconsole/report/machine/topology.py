@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from gpuconsole.model import units
-from gpuconsole.model.device_columns import FACTS, NVLINK
+from gpuconsole.model.device_columns import NVLINK
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import plain
@@ -151,13 +151,14 @@ def _columns(view: View, net: Net, folded: bool) -> list[_Column]:
     ]
     traffic = [_Column(heading, 11, partial(_traffic, view, metric)) for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))]
     counts = _Column("NVLinks", 10, lambda entry: _padded(_counts(view, entry), 10))
-    address = [] if folded else [_fact_column(net, "pci", 13)]
-    return [*to_others, _fact_column(net, "numa_node", 8), _fact_column(net, "cpu_affinity", 8), counts, *traffic, *address]
+    places = [_fact_column(net, "NUMA", "numa_node", 8), _fact_column(net, "CPUs", "cpu_affinity", 8)]
+    address = [] if folded else [_fact_column(net, "PCI address", "pci", 13)]
+    return [*to_others, *places, counts, *traffic, *address]
 
 
-def _fact_column(net: Net, name: str, least: int) -> _Column:
+def _fact_column(net: Net, head: str, name: str, least: int) -> _Column:
     width = min(40, max([least, *(len(gpu.facts.get(name, "")) + 2 for gpu in net.gpus)]))
-    return _Column(FACTS[name].short, width, lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width))
+    return _Column(head, width, lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width))
 
 
 def _padded(text: str, width: int) -> Segment:
