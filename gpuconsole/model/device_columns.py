@@ -1,7 +1,7 @@
 """The columns of a device: each fact about a GPU, its NVLinks or the host that a line, a table or a tile shows, declared once.
 
 `report/machine/columns.py` makes texts of them. Each output names the columns that it shows, the most important first: where the room ends, the last
-are left out. Whether a value is fresh, and why there is none, is not decided here (`session/freshness.py`, `report/facts.py`).
+are left out. Whether a value is fresh, and why there is none, is not decided here (`session/freshness.py`, `session/facts.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, spark
-from gpuconsole.report.machine.columns import GAP, figure, fitting, measured, read, trouble
+from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, measured, read, trouble
 from gpuconsole.report.screen.chart import HOLD_S, History, Window, hold_s, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -64,28 +64,34 @@ def host_tiles(view: View) -> list[Tile]:
 
 
 def _column_tile(view: View, column: DeviceColumn) -> Tile:
-    value, beside, top = reading = read(view, column, facts.device_of(view, column.metric))
-    text, short, metric = figure(column, reading), "", column.metric
+    """The tile of a column: two directions of traffic, a rate if it is known, otherwise the value."""
+    reading = read(view, column, facts.device_of(view, column.metric))
     if column.ways:
-        return _traffic(view, column, value, beside, text)
-    if column.beside and (beside is not None or value is None):  # the scale of a rate ends at the datasheet peak where the peak is known
-        metric, top, short = column.beside, facts.device(view).peaks.memory_bytes_per_s, units.si(beside, "B/s")
-        text = text if value is not None else short
-    elif column.beside:
-        text = units.percent(value)
-    elif CATALOGUE[metric].unit == "bytes":
-        short = units.used_of(value, top, places=0).strip()
-    return _tile(view, metric, column.title, text, (_trace(view, metric, high=top),), short)
+        return _traffic(view, column, reading)
+    if column.beside and (reading.beside is not None or reading.value is None):
+        return _rate(view, column, reading)
+    of_memory = CATALOGUE[column.metric].unit == "bytes"
+    short = units.used_of(reading.value, reading.top, places=0).strip() if of_memory else ""
+    text = figure(column, reading, alone=bool(column.beside))
+    return _tile(view, column.metric, column.title, text, (_trace(view, column.metric, high=reading.top),), short)
 
 
-def _traffic(view: View, column: DeviceColumn, value: float | None, beside: float | None, text: str) -> Tile:
+def _rate(view: View, column: DeviceColumn, reading: Reading) -> Tile:
+    """A rate with its share. The scale ends at the datasheet peak where the peak is known."""
+    short = units.si(reading.beside, "B/s")
+    text = figure(column, reading) if reading.value is not None else short
+    trace = _trace(view, column.beside, high=facts.device(view).peaks.memory_bytes_per_s)
+    return _tile(view, column.beside, column.title, text, (trace,), short)
+
+
+def _traffic(view: View, column: DeviceColumn, reading: Reading) -> Tile:
     """Two directions of traffic, both in the unit of the larger rate."""
     assert column.ways is not None
-    first, second, unit = units.rates(value, beside, "B/s")
+    first, second, unit = units.rates(reading.value, reading.beside, "B/s")
     directions = zip((column.metric, column.beside), column.ways, (first, second), strict=True)
     traces = tuple(_trace(view, metric, way, figure=f"{way} {rate} {unit}") for metric, way, rate in directions)
-    metric = column.beside if value is None and beside is not None else column.metric
-    return _tile(view, metric, column.title, text, traces)
+    reported = column.beside if reading.value is None and reading.beside is not None else column.metric
+    return _tile(view, reported, column.title, figure(column, reading), traces)
 
 
 def _tile(view: View, metric: str, title: str, text: str, traces: tuple[Trace, ...], short: str = "") -> Tile:

@@ -1,0 +1,50 @@
+"""The table of the columns of a device, and the lines that are made from it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuconsole.model import device_columns
+from gpuconsole.model.device_columns import ALARMS, DeviceColumn
+from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.report.cells import row_width
+from gpuconsole.report.machine.columns import GPU_LINE, cell, device_line, heading, read
+from gpuconsole.report.machine.overview import COLUMNS
+from tests.tui.fake_gpu_box import box
+from tests.tui.fake_session import gpu_view
+
+ALL = {name: column for name, column in vars(device_columns).items() if isinstance(column, DeviceColumn)}
+
+
+def test_every_column_reads_declared_metrics() -> None:
+    for column in (*ALL.values(), *device_columns.NVLINK_COLUMNS):
+        units = {CATALOGUE[metric].unit for metric in (column.metric, column.top) if metric}
+        assert len(units) == 1, column
+        assert not column.beside or CATALOGUE[column.beside].unit == "bytes/s", column
+        assert not column.ways or CATALOGUE[column.metric].unit == "bytes/s", column
+    assert ALARMS.keys() <= CATALOGUE.keys()
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.short)
+def test_a_cell_is_as_wide_as_its_heading_with_and_without_a_value(column: DeviceColumn) -> None:
+    shown = box(1)
+    for view in (shown, msgspec.structs.replace(shown, latest={})):
+        assert len(cell(column, read(view, column, "gpu:0"))) == len(heading(column)) == column.width
+
+
+def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:
+    view = gpu_view()
+    figures = ("SM  78 %", "tensor  31 %", "HBM 61.2/140 GiB", "HBM bw 2.02 TB/s  42 %", "612/700 W", "61 °C", "SM clock 1.98 GHz")
+    for width in range(10, 200):
+        row = device_line(view, view.devices[0], width)
+        assert row_width(row) <= max(width, len("gpu:0 H200"))
+        assert {text.strip() for text, _ in row[1:]} <= set(figures)
+    assert [text.strip() for text, _ in device_line(view, view.devices[0], 200)[1:]] == list(figures)
+    assert len(GPU_LINE) == len(figures) + 1  # the power cap is shown only while it lowers the clocks
+
+
+def test_the_power_cap_is_shown_while_it_lowers_the_clocks() -> None:
+    view = gpu_view()
+    capped = msgspec.structs.replace(view, latest={**view.latest, series_key("gpu.power_cap_time_ratio", "gpu:0"): 0.31})
+    assert "power cap  31 % of time" in "".join(text for text, _ in device_line(capped, view.devices[0], 200))
