@@ -12,6 +12,7 @@ from typing import NamedTuple
 class DeviceColumn(NamedTuple):
     """One fact, read from `metric`. The unit, and with it the format, is the unit of the metric in the catalogue.
 
+    `short`: the title where there is little room. `pattern`: the figure in words.
     `beside`: a second metric in the same figure, such as the other direction of traffic; `ways` are then the names of the two directions.
     The scale ends at the value of the metric `top`, else at `full`; 0: at the largest value. If `hot`, a value at the top needs action.
     """
