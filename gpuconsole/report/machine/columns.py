@@ -58,7 +58,7 @@ def figure(column: DeviceColumn, reading: Reading, alone: bool = False) -> str:
         case "ratio":
             text = f"{units.si(beside, 'B/s')} {units.percent(value)}" if column.beside and not alone else units.percent(value)
         case "cores":
-            text = units.cores(value) + (f" of {top:.0f}" if top else "")
+            text = units.cores(value) + (f" of {top:.0f}" if top else " cores")
         case "W":
             text = units.watts(value, None if alone else top)
         case "°C":
