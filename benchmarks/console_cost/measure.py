@@ -47,7 +47,7 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path 
         program.read_for(SETTLE_S)
         if job.name == OWN:
             wait_for_idle_worker(program)
-        row = _window(program, box, seconds)
+        row = window(program, box, seconds)
         if picture is not None:
             picture.write_text(program.picture() + "\n")
         if program.ended:
@@ -58,7 +58,7 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path 
     return row
 
 
-def _window(program: Program, box: FakeBox, seconds: float) -> Row:
+def window(program: Program, box: FakeBox, seconds: float) -> Row:
     """Resources that the program uses in `seconds`. gpuconsole's spare worker runs no workload yet; it is reported separately and not counted."""
     parts = _parts(program.process.pid)
     cpu, calls, sent, begun = {name: cpu_s(found) for name, found in parts.items()}, box.calls(), program.bytes, time.monotonic()

@@ -20,7 +20,7 @@ from gpuconsole.cli.output import note, problem, screen_colors
 from gpuconsole.engine.machine.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
-from gpuconsole.tui.driver.terminal import why_no_screen, why_no_terminal
+from gpuconsole.tui.terminal import why_no_screen, why_no_terminal
 
 SETTLED_S = 4.0
 if TYPE_CHECKING:

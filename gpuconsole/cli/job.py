@@ -19,7 +19,7 @@ from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.tui import skeleton
-from gpuconsole.tui.driver.terminal import why_no_terminal
+from gpuconsole.tui.terminal import why_no_terminal
 
 if TYPE_CHECKING:
     from gpuconsole.cli.job_work import JobWork

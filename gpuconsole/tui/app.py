@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from textual import events
+from textual import constants, events
 from textual.app import SystemCommand
 from textual.geometry import Size
 from textual.screen import Screen
@@ -26,13 +26,13 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys, skeleton
 from gpuconsole.tui.actions import Actions, Console
-from gpuconsole.tui.driver import driver_class
+from gpuconsole.tui.driver.posix import CellDriver
 from gpuconsole.tui.driver.screen import Cost
-from gpuconsole.tui.driver.terminal import Colours, terminal
 from gpuconsole.tui.keyboard import Keyboard
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
+from gpuconsole.tui.terminal import Colours, terminal
 from gpuconsole.tui.theme import DARK, LIGHT
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.live import Zone
@@ -90,7 +90,8 @@ class ConsoleApp(Console):
         `record`: the file of a recording that begins at once. `on_hangup` is called when the terminal is gone.
         """
         able = terminal()  # before Textual takes NO_COLOR out of the environment
-        super().__init__(driver_class=driver_class(), ansi_color=True)
+        own_driver = None if constants.DRIVER else CellDriver  # Textual's variable TEXTUAL_DRIVER names another driver
+        super().__init__(driver_class=own_driver, ansi_color=True)
         self.able = able
         for name in (DARK, LIGHT):
             self.register_theme(dataclasses.replace(BUILTIN_THEMES[f"ansi-{name}"], name=name))

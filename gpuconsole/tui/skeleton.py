@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuconsole.report.cells import Row, beside, blank, fill, inner_width, line, panel, spread, to_ascii
-from gpuconsole.tui.driver.terminal import screen_fd, terminal, why_no_screen, why_no_terminal
+from gpuconsole.tui.terminal import screen_fd, terminal, why_no_screen, why_no_terminal
 from gpuconsole.tui.widgets.layout import Plan, plan
 
 GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")

@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
     if "skeleton" in words:
         skeleton.paint()
     if "plain" in words:
-        app.driver_class = lambda: None
+        app.constants.DRIVER = "textual.drivers.linux_driver:LinuxDriver"  # as the variable TEXTUAL_DRIVER sets it
     api = FakeSession(gpu_view())
     if "moving" in words or "restless" in words:
         api = MovingSession(MOVES_S if "moving" in words else math.inf)

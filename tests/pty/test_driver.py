@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -43,10 +44,15 @@ def tour(terminal: Terminal) -> list[object]:
     for columns, rows in ((90, 30), (40, 12), (120, 40)):
         terminal.resize(columns, rows)
         terminal.wait_for("gpuconsole", "causes", "q quit")
-        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].endswith("q quit"), 10, "the last row")
-        assert len(terminal.text.rstrip().splitlines()) == rows
+        wait_until(partial(_fills, terminal, rows), 10, "the last row")
         pictures.append(terminal.cells)
     return pictures
+
+
+def _fills(terminal: Terminal, rows: int) -> bool:
+    """Whether the key bar is in the last of `rows` rows."""
+    lines = terminal.text.rstrip().splitlines() if terminal.settle() else []
+    return len(lines) == rows and lines[-1].endswith("q quit")
 
 
 def test_every_cell_is_as_with_textuals_own_driver(tmp_path: Path) -> None:

@@ -15,12 +15,11 @@ from pyte.graphics import TEXT
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.tui import skeleton
-from gpuconsole.tui.driver import terminal as terminals
+from gpuconsole.tui import terminal as terminals
 from gpuconsole.tui.driver.cells import PLAIN, after, cell_style, change, clip, split
-from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Screen
-from gpuconsole.tui.driver.terminal import Colours, Terminal, terminal, why_no_screen
-from gpuconsole.tui.driver.wanted import Effect, Wanted
-from gpuconsole.tui.driver.writer import Writer
+from gpuconsole.tui.driver.posix import Writer
+from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Effect, Screen, Wanted
+from gpuconsole.tui.terminal import Colours, Terminal, terminal, why_no_screen
 from tests.tui.fake_session import cpu_view, gpu_view
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ from rich.color import ColorSystem
 
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.driver.cells import PLAIN, after
-from gpuconsole.tui.driver.terminal import Colours
+from gpuconsole.tui.terminal import Colours
 from gpuconsole.tui.theme import DARK, LIGHT, STYLES, THEMES, style_of
 from gpuconsole.tui.widgets.live import AnswerZone
 from tests.tui.fake_session import FakeSession, gpu_view

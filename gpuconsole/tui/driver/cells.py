@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.color import Color, ColorSystem
 
 from gpuconsole.report.cells import to_ascii
-from gpuconsole.tui.driver.terminal import Colours
+from gpuconsole.tui.terminal import Colours
 
 # --- text cut into terminal cells ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from gpuconsole.cli.options.profile import add_profile_options, check_folder
 from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
-from gpuconsole.tui.driver.terminal import why_no_terminal
+from gpuconsole.tui.terminal import why_no_terminal
 
 DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...): on the screen, or without a terminal (--headless).
 

@@ -15,7 +15,7 @@ from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.engine.replay import Replay
 from gpuconsole.model.snapshot import encode
 from gpuconsole.report.session import session_text
-from gpuconsole.tui.driver.terminal import why_no_terminal
+from gpuconsole.tui.terminal import why_no_terminal
 from gpuconsole.wire.recording import RecordingError
 
 DESCRIPTION = "Show a recorded session on the screen, marked as a recording."
