@@ -36,7 +36,7 @@ SCREENS = {
     "history": "history.HistoryScreen",
     "device": "device.DeviceScreen",
     "processes": "processes.ProcessesScreen",
-    "models": "models.ModelsScreen",
+    "models": "pages.ModelsScreen",
     "topology": "topology.TopologyScreen",
     "output": "output.OutputScreen",
     "leave_job": "questions.LeaveScreen",

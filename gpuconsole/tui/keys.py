@@ -110,8 +110,8 @@ class Action(NamedTuple):
     @property
     def title(self) -> str:
         """The name in the command palette."""
-        words = self.label or self.id.replace("_", " ")
-        return words[:1].upper() + words[1:]
+        name = self.label or self.id.replace("_", " ")
+        return name[:1].upper() + name[1:]
 
 
 LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job", "consent")
@@ -247,9 +247,9 @@ ACTIONS: tuple[Action, ...] = (
 
 
 def for_answer(view: View) -> list[tuple[str, str]]:
-    """(key, words) of what the answer line offers now, the most useful first."""
+    """(key, label) of what the answer line offers now, the most useful first."""
     by_id = {action.id: action for action in ACTIONS}
-    wanted = [
+    labels = [
         ("cancel_trial", "cancel"),
         ("try_selected", "prove"),
         ("details", "why"),
@@ -266,10 +266,10 @@ def for_answer(view: View) -> list[tuple[str, str]]:
         useful |= {"output"} if run.is_job else {"scenarios", "knobs"}
     else:
         useful |= {"details"} if run.findings else set()
-    found = [(_named(by_id[name].keys), words) for name, words in wanted if name in useful and by_id[name].makes_sense(view)]
+    offers = [(_named(by_id[name].keys), label) for name, label in labels if name in useful and by_id[name].makes_sense(view)]
     several = not failed and len(facts.suggestions(view)) > 1 and facts.running_trial(view) is None
     another = "next option" if facts.healthy(run) is not None else "next cause"
-    return [*found, (_named(by_id["choose_next"].keys), another)] if several and _running(view) else found
+    return [*offers, (_named(by_id["choose_next"].keys), another)] if several and _running(view) else offers
 
 
 def _named(written: str) -> str:
@@ -339,10 +339,10 @@ def use(changed: Mapping[str, str]) -> None:
     Screens read the table when they are imported, so this comes before them.
     """
     global ACTIONS
-    known = {action.id for action in ACTIONS}
+    action_ids = {action.id for action in ACTIONS}
     for name, key in changed.items():
-        if name not in known:
-            raise ValueError(f"there is no action {name!r}{nearest(name, known)}; there are: {', '.join(sorted(known))}")
+        if name not in action_ids:
+            raise ValueError(f"there is no action {name!r}{nearest(name, action_ids)}; there are: {', '.join(sorted(action_ids))}")
         if _textual_name(key) is None:
             raise ValueError(
                 f"{name}: there is no key {key!r}; allowed are a character, and names such as f5, ctrl+t, enter, space or pageup"

@@ -33,7 +33,7 @@ _DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 _painted = False
 _handed_over = False
-_found: list[Any] | None = None
+_attributes: list[Any] | None = None
 """The attributes of the terminal before the picture."""
 
 
@@ -44,19 +44,19 @@ def fits(environ: Mapping[str, str] = os.environ) -> bool:
 
 def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) -> None:
     """Put the picture on the terminal, once. `overview`: the machine overview in place of a run."""
-    global _painted, _found
+    global _painted, _attributes
     if _painted:
         return
     try:
         columns, rows = os.get_terminal_size(_output())
-        _found = termios.tcgetattr(0)
+        _attributes = termios.tcgetattr(0)
     except (OSError, termios.error):
         return
     _painted = True
     for number in _DEADLY:
         signal.signal(number, _die)
     # Keys pressed from now on are for the console: the terminal does not show them, and keeps them until `typed` reads them.
-    quiet: list[Any] = [list(part) if isinstance(part, list) else part for part in _found]
+    quiet: list[Any] = [list(part) if isinstance(part, list) else part for part in _attributes]
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
     quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
@@ -88,9 +88,9 @@ def typed() -> bytes:
 def hand_over() -> list[Any] | None:
     """From now on the driver gives the terminal back, with the returned attributes; None: with the attributes that the driver found."""
     global _handed_over
-    found = _found if painted() else None
+    attributes = _attributes if painted() else None
     _handed_over = True
-    return found
+    return attributes
 
 
 def restore() -> None:
@@ -116,9 +116,9 @@ def _die(number: int, frame: object) -> None:
 
 
 def _reset_attributes() -> None:
-    if _found is not None:
+    if _attributes is not None:
         with contextlib.suppress(termios.error):
-            termios.tcsetattr(0, termios.TCSANOW, _found)
+            termios.tcsetattr(0, termios.TCSANOW, _attributes)
 
 
 def _output() -> int:

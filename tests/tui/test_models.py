@@ -17,10 +17,9 @@ from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.knobs import KnobsScreen
 from gpuconsole.tui.screens.main import MainScreen
-from gpuconsole.tui.screens.models import ModelsScreen
+from gpuconsole.tui.screens.pages import ModelsScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
-from gpuconsole.tui.screens.scenarios import ScenariosScreen
-from gpuconsole.tui.widgets.scenarios import scenario_lines
+from gpuconsole.tui.screens.scenarios import ScenariosScreen, scenario_lines
 from tests.tui.fake_gpu_box import drawn
 from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
 from tests.tui.fake_session import H200, FakeSession, gpu_view, view

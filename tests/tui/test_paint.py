@@ -27,13 +27,13 @@ from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
+from gpuconsole.tui.screens.knobs import KnobState, knob_lines
 from gpuconsole.tui.screens.pages import paint_help
+from gpuconsole.tui.screens.scenarios import matching, scenario_lines
 from gpuconsole.tui.theme import STYLES
 from gpuconsole.tui.widgets.bars import paint_keys
 from gpuconsole.tui.widgets.header import paint_header
-from gpuconsole.tui.widgets.knobs import KnobState, knob_lines
 from gpuconsole.tui.widgets.layout import Needs, plan
-from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
 from tests.tui.fake_gpu_box import drawn, paint_devices
 from tests.tui.fake_models import several_view
 from tests.tui.fake_session import (

@@ -461,8 +461,8 @@ def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
         return False
     style = styles[last]
     return all(
-        one is style or (one is PLAIN and char == " " and not style.shows_on_blanks)
-        for char, one in zip(chars[gap], styles[gap], strict=True)
+        gap_style is style or (gap_style is PLAIN and char == " " and not style.shows_on_blanks)
+        for char, gap_style in zip(chars[gap], styles[gap], strict=True)
     )
 
 

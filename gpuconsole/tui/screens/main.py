@@ -100,9 +100,9 @@ class MainScreen(Screen[None]):
     def show(self, view: View) -> None:
         """Show a new state of the session."""
         self._lay_out(view)
-        known = facts.suggestions(view)
-        if self.selected not in known:
-            self.selected = next(iter(known), "")
+        suggestions = facts.suggestions(view)
+        if self.selected not in suggestions:
+            self.selected = next(iter(suggestions), "")
         self._answer.selected = self._causes.selected = self.selected
         for zone in self.zones:
             if zone.display:
@@ -149,16 +149,16 @@ class MainScreen(Screen[None]):
         self._side.styles.height = new.causes + new.tried
 
     def _choose(self, step: int) -> None:
-        known = list(facts.suggestions(self.api.view()))
-        if known:
-            at = known.index(self.selected) if self.selected in known else 0
-            self.selected = known[max(0, min(len(known) - 1, at + step))]
+        suggestions = list(facts.suggestions(self.api.view()))
+        if suggestions:
+            at = suggestions.index(self.selected) if self.selected in suggestions else 0
+            self.selected = suggestions[max(0, min(len(suggestions) - 1, at + step))]
             self.show(self.api.view())
 
     def chosen(self) -> Suggestion | None:
         """The selected suggestion."""
-        found = facts.suggestions(self.api.view()).get(self.selected)
-        return found[1] if found else None
+        finding_and_suggestion = facts.suggestions(self.api.view()).get(self.selected)
+        return finding_and_suggestion[1] if finding_and_suggestion else None
 
     def _cause_clicked(self, y: int) -> None:
         """Select the suggestion in row `y`."""

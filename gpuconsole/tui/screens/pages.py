@@ -1,4 +1,4 @@
-"""The screens that are a page of text: findings in detail, tuning, profile, help."""
+"""The screens that only show a report: findings in detail, tuning, profile, models, help."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from gpuconsole.report.cells import Row, blank
 from gpuconsole.report.experiments import paint_tuning
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.report.run.diagnosis import paint_details
+from gpuconsole.report.run.models import model_lines, summary
 from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
-from gpuconsole.tui.screens.base import PageScreen
+from gpuconsole.tui.screens.base import ListScreen, PageScreen
 
 
 class DetailsScreen(PageScreen):
@@ -76,6 +77,19 @@ def _profile_state(view: View) -> object:
     """What the profile page depends on."""
     run = view.run
     return (run.id, run.state, run.profile, run.unavailable.get("profile"), view.probing) if run is not None else view.probing
+
+
+class ModelsScreen(ListScreen):
+    """The analytical models beside the measurement. The formula and the source of the selected row are below the table."""
+
+    NAME = "models"
+    TITLE_TEXT = "Models and measurement"
+
+    def lines(self, width: int, height: int) -> Lines:
+        return model_lines(self._view, width, height)
+
+    def summary(self) -> str:
+        return summary(self._view.run)
 
 
 class HelpScreen(PageScreen):

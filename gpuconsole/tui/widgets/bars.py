@@ -61,13 +61,13 @@ class KeyBar(Zone):
 
     async def on_click(self, event: events.Click) -> None:
         """A click presses the key that is written there."""
-        found = next((action for start, end, action in self._places if start <= event.x < end), None)
-        if found is None or event.y != self.content_size.height - 1:
+        pressed = next((action for start, end, action in self._places if start <= event.x < end), None)
+        if pressed is None or event.y != self.content_size.height - 1:
             return
-        if found.screens:
-            await self.app.run_action(found.id, self.screen)
+        if pressed.screens:
+            await self.app.run_action(pressed.id, self.screen)
         else:
-            await self.app.run_action(f"app.do('{found.id}')")
+            await self.app.run_action(f"app.do('{pressed.id}')")
 
 
 def paint_keys(left: Sequence[keys.Action], right: Sequence[keys.Action], width: int) -> tuple[Row, list[Place]]:
