@@ -3,8 +3,9 @@
     python -m benchmarks.console_cost.drivers [--gpus 1 8 64] [--rounds 6] [--seconds 20] [--presses 10] [--line-kb-s 20] [--keep]
 
 Every round starts the console once with each driver under each condition, in turn, so that drift affects both. The conditions: each number of
-GPUs at 1 Hz and 8 GPUs at 10 Hz on a line that is never full, and 8 GPUs at 10 Hz on a line of --line-kb-s. All at 120x40 in a pty, over the fake driver with moving
-values. Measured: bytes per second to the terminal and CPU share of the console process while nobody types, and the time from `?` to the help screen.
+GPUs at 1 Hz and 8 GPUs at 10 Hz on a line that is never full, and 8 GPUs at 10 Hz on a line of --line-kb-s. All at 120x40 in a pty, over the
+fake driver with moving values. Measured: bytes per second to the terminal and CPU share of the console process while nobody types, and the time
+from `?` to the help screen.
 A figure is a median with its 95 % bootstrap interval. A ratio is Textual's figure over ours, taken within each round.
 """
 

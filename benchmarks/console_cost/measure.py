@@ -61,14 +61,14 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path 
 def window(program: Program, box: FakeBox, seconds: float) -> Row:
     """Resources that the program uses in `seconds`. gpuconsole's spare worker runs no workload yet; it is reported separately and not counted."""
     parts = _parts(program.process.pid)
-    cpu, calls, sent, begun = {name: cpu_s(found) for name, found in parts.items()}, box.calls(), program.bytes, time.monotonic()
+    cpu, calls, sent, begun = {name: cpu_s(processes) for name, processes in parts.items()}, box.calls(), program.bytes, time.monotonic()
     program.read_for(seconds)
     span = time.monotonic() - begun
     after = _parts(program.process.pid)
     row: Row = {}
-    for name, found in after.items():
-        row[f"{name}_cpu_percent"] = 100 * (cpu_s(found) - cpu.get(name, 0.0)) / span
-        row[f"{name}_rss_mb"] = rss_bytes(found) / 1e6
+    for name, processes in after.items():
+        row[f"{name}_cpu_percent"] = 100 * (cpu_s(processes) - cpu.get(name, 0.0)) / span
+        row[f"{name}_rss_mb"] = rss_bytes(processes) / 1e6
     row["cpu_percent"] = sum(row[f"{name}_cpu_percent"] for name in after if name != "worker")
     row["tree_rss_mb"] = sum(row[f"{name}_rss_mb"] for name in after if name != "worker")
     row["bytes_per_s"] = (program.bytes - sent) / span
@@ -77,8 +77,8 @@ def window(program: Program, box: FakeBox, seconds: float) -> Row:
 
 
 def _parts(pid: int) -> dict[str, list[psutil.Process]]:
-    found = roles(pid)
-    return found if found["sampler"] else {"console": family(pid)}
+    by_role = roles(pid)
+    return by_role if by_role["sampler"] else {"console": family(pid)}
 
 
 def _last_words(program: Program) -> str:

@@ -86,5 +86,5 @@ def _utf8_locale(environ: Mapping[str, str]) -> bool:
     names = [environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
     if not names[0] and names[1] == "C.UTF-8" and (sys.flags.utf8_mode or environ.get("PYTHONUTF8") == "0"):
         names[1] = ""  # set by Python itself in place of the C locale (PEP 538)
-    said = next((name for name in names if name), "")
-    return not said or takes_utf8(said.partition(".")[2].partition("@")[0] or said)
+    locale = next((name for name in names if name), "")
+    return not locale or takes_utf8(locale.partition(".")[2].partition("@")[0] or locale)
