@@ -18,7 +18,7 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 import gpuconsole.tui
-from gpuconsole.tui.driver.posix import TEXTUAL_NAMES, TextualName
+from gpuconsole.tui.driver.posix import TEXTUAL_NAMES, TextualName, Writer
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 UNDOCUMENTED_MODULES = ("textual.driver", "textual.drivers")
@@ -84,6 +84,15 @@ def problems() -> list[str]:
 def test_textual_has_every_name_with_the_listed_parameters() -> None:
     found = problems()
     assert not found, "\n" + "\n".join(found)
+
+
+def test_the_writer_has_what_textual_calls_on_its_own_writer() -> None:
+    called = {
+        node.attr
+        for node in ast.walk(class_tree(LinuxDriver))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "_writer_thread"
+    }
+    assert called and called <= set(dir(Writer)), f"gpuconsole/tui/driver/posix.py: Writer lacks {called - set(dir(Writer))}"
 
 
 def test_a_missing_name_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def _size_of(fileno: int) -> tuple[int, int]:
     return columns or 80, rows or 24
 
 
-# --- the names of Textual that this needs ----------------------------------------------------------------------
+# --- the names of Textual that the screen needs ----------------------------------------------------------------
 
 
 class TextualName(NamedTuple):
