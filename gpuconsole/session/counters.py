@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PROBE
-from gpuconsole.session.figures.trend import LEAST_POINTS, steady_growth
+from gpuconsole.session.figures.distributions import LEAST_POINTS, steady_growth
 from gpuconsole.wire.events import Steps
 
 WINDOW = 150

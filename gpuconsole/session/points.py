@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from gpuconsole.model.run import PROBE, Step
 from gpuconsole.model.serving import Request
-from gpuconsole.session.figures.account import percentile
+from gpuconsole.session.figures.account import itl_pairs
+from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak
-from gpuconsole.session.figures.serving_account import itl_pairs
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt
 from gpuconsole.session.readings import SERVER, WORKLOAD
 from gpuconsole.session.run import RunRecord

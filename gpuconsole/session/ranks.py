@@ -8,7 +8,8 @@ from collections import deque
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Step
-from gpuconsole.session.figures.account import distribution, wall_shares
+from gpuconsole.session.figures.account import wall_shares
+from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.wire.events import RankJoined, Steps
 
 KEPT_STEPS = 2000

@@ -11,11 +11,11 @@ from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
-from gpuconsole.session.figures.outages import Outage
 from gpuconsole.session.figures.summary import summarized
 from gpuconsole.session.freshness import silent_devices, why_server_not_fresh
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
+from gpuconsole.session.serving import Outage
 from gpuconsole.session.state import LATENCIES, SessionState
 from gpuconsole.wire.events import (
     AnyEvent,

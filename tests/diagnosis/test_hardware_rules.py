@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate, wanted_pr
 from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.session.figures.trend import steady_growth
+from gpuconsole.session.figures.distributions import steady_growth
 from tests.diagnosis.cases import case
 from tests.diagnosis.test_serving_rules import HEALTHY as HEALTHY_SERVER
 from tests.diagnosis.test_serving_rules import KNOBS as SERVER_KNOBS

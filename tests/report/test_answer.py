@@ -22,7 +22,7 @@ from gpuconsole.report.screen.chart import marks, paint_throughput, window
 from gpuconsole.report.screen.guide import guide
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.figures.account import distribution
+from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.header import paint_header
 from tests.tui.fake_session import gpu_view

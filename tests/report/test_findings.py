@@ -19,7 +19,7 @@ from gpuconsole.report.run.diagnosis import (
 )
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.figures.account import distribution
+from gpuconsole.session.figures.distributions import distribution
 from tests.tui.fake_session import FP32, STARVED, gpu_view
 from tests.tui.test_paint import text
 

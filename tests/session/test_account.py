@@ -3,7 +3,8 @@ import random
 import pytest
 
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.figures.account import contention_free_shares, distribution, steady_from, summarize, wall_shares
+from gpuconsole.session.figures.account import contention_free_shares, steady_from, summarize, wall_shares
+from gpuconsole.session.figures.distributions import distribution
 
 
 def step(index: int, wall: float, wait: float = 0.0, runq: float | None = None) -> Step:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpuconsole.diagnosis.rule import Case, Rule, Threshold
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.validity import STARVED
+from gpuconsole.session.figures.summary import STARVED
 
 LATE = Threshold("late", 0.010, "s", "10 ms late (survey I01): 10 % of a time to first token of 100 ms")
 WAIT = Threshold(
-    "wait", STARVED, "ratio", "15 % of the time: TTFT is about 5 % too high; above it, a run is degraded (session/figures/validity.py)"
+    "wait", STARVED, "ratio", "15 % of the time: TTFT is about 5 % too high; above it, a run is degraded (session/figures/summary.py)"
 )
 BUSY = Threshold("busy", 0.9, "ratio", "90 % of a core: one Python process has no more (survey I01)")
 

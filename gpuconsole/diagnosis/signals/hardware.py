@@ -13,7 +13,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Link, Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.trend import steady_growth
+from gpuconsole.session.figures.distributions import steady_growth
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 

@@ -8,7 +8,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Report, labelled
 from gpuconsole.session.api import View
-from gpuconsole.session.figures.validity import STARVED
+from gpuconsole.session.figures.summary import STARVED
 
 # --- the figures that several reports of a run share, each as text -------------------------------------------
 

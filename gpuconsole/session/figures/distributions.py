@@ -1,0 +1,108 @@
+"""Statistics of values: percentiles of a list and of an unlimited number of values, and significant growth of a series."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from gpuconsole.model.run import Distribution
+
+# --- percentiles ---------------------------------------------------------------------------------------------
+
+GROWTH = math.log(1.01)
+"""Each bucket is 1 % wider than the bucket before, so its middle is within 0.5 % of every value in it (as in HdrHistogram and DDSketch)."""
+SHARES = (0.50, 0.90, 0.95, 0.99)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of `ordered` lies, nearest rank."""
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1 if share > 0 else 0)]
+
+
+def distribution(values: Sequence[float]) -> Distribution | None:
+    """Mean, sample standard deviation and percentiles; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    std = statistics.stdev(ordered) if len(ordered) > 1 else 0.0
+    p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.90, 0.95, 0.99))
+    return Distribution(statistics.fmean(ordered), std, len(ordered), p50, p90, p95, p99)
+
+
+def weighted(pairs: Iterable[tuple[float, float]]) -> Distribution | None:
+    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs; None without pairs."""
+    ordered = sorted(pair for pair in pairs if pair[1] > 0)
+    return _distribution(ordered) if ordered else None
+
+
+class Latencies:
+    """Counts of values by size. Memory does not grow with the number of values."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, float] = {}
+        self._zeros = 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value in any unit. A value of 0 or less counts as 0."""
+        if value <= 0:
+            self._zeros += weight
+        else:
+            bucket = math.floor(math.log(value) / GROWTH)
+            self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
+
+    def distribution(self) -> Distribution | None:
+        """The distribution within 0.5 %; None without values."""
+        pairs = [(math.exp((bucket + 0.5) * GROWTH), weight) for bucket, weight in sorted(self._buckets.items())]
+        pairs = [(0.0, self._zeros), *pairs] if self._zeros else pairs
+        return _distribution(pairs) if pairs else None
+
+
+def _distribution(ordered: Sequence[tuple[float, float]]) -> Distribution:
+    total = sum(weight for _, weight in ordered)
+    mean = sum(value * weight for value, weight in ordered) / total
+    spread = sum(weight * (value - mean) ** 2 for value, weight in ordered)
+    std = math.sqrt(spread / (total - 1)) if total > 1 else 0.0
+    found, seen, wanted = [], 0.0, list(SHARES)
+    for value, weight in ordered:
+        seen += weight
+        while wanted and seen >= wanted[0] * total - 1e-9:
+            found.append(value)
+            wanted.pop(0)
+    p50, p90, p95, p99 = found + [ordered[-1][0]] * len(wanted)
+    return Distribution(mean, std, round(total), p50, p90, p95, p99)
+
+
+# --- growth --------------------------------------------------------------------------------------------------
+
+Z95 = 1.96
+MOST_POINTS = 60
+"""The slope uses every pair of points: 1770 pairs."""
+LEAST_POINTS = 20
+KEEPS_ON = 0.5
+"""A leak has a constant slope. If the slope of the second half of the points is below this share of the first half's slope, the growth slows down."""
+
+
+def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:
+    """The lower end of the 95 % interval of the slope per unit of time, if it is positive and the growth does not slow down; else 0.
+
+    Raises ValueError for fewer than LEAST_POINTS points.
+    """
+    every = max(1, math.ceil(len(times) / MOST_POINTS))
+    times, values = times[::-every][::-1], values[::-every][::-1]
+    half = len(times) // 2
+    if len(times) < LEAST_POINTS:
+        raise ValueError(f"{len(times)} points are too few")
+    early, late = (statistics.median(_slopes(t, v)) for t, v in ((times[:half], values[:half]), (times[half:], values[half:])))
+    slopes = _slopes(times, values)
+    n = len(times)
+    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties; ties make it smaller
+    low = slopes[max(0, math.floor((len(slopes) - spread) / 2))]
+    return low if low > 0 and late >= KEEPS_ON * early else 0.0
+
+
+def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
+    """The slopes of all pairs of points, sorted."""
+    return sorted(
+        (values[j] - values[i]) / (times[j] - times[i]) for i in range(len(times)) for j in range(i + 1, len(times)) if times[j] > times[i]
+    )
