@@ -15,8 +15,9 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE as KNOBS
 from gpuconsole.model.knobs.catalogue import show
 from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.model.run import Distribution, Run, Summary, summary_figures
+from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.units import NA
 
 Pair = tuple[Sequence[Trial], Sequence[Trial]]
@@ -144,15 +145,16 @@ def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[float
 
 def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
     """Single figures and percentiles: a snapshot holds only their value, without a spread."""
-    same = ("samples_per_s",) if summary.requests_per_s is not None else ()  # a request is a sample
-    for field in (one for one in msgspec.structs.fields(Summary) if one.name not in same):
-        value = getattr(summary, field.name)
+    for figure in FIGURES:
+        value = getattr(summary, figure)
+        if figure == "samples_per_s" and summary.requests_per_s is not None:
+            continue  # a request is a sample
         if isinstance(value, Distribution):
             for share in ("p50", "p99"):
-                if (found := getattr(value, share)) is not None:
-                    yield f"summary.{field.name} {share}", found
-        elif isinstance(value, int | float) and not isinstance(value, bool) and field.name not in ("steps", "requests"):
-            yield f"summary.{field.name}", float(value)
+                if (percentile := getattr(value, share)) is not None:
+                    yield f"summary.{figure} {share}", percentile
+        elif value is not None:
+            yield f"summary.{figure}", float(value)
 
 
 def _of_series(key: str, before: Sequence[float], after: Sequence[float], other_work: bool) -> MetricChange | None:
@@ -170,7 +172,7 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
     name = key.removeprefix("summary.").partition(" ")[0]
     if before == after == 0.0:
         return None
-    return MetricChange(key, summary_figures()[name]["unit"], before, after, "not judged", None, ONE_FIGURE)
+    return MetricChange(key, FIGURES[name].unit, before, after, "not judged", None, ONE_FIGURE)
 
 
 def _verdict(name: str, found: RateChange | None, other_work: bool) -> ComparisonVerdict:
@@ -190,8 +192,8 @@ def _verdict(name: str, found: RateChange | None, other_work: bool) -> Compariso
 
 def _better(name: str) -> str:
     """Which direction of the metric `name` is better. A metric of the machine or the server may be a figure of the summary too."""
-    figure = summary_figures().get(name.rpartition(".")[2])
-    return figure["better"] if figure is not None else CATALOGUE[name].better
+    figure = FIGURES.get(name.rpartition(".")[2])
+    return figure.better if figure is not None else CATALOGUE[name].better
 
 
 def _place(metric: str) -> int:

@@ -9,16 +9,17 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.model.summary_figures import FIGURES, Better
+
 # --- the declaration of a metric -----------------------------------------------------------------------------
 
 Kind = Literal["gauge", "counter", "distribution"]
-Better = Literal["higher", "lower", ""]
 
 
 class Metric(msgspec.Struct, frozen=True):
     """One named quantity. `source` names the usual reader; `needs` is the oldest hardware that has the metric.
 
-    `better`: which direction is better, for a metric that is no figure of `model.run.Summary`; empty where neither is.
+    `better`: which direction is better, for a metric that is no figure of a summary (`model.summary_figures`); empty where neither is.
     `history`: whether the session keeps past values. Metrics that hardly ever change keep only the newest value.
     """
 
@@ -345,49 +346,35 @@ _HOST = (
     declare("host.net_tx_bytes_per_s", "bytes/s", "psutil", "Bytes sent by network cards"),
 )
 
+
+def _live(field: str) -> Metric:
+    """The live metric of a figure of the summary."""
+    figure = FIGURES[field]
+    assert figure.live is not None
+    source, meaning = figure.live
+    return declare(figure.metric, figure.unit, source, meaning, "distribution" if figure.unit == "s" else "gauge")
+
+
 _WORKLOAD = (
-    declare("workload.tokens_per_s", "tokens/s", "step account", "Tokens trained per second of step time"),
-    declare("workload.samples_per_s", "samples/s", "step account", "Samples trained per second of step time"),
-    declare("workload.step_time_s", "s", "step account", "Wall time of a step", "distribution"),
+    _live("tokens_per_s"),
+    _live("samples_per_s"),
+    _live("step_time_s"),
     declare("workload.loss", "", "workload", "The last training loss that the workload reported"),
-    declare("workload.flops_per_s", "FLOP/s", "step account", "Model FLOPs per second of step time"),
-    declare("workload.mfu_ratio", "ratio", "step account", "Model FLOP/s over the peak that the run is compared with"),
+    _live("flops_per_s"),
+    _live("mfu_ratio"),
     declare("workload.memory_bytes", "bytes", "worker", "Peak device memory of the worker; on a CPU the resident set size of the worker"),
-    declare("workload.tokens_per_j", "tokens/J", "derived", "Tokens per joule: tokens/s over the power of the device"),
+    _live("tokens_per_j"),
     declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule: samples/s over the power of the device", better="higher"),
-    declare("workload.flops_per_j", "FLOP/s/W", "derived", "Model FLOP/s per watt of device power"),
-    declare(
-        "workload.cost_per_million_tokens",
-        "per Mtoken",
-        "derived",
-        "Price per hour (--price) over millions of tokens per hour, in the currency of the price",
-    ),
+    _live("flops_per_j"),
+    _live("cost_per_million_tokens"),
 )
 
 _SERVING = (
-    declare("workload.requests_per_s", "requests/s", "load generator", "Requests answered per second"),
-    declare(
-        "workload.ttft_s",
-        "s",
-        "load generator",
-        "Time to first token: from sending the request to the first token; median over one second",
-        "distribution",
-    ),
-    declare(
-        "workload.tpot_s",
-        "s",
-        "load generator",
-        "Time per output token: (E2E - TTFT) / (output tokens - 1); median over one second",
-        "distribution",
-    ),
-    declare(
-        "workload.itl_s",
-        "s",
-        "load generator",
-        "Inter-token latency: a chunk of k tokens counts as k gaps of gap/k; median over one second",
-        "distribution",
-    ),
-    declare("workload.e2e_s", "s", "load generator", "From sending the request to the last token; median over one second", "distribution"),
+    _live("requests_per_s"),
+    _live("ttft_s"),
+    _live("tpot_s"),
+    _live("itl_s"),
+    _live("e2e_s"),
     declare("workload.active_requests", "requests", "load generator", "Requests that the client has sent and that are not finished"),
     declare("workload.failed_requests_per_s", "requests/s", "load generator", "Requests that failed, per second", better="lower"),
     declare("server.requests_running", "requests", "server /metrics", "Sequences in the server's current iteration"),

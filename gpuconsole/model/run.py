@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from typing import Annotated, Literal, get_type_hints
+from typing import Literal
 
 import msgspec
 
@@ -69,61 +67,45 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     p99: float | None = None
 
 
-def figure(unit: str, better: Literal["higher", "lower", ""] = "") -> msgspec.Meta:
-    """What a figure of `Summary` is: its unit, and which direction is better; empty where neither is."""
-    return msgspec.Meta(extra={"unit": unit, "better": better})
-
-
 class Summary(msgspec.Struct, omit_defaults=True):
-    """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the reason.
+    """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the reason. `model.summary_figures` has a row for each.
 
-    In a serving run the latencies follow `model.serving.FORMULAS`, `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
+    In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
     `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU.
     """
 
-    tokens_per_s: Annotated[Distribution | None, figure("tokens/s", "higher")] = None
-    samples_per_s: Annotated[Distribution | None, figure("samples/s", "higher")] = None
-    step_time_s: Annotated[Distribution | None, figure("s", "lower")] = None
+    tokens_per_s: Distribution | None = None
+    samples_per_s: Distribution | None = None
+    step_time_s: Distribution | None = None
     phases_ratio: dict[str, float] = {}
-    mfu_ratio: Annotated[float | None, figure("ratio", "higher")] = None
+    mfu_ratio: float | None = None
     mfu_peak_source: str = ""
-    flops_per_s: Annotated[float | None, figure("FLOP/s", "higher")] = None
-    mbu_ratio: Annotated[float | None, figure("ratio", "higher")] = None
+    flops_per_s: float | None = None
+    mbu_ratio: float | None = None
     mbu_peak_source: str = ""
-    memory_bytes_per_s: Annotated[float | None, figure("bytes/s")] = None
-    memory_peak_bytes: Annotated[float | None, figure("bytes", "lower")] = None
-    energy_j: Annotated[float | None, figure("J", "lower")] = None
-    tokens_per_j: Annotated[float | None, figure("tokens/J", "higher")] = None
-    flops_per_j: Annotated[float | None, figure("FLOP/s/W", "higher")] = None
-    cost_per_million_tokens: Annotated[float | None, figure("per Mtoken", "lower")] = None
-    overhead_s_per_step: Annotated[float | None, figure("s", "lower")] = None
-    ttft_s: Annotated[Distribution | None, figure("s", "lower")] = None
-    itl_s: Annotated[Distribution | None, figure("s", "lower")] = None
-    tpot_s: Annotated[Distribution | None, figure("s", "lower")] = None
-    e2e_s: Annotated[Distribution | None, figure("s", "lower")] = None
-    chunk_gap_s: Annotated[Distribution | None, figure("s", "lower")] = None
-    client_queue_s: Annotated[Distribution | None, figure("s")] = None
-    client_runq_ratio: Annotated[float | None, figure("ratio")] = None
-    requests_per_s: Annotated[Distribution | None, figure("requests/s", "higher")] = None
-    goodput_per_s: Annotated[float | None, figure("", "higher")] = None
+    memory_bytes_per_s: float | None = None
+    memory_peak_bytes: float | None = None
+    energy_j: float | None = None
+    tokens_per_j: float | None = None
+    flops_per_j: float | None = None
+    cost_per_million_tokens: float | None = None
+    overhead_s_per_step: float | None = None
+    ttft_s: Distribution | None = None
+    itl_s: Distribution | None = None
+    tpot_s: Distribution | None = None
+    e2e_s: Distribution | None = None
+    chunk_gap_s: Distribution | None = None
+    client_queue_s: Distribution | None = None
+    client_runq_ratio: float | None = None
+    requests_per_s: Distribution | None = None
+    goodput_per_s: float | None = None
     requests: int = 0
-    failed_requests: Annotated[int, figure("", "lower")] = 0
+    failed_requests: int = 0
     failures: dict[str, int] = {}
     steps: int = 0
-    loss_first: Annotated[float | None, figure("")] = None
-    loss_last: Annotated[float | None, figure("")] = None
-
-
-@functools.cache
-def summary_figures() -> dict[str, Mapping[str, str]]:
-    """For each figure of `Summary`: its unit, and which direction is better."""
-    return {
-        name: metadata.extra
-        for name, hint in get_type_hints(Summary, include_extras=True).items()
-        for metadata in getattr(hint, "__metadata__", ())
-        if metadata.extra
-    }
+    loss_first: float | None = None
+    loss_last: float | None = None
 
 
 class SeriesData(msgspec.Struct):

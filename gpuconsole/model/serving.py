@@ -26,17 +26,6 @@ def settle_s(e2e_s: float | None) -> float:
     return min(SETTLE_S[1], max(SETTLE_S[0], e2e_s or 0.0))
 
 
-FORMULAS = {
-    "ttft_s": "TTFT: from sending the request to the first token",
-    "itl_s": "ITL: gap between tokens; a chunk of k tokens counts as k gaps of gap/k",
-    "chunk_gap_s": "chunk gap: time between two chunks of any number of tokens (vLLM bench calls this ITL)",
-    "tpot_s": "TPOT: (E2E - TTFT) / (output tokens - 1), per request",
-    "e2e_s": "E2E: from sending the request to the last token",
-    "client_queue_s": "client queue: from the due time to sending, in the client",
-}
-"""The formula of each latency. Other clients use the same words for different quantities."""
-
-
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 

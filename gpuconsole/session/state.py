@@ -7,6 +7,7 @@ from collections import deque
 
 import msgspec
 
+from gpuconsole.model import summary_figures
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import JobFacts
@@ -39,7 +40,7 @@ from gpuconsole.wire.events import (
 )
 
 NOTES = 20
-LATENCIES = ("workload.ttft_s", "workload.tpot_s", "workload.itl_s", "workload.e2e_s")
+LATENCIES = tuple(figure.metric for figure in summary_figures.LATENCIES if figure.live)
 """Series of answered requests. They have no present value while the server does not answer."""
 
 

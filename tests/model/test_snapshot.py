@@ -3,8 +3,10 @@ import json
 import jsonschema
 import pytest
 
-from gpuconsole.model.run import Run, SeriesData
+from gpuconsole.model.baseline import BaselineRun
+from gpuconsole.model.run import Run, SeriesData, Summary
 from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, encode, json_schema
+from gpuconsole.model.summary_figures import FIGURES
 
 
 def snapshot() -> Snapshot:
@@ -45,10 +47,10 @@ def test_what_is_no_snapshot_is_said_in_one_line(data: bytes, words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_each_number_of_a_summary_is_a_figure_with_a_unit_and_a_direction() -> None:
-    """One row says what a figure is. `compare` and the reports read it there."""
-    from gpuconsole.model.run import Summary, summary_figures
-
+def test_each_number_of_a_summary_has_one_row() -> None:
+    """The row says what a figure is. `compare` and the reports read it there."""
     no_figures = {"phases_ratio", "mfu_peak_source", "mbu_peak_source", "requests", "failures", "steps"}
-    assert set(Summary.__struct_fields__) - no_figures == set(summary_figures())
-    assert summary_figures()["ttft_s"] == {"unit": "s", "better": "lower"}
+    assert set(Summary.__struct_fields__) - no_figures == set(FIGURES)
+    assert (FIGURES["ttft_s"].unit, FIGURES["ttft_s"].better) == ("s", "lower")
+    assert {field for field, figure in FIGURES.items() if figure.short} <= set(BaselineRun.__struct_fields__)
+    assert {figure.peak for figure in FIGURES.values()} - {""} <= no_figures

@@ -3,47 +3,71 @@
 from __future__ import annotations
 
 from gpuconsole.model import units
-from gpuconsole.model.run import Run
+from gpuconsole.model.run import Distribution, Run
+from gpuconsole.model.summary_figures import FIGURES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Report, labelled
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import STARVED
 
+GAP = "   "
+
 # --- the figures that several reports of a run share, each as text -------------------------------------------
+
+TOTALS = ("FLOP/s", "FLOP/s/W", "bytes/s", "bytes", "J")
+"""Units of totals and of their rates: a 0 means that nothing was counted."""
+
+
+def with_unit(figure: SummaryFigure, value: float) -> str:
+    """`41.2 MB`, `31 %`, `12.4 requests/s`."""
+    if figure.text:
+        return figure.text.format(units.plain(value))
+    return units.precise_percent(value) if figure.unit == "ratio" else units.quantity(value, figure.unit)
+
+
+def figure_text(run: Run, field: str, share: str = "mean", with_peak: bool = True) -> str:
+    """The figure `field` of the summary, empty where it was not measured: `440 ms`, `18 240 ± 210 tokens/s`, `31 % of datasheet bf16`.
+
+    `share`: which value of the distribution of a time.
+    """
+    figure, value = FIGURES[field], getattr(run.summary, field)
+    if value is None or (value == 0 and figure.unit in TOTALS):
+        return ""
+    if field == "loss_last":
+        return f"{run.summary.loss_first:.3f} -> {value:.3f}" if run.summary.loss_first is not None else ""
+    if isinstance(value, Distribution) and figure.unit == "s":
+        return units.latency(getattr(value, share)).strip()
+    if isinstance(value, Distribution) and not figure.text:
+        return f"{units.spread(value.mean, value.std if value.n > 1 else None, 0)} {figure.unit}"
+    peak = getattr(run.summary, figure.peak) if figure.peak and with_peak else ""
+    return with_unit(figure, value.mean if isinstance(value, Distribution) else value) + (f" of {peak}" if peak else "")
+
+
+def in_row(run: Run, field: str, with_peak: bool = True) -> str:
+    """The figure as a row of a report shows it: `MFU 31 % of datasheet bf16`; empty where it was not measured."""
+    figure = figure_text(run, field, with_peak=with_peak)
+    return FIGURES[field].row[1].format(figure) if figure else ""
+
+
+def figure_rows(run: Run) -> Report:
+    """The rows of the figures that have no report of their own, each row with all its figures."""
+    rows: dict[str, list[str]] = {}
+    for field, figure in FIGURES.items():
+        if figure.row[0] and (figure_in_row := in_row(run, field)):
+            rows.setdefault(figure.row[0], []).append(figure_in_row)
+    return [labelled(label, GAP.join(figures)) for label, figures in rows.items()]
 
 
 def throughput(run: Run) -> str:
     """`18 240 ± 210 tokens/s`."""
-    rate, unit = run.throughput
-    return f"{units.spread(rate.mean, rate.std if rate.n > 1 else None, 0)} {unit}" if rate else units.NA
+    return figure_text(run, "tokens_per_s") or figure_text(run, "samples_per_s") or units.NA
 
 
 def work(run: Run) -> str:
     """`127 requests`, `1 steady step`."""
-    count, word = (run.summary.requests, "request") if run.serves else (run.summary.steps, "steady step")
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
-def step_time(run: Run) -> str:
-    """The mean: `440 ms`."""
-    found = run.summary.step_time_s
-    return units.duration(found.mean).strip() if found else units.NA
-
-
-def utilization(run: Run, name: str, with_peak: bool = True) -> str:
-    """`MFU 31 % of datasheet bf16`; empty where the figure is not known. `name`: MFU or MBU."""
-    summary = run.summary
-    ratio, source = (summary.mfu_ratio, summary.mfu_peak_source) if name == "MFU" else (summary.mbu_ratio, summary.mbu_peak_source)
-    if ratio is None:
-        return ""
-    return f"{name} {units.precise_percent(ratio)}" + (f" of {source}" if with_peak and source else "")
-
-
-def costs(tokens_per_j: float | None, cost_per_million_tokens: float | None) -> list[str]:
-    """`41.4 tokens/J` and `0.21 per million tokens`, as far as each is known."""
-    found = [f"{units.plain(tokens_per_j)} tokens/J"] if tokens_per_j is not None else []
-    return found + ([f"cost {units.plain(cost_per_million_tokens)} per million tokens"] if cost_per_million_tokens is not None else [])
+    count, noun = (run.summary.requests, "request") if run.serves else (run.summary.steps, "steady step")
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # --- whether the figures of a serving run can be trusted, in words -------------------------------------------

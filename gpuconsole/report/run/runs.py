@@ -14,7 +14,7 @@ from gpuconsole.model.text import cell_width, clean, cut, visible
 from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.account import account_segments, share_text
-from gpuconsole.report.run.figures import costs, doubtful, step_time, throughput, utilization, validity_report, work
+from gpuconsole.report.run.figures import doubtful, figure_rows, figure_text, throughput, validity_report, work
 from gpuconsole.report.run.serving import latency_report, request_report
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import continues
@@ -195,31 +195,10 @@ def figures(run: Run) -> Report:
     found += request_report(run)
     if summary.step_time_s is not None:
         p50, p99 = units.p50_p99(summary.step_time_s.p50, summary.step_time_s.p99)
-        found.append(labelled("step time", f"mean {step_time(run)}   p50 {p50}   p99 {p99}"))
+        found.append(labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}"))
     if summary.phases_ratio:
         found.append(labelled("request" if run.serves else "step", account_segments(run)))
-    found += latency_report(run)
-    if summary.flops_per_s:
-        found.append(labelled("arithmetic", _and(units.quantity(summary.flops_per_s, "FLOP/s"), utilization(run, "MFU"))))
-    if summary.memory_bytes_per_s:
-        moved = f"{units.quantity(summary.memory_bytes_per_s, 'bytes/s')} must move"
-        found.append(labelled("memory rate", _and(moved, utilization(run, "MBU"))))
-    if summary.loss_first is not None and summary.loss_last is not None:
-        found.append(labelled("loss", f"{summary.loss_first:.3f} -> {summary.loss_last:.3f}"))
-    if summary.memory_peak_bytes:
-        found.append(labelled("memory peak", units.quantity(summary.memory_peak_bytes, "bytes")))
-    if summary.energy_j:
-        per_watt = f"{units.quantity(summary.flops_per_j, 'FLOP/s')}/W" if summary.flops_per_j else ""
-        found.append(labelled("energy", _and(units.quantity(summary.energy_j, "J"), per_watt)))
-    if cost := costs(summary.tokens_per_j, summary.cost_per_million_tokens):
-        found.append(labelled("cost", "   ".join(cost)))
-    if summary.overhead_s_per_step is not None:
-        found.append(labelled("overhead", f"{units.duration(summary.overhead_s_per_step).strip()} per step, measured by the agent itself"))
-    return found
-
-
-def _and(*texts: str) -> str:
-    return "   ".join(filter(None, texts))
+    return [*found, *latency_report(run), *figure_rows(run)]
 
 
 def run_head(run: Run) -> Line:

@@ -6,18 +6,14 @@ import msgspec
 
 from gpuconsole.model import units
 from gpuconsole.model.run import Distribution, Run
-from gpuconsole.model.serving import FORMULAS
+from gpuconsole.model.summary_figures import FIGURES, LATENCIES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Row, Segment, line, row_width
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled
-from gpuconsole.report.run.figures import client_report, costs, starved, utilization
+from gpuconsole.report.run.figures import GAP, client_report, figure_text, in_row, starved, with_unit
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-LATENCIES = (
-    ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"), ("client queue", "client_queue_s"), ("chunk gap", "chunk_gap_s"),
-)  # fmt: skip
-"""The most important rows first. If there is little room, the last rows are omitted."""
 FULL = 0.9
 """From this share of used KV cache on, the figure is marked."""
 
@@ -31,12 +27,12 @@ def request_report(run: Run) -> Report:
     if not run.serves:
         return []
     found: Report = []
-    if summary.requests_per_s is not None:
+    if requests := figure_text(run, "requests_per_s"):
         counts = f"   {summary.requests} answered, {summary.failed_requests} failed"
-        found.append(labelled("requests", [(request_rate(run), "title"), (counts, "alert" if summary.failed_requests else "")]))
+        found.append(labelled("requests", [(requests, "title"), (counts, "alert" if summary.failed_requests else "")]))
     found += [labelled("", f"{count} x {visible(cause)}", "alert", indent=2) for cause, count in summary.failures.items()]
-    if summary.goodput_per_s is not None:
-        found.append(labelled("goodput", f"{goodput(run)} within the objective"))
+    if goodput := figure_text(run, "goodput_per_s"):
+        found.append(labelled("goodput", f"{goodput} within the objective"))
     return found
 
 
@@ -60,29 +56,17 @@ def _fact(name: str, value: float | str) -> str:
 
 def latency_report(run: Run) -> Report:
     """How long the client waited for a CPU; then a table of latencies, each with its formula."""
-    known = [(name, field, getattr(run.summary, field)) for name, field in LATENCIES if getattr(run.summary, field) is not None]
-    if not run.serves or not known:
+    measured = [(figure, times) for figure in LATENCIES if (times := getattr(run.summary, figure.field)) is not None]
+    if not run.serves or not measured:
         return []
     heads = (("mean", 3), ("p50", 0), ("p90", 2), ("p95", 4), ("p99", 0))
     columns = (Column("latency"), *(Column(head, ">", drop=drop) for head, drop in heads), Column("formula", least=16, drop=1))
-    return [*client_report(run), Table(columns, [_latency_cells(name, field, found) for name, field, found in known])]
+    return [*client_report(run), Table(columns, [_latency_cells(figure, times) for figure, times in measured])]
 
 
-def _latency_cells(name: str, field: str, found: Distribution) -> list[Segment]:
-    times = [units.latency(value) if value is not None else "" for value in (found.mean, found.p50, found.p90, found.p95, found.p99)]
-    return [(name, "dim"), *((text, "") for text in times), (FORMULAS[field].partition(": ")[2], "dim")]
-
-
-def request_rate(run: Run) -> str:
-    """`12.4 requests/s`."""
-    found = run.summary.requests_per_s
-    return f"{units.plain(found.mean)} requests/s" if found else units.NA
-
-
-def goodput(run: Run) -> str:
-    """`11.9 requests/s`: requests that meet the objective."""
-    found = run.summary.goodput_per_s
-    return f"{units.plain(found)} requests/s" if found is not None else units.NA
+def _latency_cells(figure: SummaryFigure, times: Distribution) -> list[Segment]:
+    texts = [units.latency(value) if value is not None else "" for value in (times.mean, times.p50, times.p90, times.p95, times.p99)]
+    return [(figure.label, "dim"), *((text, "") for text in texts), (figure.formula, "dim")]
 
 
 # --- on the main screen -------------------------------------------------------------------------------------
@@ -93,24 +77,27 @@ def serving_rows(view: View, run: Run, width: int, room: int) -> list[Row]:
     return [_latencies(run, width), _server(view, run, width)][: max(0, room)]
 
 
+COSTS = ("tokens_per_j", "cost_per_million_tokens")
+
+
 def figures(view: View, run: Run, width: int) -> list[Segment]:
     """Requests per second, goodput and cost."""
-    summary = run.summary
-    if summary.requests_per_s is None:
+    requests, goodput = figure_text(run, "requests_per_s"), run.summary.goodput_per_s
+    if not requests:
         return []
-    words = [request_rate(run)]
-    if summary.goodput_per_s is not None:
-        words.append(f"goodput {goodput(run) if width >= 100 else f'{units.plain(summary.goodput_per_s)}/s'}")
-    words += live_costs(view, run) if width >= 100 else []
-    return [("   ".join(words), "")]
+    texts = [requests]
+    if goodput is not None:
+        texts.append(f"goodput {figure_text(run, 'goodput_per_s') if width >= 100 else f'{units.plain(goodput)}/s'}")
+    texts += live_costs(view, run) if width >= 100 else []
+    return [(GAP.join(texts), "")]
 
 
 def live_costs(view: View, run: Run) -> list[str]:
     """Tokens per joule and cost: of the last interval; after the end of the run, of the whole run."""
-    summary = run.summary
-    if summary.tokens_per_j is not None or summary.cost_per_million_tokens is not None:
-        return costs(summary.tokens_per_j, summary.cost_per_million_tokens)
-    return costs(facts.latest(view, "workload.tokens_per_j"), facts.latest(view, "workload.cost_per_million_tokens"))
+    if whole := [text for field in COSTS if (text := figure_text(run, field))]:
+        return whole
+    present = [(FIGURES[field], facts.latest(view, FIGURES[field].metric)) for field in COSTS]
+    return [with_unit(figure, value) for figure, value in present if value is not None]
 
 
 def _latencies(run: Run, width: int) -> Row:
@@ -118,11 +105,11 @@ def _latencies(run: Run, width: int) -> Row:
     entries: list[Segment] = []
     if starved(run):  # before the figures, because the figures are not reliable
         entries.append((f"client waited for a CPU {units.percent(waited).strip()} of the time", "alert"))
-    for name, field in LATENCIES[:5]:
-        found: Distribution | None = getattr(run.summary, field)
-        p50, p99 = units.p50_p99(found.p50, found.p99) if found is not None else (units.NA, "")
-        entry: list[Segment] = [("   " if entries else "", ""), (f"{name} p50", "dim"), (f" {p50}", "title")]
-        entry += [(f" p99 {p99}", "")] if found is not None else []
+    for figure in LATENCIES[:5]:
+        times: Distribution | None = getattr(run.summary, figure.field)
+        p50, p99 = units.p50_p99(times.p50, times.p99) if times is not None else (units.NA, "")
+        entry: list[Segment] = [(GAP if entries else "", ""), (f"{figure.label} p50", "dim"), (f" {p50}", "title")]
+        entry += [(f" p99 {p99}", "")] if times is not None else []
         if row_width(entries + entry) > width:
             break
         entries += entry
@@ -145,15 +132,15 @@ def _server(view: View, run: Run, width: int) -> Row:
     if failed := run.summary.failed_requests:
         cause = next(iter(run.summary.failures), "") if width >= 100 else ""
         more.append((f"  {failed} failed" + (f": {visible(cause)}" if cause else ""), "alert"))
-    if width < 100 and run.summary.requests_per_s is not None:
-        more.append((f"  {request_rate(run)}", ""))
+    if width < 100 and (requests := figure_text(run, "requests_per_s")):
+        more.append((f"  {requests}", ""))
     if usage is not None:
         more.append((f"  KV cache {units.percent(usage)}", "alert" if usage >= FULL else ""))
     if preemptions is not None:
         more.append((f"  preemptions {units.plain(preemptions)}/s", "alert" if preemptions > 0 else ""))
     if hits is not None:
         more.append((f"  prefix hits {units.percent(hits)}", ""))
-    more += [(f"  {words}", "") for name in ("MFU", "MBU") if (words := utilization(run, name, with_peak=False))]
+    more += [(f"  {text}", "") for field in ("mfu_ratio", "mbu_ratio") if (text := in_row(run, field, with_peak=False))]
     for entry in more:  # whole entries only
         if row_width([*entries, entry]) <= width:
             entries.append(entry)

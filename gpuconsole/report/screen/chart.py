@@ -17,7 +17,7 @@ from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, inner_width, line, line_of, panel, spark
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run import serving
-from gpuconsole.report.run.figures import utilization
+from gpuconsole.report.run.figures import in_row
 from gpuconsole.report.run.serving import live_costs
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -128,7 +128,7 @@ def _figures(view: View, width: int) -> list[Segment]:
         return []
     if run.serves:
         return serving.figures(view, run, width)
-    words = [found] if (found := utilization(run, "MFU", with_peak=width >= 110)) else []
+    words = [found] if (found := in_row(run, "mfu_ratio", with_peak=width >= 110)) else []
     words += live_costs(view, run) if width >= 100 else []
     return [("   ".join(words), "")] if words else []
 

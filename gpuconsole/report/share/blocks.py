@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.figure import Attainable, TimePart
-from gpuconsole.model.run import Distribution, Run, SeriesData
+from gpuconsole.model.run import Run, SeriesData
+from gpuconsole.model.summary_figures import FIGURES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table, labelled
 from gpuconsole.report.run.account import attainable_report, share_text, visible_parts, why_no_share
-from gpuconsole.report.run.figures import costs, step_time, throughput, utilization
+from gpuconsole.report.run.figures import figure_text, throughput
 from gpuconsole.report.run.runs import run_entries
-from gpuconsole.report.run.serving import goodput, request_rate
 from gpuconsole.report.share.document import Band, Bar, Block, Folded, Loss, Mark, Steps, TextBlock, Tile, Tiles, Timeline, Trace, Waterfall
 from gpuconsole.report.share.story import Chain
 
@@ -22,89 +22,68 @@ NO_TRACE = "n/a: the snapshot has no series of the throughput"
 
 # --- the figures of a run ------------------------------------------------------------------------------------
 
-Figure = Callable[[Run], str]
-
-
-def _tail(field: str, share: str) -> Figure:
-    """A percentile of a distribution of times."""
-
-    def figure(run: Run) -> str:
-        times: Distribution | None = getattr(run.summary, field)
-        return units.latency(getattr(times, share)).strip() if times is not None else ""
-
-    return figure
-
-
-FIGURES: tuple[tuple[str, str, Figure], ...] = (
-    ("throughput", "", lambda run: throughput(run) if run.throughput[0] else ""),
-    ("requests", "requests_per_s", lambda run: request_rate(run) if run.summary.requests_per_s else ""),
-    ("goodput", "", lambda run: goodput(run) if run.summary.goodput_per_s is not None else ""),
-    ("step time, mean", "step_time_s", lambda run: step_time(run) if run.summary.step_time_s else ""),
-    ("step time, p50", "step_time_s", _tail("step_time_s", "p50")),
-    ("step time, p99", "step_time_s", _tail("step_time_s", "p99")),
-    *(
-        (f"{name}, {share}", field, _tail(field, share))
-        for name, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
-        for share in ("p50", "p99")
-    ),
-    ("arithmetic", "flops_per_s", lambda run: units.quantity(run.summary.flops_per_s, "FLOP/s") if run.summary.flops_per_s else ""),
-    ("MFU", "mfu_ratio", lambda run: utilization(run, "MFU").removeprefix("MFU ")),
-    ("MBU", "mbu_ratio", lambda run: utilization(run, "MBU").removeprefix("MBU ")),
-    ("attainable", "", share_text),
-    ("memory peak", "", lambda run: units.quantity(run.summary.memory_peak_bytes, "bytes") if run.summary.memory_peak_bytes else ""),
-    ("energy", "energy_j", lambda run: units.quantity(run.summary.energy_j, "J") if run.summary.energy_j else ""),
-    ("tokens per joule", "tokens_per_j", lambda run: "".join(costs(run.summary.tokens_per_j, None))),
-    ("cost", "cost_per_million_tokens", lambda run: "".join(costs(None, run.summary.cost_per_million_tokens))),
-)
-"""The label, the metric that `Run.unavailable` may explain, and the figure as text; empty where it was not measured."""
-ALWAYS = ("throughput", "MFU", "attainable", "energy")
-"""These figures have a row also where they were not measured: n/a with the reason."""
-
 
 def pair_table(runs: Sequence[Run]) -> Table:
-    """Two runs in two columns, or one run in one column."""
+    """Two runs in two columns, or one run in one column. A figure that always has a row is n/a, with the reason, where it was not measured."""
     heads = ["before", "after"] if len(runs) > 1 else [""]
+    labels: dict[str, list[tuple[SummaryFigure, str]]] = {}
+    for figure in FIGURES.values():
+        for share in figure.beside:
+            labels.setdefault(_label(figure, share), []).append((figure, share))
     rows: list[list[Segment]] = []
-    for label, metric, figure in FIGURES:
-        texts = [figure(run) for run in runs]
-        if any(texts) or label in ALWAYS:
-            cells = [
-                (text or f"{units.NA}: {_reason(run, label, metric)}", "" if text else "dim") for text, run in zip(texts, runs, strict=True)
-            ]
-            rows.append([(label, ""), *cells])
+    for label, figures in labels.items():
+        first = figures[0][0]
+        texts = [next(filter(None, (figure_text(run, figure.field, share) for figure, share in figures)), "") for run in runs]
+        rows += _row(label, texts, [_reason(run, first) for run in runs], first.always)
+        if first.field == "mbu_ratio":  # after the shares of the peaks
+            rows += _row("attainable", [share_text(run) for run in runs], [why_no_share(run) for run in runs], True)
     return Table([Column(""), *(Column(head) for head in heads)], rows)
 
 
-def _reason(run: Run, label: str, metric: str) -> str:
-    if label == "attainable":
-        return visible(why_no_share(run))
-    reason = run.unavailable.get(f"workload.{metric}")
-    if reason is None and metric == "energy_j":
+def _label(figure: SummaryFigure, share: str) -> str:
+    return figure.label if len(figure.beside) == 1 else f"{figure.label}, {share}"
+
+
+def _row(label: str, texts: Sequence[str], reasons: Sequence[str], always: bool) -> list[list[Segment]]:
+    """A row; none where no run has the figure."""
+    if not any(texts) and not always:
+        return []
+    cells: list[Segment] = [
+        (text, "") if text else (f"{units.NA}: {visible(reason)}", "dim") for text, reason in zip(texts, reasons, strict=True)
+    ]
+    return [[(label, ""), *cells]]
+
+
+def _reason(run: Run, figure: SummaryFigure) -> str:
+    reason = run.unavailable.get(figure.metric)
+    if reason is None and figure.field == "energy_j":
         reason = run.unavailable.get("workload.tokens_per_j")
-    if reason is None and metric == "mfu_ratio":
+    if reason is None and figure.field == "mfu_ratio":
         reason = "the FLOPs of this model are not known" if run.summary.flops_per_s is None else "the peak of this device is not known"
-    return visible(reason or "not measured in this run")
+    return reason or "not measured in this run"
 
 
 def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
     """The largest figures: the throughput, the time of a step or of a request, the proven gain."""
     first, last = runs[0], runs[-1]
-    several = len(runs) > 1
-    figures = [_tile("throughput", throughput, first, last, several)]
+    several = [first, last] if len(runs) > 1 else [last]
+    shown = [_tile("throughput", [throughput(run) for run in several])]
     if last.serves:
-        figures += [
-            _tile(label, _tail(field, "p99"), first, last, several) for label, field in (("TTFT, p99", "ttft_s"), ("E2E, p99", "e2e_s"))
+        shown += [
+            _tile(_label(FIGURES[field], "p99"), [figure_text(run, field, "p99") for run in several]) for field in ("ttft_s", "e2e_s")
         ]
     elif last.summary.step_time_s is not None:
-        figures.append(_tile("step time, mean", step_time, first, last, several))
+        label = _label(FIGURES["step_time_s"], "mean")
+        shown.append(_tile(label, [figure_text(run, "step_time_s") or units.NA for run in several]))
     if gain is not None:
         interval = f"95 % interval {units.bounds(gain.low, gain.high)}"
-        figures.append(Tile("proven gain", units.speedup(gain.estimate).strip(), note=interval, style="good"))
-    return Tiles([tile for tile in figures if tile.value])
+        shown.append(Tile("proven gain", units.speedup(gain.estimate).strip(), note=interval, style="good"))
+    return Tiles([tile for tile in shown if tile.value])
 
 
-def _tile(label: str, figure: Figure, first: Run, last: Run, several: bool) -> Tile:
-    return Tile(label, figure(last), figure(first) if several else "")
+def _tile(label: str, texts: Sequence[str]) -> Tile:
+    """`texts`: the figure of the first and of the last run, or of one run."""
+    return Tile(label, texts[-1], texts[0] if len(texts) > 1 else "")
 
 
 # --- where a step goes --------------------------------------------------------------------------------------
@@ -118,9 +97,9 @@ def step_bars(runs: Sequence[tuple[str, Run]]) -> Steps:
         times = run.summary.e2e_s if serves else run.summary.step_time_s
         if parts := visible_parts(run.summary.phases_ratio):
             bars.append(Bar(label, parts, times.mean if times else None))
-    what = "request" if serves else "step"
-    missing = "" if bars else f"{units.NA}: the parts of a {what} were not measured"
-    return Steps(bars, f"where a {what} goes", missing)
+    work = "request" if serves else "step"
+    missing = "" if bars else f"{units.NA}: the parts of a {work} were not measured"
+    return Steps(bars, f"where a {work} goes", missing)
 
 
 # --- throughput over time ------------------------------------------------------------------------------------

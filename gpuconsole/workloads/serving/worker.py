@@ -27,7 +27,8 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
-from gpuconsole.model.serving import FORMULAS, ServerFacts
+from gpuconsole.model.serving import ServerFacts
+from gpuconsole.model.summary_figures import LATENCIES
 from gpuconsole.wire.channel import ChildChannel, end_others_in_group, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -196,7 +197,8 @@ class ServingWorker:
             if chosen and name not in self._noted and not isinstance(server, RemoteServer):
                 self._noted.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
-        notes = {**FORMULAS, **{NO_EFFECT + name: why for name, why in idle.items()}}
+        notes = {figure.field: f"{figure.label}: {figure.formula}" for figure in LATENCIES}
+        notes |= {NO_EFFECT + name: why for name, why in idle.items()}
         self._channel.send(Started(now(), knobs, server.facts, notes))
 
     async def _watch(self, server: ModelServer) -> None:

@@ -12,7 +12,9 @@ from gpuconsole.experiments.baselines import BaselineError, baselines_folder, re
 from gpuconsole.model import units
 from gpuconsole.model.baseline import Baseline, BaselineRun
 from gpuconsole.model.knobs.knob import show
+from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.text import visible
+from gpuconsole.report.run.figures import with_unit
 
 EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --save-baseline       keep a run (on the screen: key b)
@@ -65,12 +67,8 @@ def visible_lines(baseline: Baseline) -> str:
 
 def _run_line(run: BaselineRun, unit: str) -> str:
     figures = [units.quantity(run.rate, unit), f"{len(run.rates)} blocks"]
-    if run.step_time_s is not None:
-        figures.append(f"step {units.quantity(run.step_time_s, 's')}")
-    if run.mfu_ratio is not None:
-        figures.append(f"MFU {units.precise_percent(run.mfu_ratio)}")
-    if run.memory_peak_bytes is not None:
-        figures.append(f"memory {units.quantity(run.memory_peak_bytes, 'bytes')}")
+    kept = [(figure, getattr(run, figure.field)) for figure in FIGURES.values() if figure.short]
+    figures += [f"{figure.short} {with_unit(figure, value)}" for figure, value in kept if value is not None]
     if run.energy_per_token_j is not None:
         figures.append(units.quantity(run.energy_per_token_j, "J/token"))
     if run.others_ratio is not None:
