@@ -42,7 +42,7 @@ def compare(
     metrics = [_of_series(key, old[key], new[key], bool(work or (steps and "step_time_s" in key))) for key in old if key in new]
     invalid = any(run.validity is not None and run.validity.verdict == "invalid" for run in (before, after))
     if invalid:
-        metrics = [None if one is None else msgspec.structs.replace(one, verdict="not judged", why_not=INVALID) for one in metrics]
+        metrics = [None if metric is None else msgspec.structs.replace(metric, verdict="not judged", why_not=INVALID) for metric in metrics]
     singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
     metrics += [_of_figures(name, singles[name], others[name]) for name in singles if name in others]
     return Comparison(
@@ -54,7 +54,7 @@ def compare(
         same_run=_same(before, after),
         unlike=work + _platform(before, after, environments),
         other_steps=steps,
-        metrics=sorted((one for one in metrics if one is not None), key=lambda one: (_place(one.metric), one.metric)),
+        metrics=sorted((metric for metric in metrics if metric is not None), key=lambda metric: (_place(metric.metric), metric.metric)),
         only_before=sorted((old.keys() - new.keys()) | (singles.keys() - others.keys())),
         only_after=sorted((new.keys() - old.keys()) | (others.keys() - singles.keys())),
     )
@@ -70,7 +70,7 @@ def _same(before: Run, after: Run) -> bool:
 def _knobs(before: Run, after: Run, names: Iterable[str]) -> list[Difference]:
     """Those of the knobs `names` that differ."""
     pairs = ((name, *(show(run.knobs[name]) if name in run.knobs else NA for run in (before, after))) for name in dict.fromkeys(names))
-    return [Difference(name, one, other) for name, one, other in pairs if one != other]
+    return [Difference(name, old, new) for name, old, new in pairs if old != new]
 
 
 def _work(before: Run, after: Run) -> list[Difference]:
@@ -116,9 +116,9 @@ def _commands(before: Run, after: Run) -> list[Difference]:
 def _environment(before: Environment, after: Environment) -> list[Difference]:
     """The differences in machine and software; the devices come last."""
     parts = [(name, getattr(before, name), getattr(after, name)) for name in OF_THE_MACHINE]
-    there, here = (", ".join(device.name for device in one.devices) for one in (before, after))
+    there, here = (", ".join(device.name for device in side.devices) for side in (before, after))
     parts.append(("devices", there, here))
-    return [Difference(name, _words(one), _words(other)) for name, one, other in parts if one != other]
+    return [Difference(name, _words(old), _words(new)) for name, old, new in parts if old != new]
 
 
 def _words(value: object) -> str:
@@ -127,7 +127,7 @@ def _words(value: object) -> str:
 
 def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[float]]]:
     """The values of each metric in the steady part of the run, outside of its trials. Metrics of the run's device have no device name."""
-    tried = [(one.begun_s, one.ended_s) for one in trials if one.baseline_run == run.id]
+    tried = [(trial.begun_s, trial.ended_s) for trial in trials if trial.baseline_run == run.id]
     windows = [(begun, ended) for begun, ended in tried if begun is not None and ended is not None]
     since = run.begun_s + (run.steady_from_s or 0.0) if run.begun_s is not None else -math.inf
     for key, data in run.series.items():
@@ -160,12 +160,12 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
 def _of_series(key: str, before: Sequence[float], after: Sequence[float], other_work: bool) -> MetricChange | None:
     name = key.partition(" ")[0]
     means = sum(before) / len(before), sum(after) / len(after)
-    found = rate_change(after, [before]) if min(*before, *after) > 0 else None
+    change = rate_change(after, [before]) if min(*before, *after) > 0 else None
     few = min(len(before), len(after)) < MIN_BLOCKS
-    why_not = "" if found else FEW_POINTS if few else "some values are 0"
-    if found is None and means == (0.0, 0.0):
+    why_not = "" if change else FEW_POINTS if few else "some values are 0"
+    if change is None and means == (0.0, 0.0):
         return None
-    return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, found, other_work), found, why_not)
+    return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, change, other_work), change, why_not)
 
 
 def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
@@ -175,12 +175,12 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
     return MetricChange(key, FIGURES[name].unit, before, after, "not judged", None, ONE_FIGURE)
 
 
-def _verdict(name: str, found: RateChange | None, other_work: bool) -> ComparisonVerdict:
+def _verdict(name: str, change: RateChange | None, other_work: bool) -> ComparisonVerdict:
     """The verdict. Whole interval beyond 2 %: better or worse (higher or lower if neither direction is better, or the work differs). Whole
     interval within 5 %: same."""
-    if found is None:
+    if change is None:
         return "not judged"
-    low, high = math.log1p(found.low), math.log1p(found.high)
+    low, high = math.log1p(change.low), math.log1p(change.high)
     if low > MINIMUM_EFFECT or high < -MINIMUM_EFFECT:
         up = low > MINIMUM_EFFECT
         better = "" if other_work else _better(name)

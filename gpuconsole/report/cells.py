@@ -225,11 +225,11 @@ def plain(text: str, style: str) -> str:
 
 def ansi(text: str, style: str) -> str:
     """The text in the colour of `style`. Blanks around the text stay plain."""
-    words = text.strip(" ")
-    if style not in SGR or not words:
+    shown = text.strip(" ")
+    if style not in SGR or not shown:
         return text
-    before, _, after = text.partition(words)
-    return f"{before}\x1b[{SGR[style]}m{words}\x1b[m{after}"
+    before, _, after = text.partition(shown)
+    return f"{before}\x1b[{SGR[style]}m{shown}\x1b[m{after}"
 
 
 def shorter(change: str, width: int) -> str:

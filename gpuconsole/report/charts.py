@@ -50,11 +50,11 @@ def step_times(seconds: Sequence[float], width: int, height: int, what: str = "s
 
 def round_ticks(low: float, high: float, count: int, steps: Sequence[float] = ()) -> list[float]:
     """About `count` round numbers between `low` and `high`. `steps` are tried first: for seconds, 15 and 30 are round."""
-    wanted = max(high - low, 1e-12) / max(1, count)
-    step = next((one for one in steps if one >= wanted), 0.0)
+    least = max(high - low, 1e-12) / max(1, count)
+    step = next((factor for factor in steps if factor >= least), 0.0)
     if not step:
-        power = 10.0 ** math.floor(math.log10(wanted))
-        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * 0.999)
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -11,120 +11,126 @@ from gpuconsole.report.parts import Column, Report, Table, labelled, text
 SAME_RUN = "both are the same run of the same session: no two measurements are compared. FILE#1 and FILE#2 name two runs of a session"
 
 
-def comparison_report(found: Comparison, everything: bool) -> Report:
+def comparison_report(comparison: Comparison, everything: bool) -> Report:
     """The differences in the environment of the runs, then a table of metrics. `everything`: also unchanged metrics."""
-    report = difference_report(found)
-    if found.same_run and not everything:
+    report = difference_report(comparison)
+    if comparison.same_run and not everything:
         return report
-    table = metric_table(found, everything)
+    table = metric_table(comparison, everything)
     report += [table] if table.rows else []
     if not everything and any(verdict[0] == "not judged" for *_, verdict, _ in table.rows):
         report.append(
             text("not judged: no interval, because of single figures, few points or values of 0; --all shows which", "dim", indent=2)
         )
-    if hidden := len(found.metrics) - len(table.rows):
-        what = "metric is" if hidden == 1 else "metrics are"
-        report.append(text(f"{hidden} more {what} the same, undecided or single figures: --all shows them", "dim", indent=2))
-    for words, names in (("only before", found.only_before), ("only after", found.only_after)):
+    if hidden := len(comparison.metrics) - len(table.rows):
+        noun = "metric is" if hidden == 1 else "metrics are"
+        report.append(text(f"{hidden} more {noun} the same, undecided or single figures: --all shows them", "dim", indent=2))
+    for side, names in (("only before", comparison.only_before), ("only after", comparison.only_after)):
         if names and everything:
-            report.append(labelled(words, visible(", ".join(names))))
+            report.append(labelled(side, visible(", ".join(names))))
     return report
 
 
-def difference_report(found: Comparison) -> Report:
+def difference_report(comparison: Comparison) -> Report:
     """The two runs, the doubts about them, and the differences of their environments and knobs."""
-    report: Report = [labelled("before", visible(found.before), column=12), labelled("after", visible(found.after), column=12)]
-    report += [labelled("differs", visible(difference(one)), "alert", column=12) for one in found.unlike]
-    if line := caution(found):
+    report: Report = [labelled("before", visible(comparison.before), column=12), labelled("after", visible(comparison.after), column=12)]
+    report += [labelled("differs", visible(difference(changed)), "alert", column=12) for changed in comparison.unlike]
+    if line := caution(comparison):
         report.append(labelled("caution", visible(line), "alert", column=12))
-    report += [labelled("doubt", visible(line), "alert", column=12) for line in found.doubts]
-    if found.same_run:
+    report += [labelled("doubt", visible(line), "alert", column=12) for line in comparison.doubts]
+    if comparison.same_run:
         return report
-    report += [*_environment(found), *_knobs(found.knobs)]
-    if line := step_caution(found):
+    report += [*_environment(comparison), *_knobs(comparison.knobs)]
+    if line := step_caution(comparison):
         report.append(labelled("caution", visible(line), "alert", column=12))
     return report
 
 
-def difference(one: Difference) -> str:
+def difference(changed: Difference) -> str:
     """`batch_size 8 -> 16`."""
-    return f"{one.name} {one.before} -> {one.after}"
+    return f"{changed.name} {changed.before} -> {changed.after}"
 
 
-def caution(found: Comparison) -> str:
+def caution(comparison: Comparison) -> str:
     """Why a ratio of the two runs is not the speedup of a change; empty where it is."""
-    if found.same_run:
+    if comparison.same_run:
         return SAME_RUN
-    return f"the runs differ in {_listed(found.unlike)}: their ratio is not the speedup of a change" if found.unlike else ""
+    return f"the runs differ in {_listed(comparison.unlike)}: their ratio is not the speedup of a change" if comparison.unlike else ""
 
 
-def step_caution(found: Comparison) -> str:
+def step_caution(comparison: Comparison) -> str:
     """Why the ratio of two step times is not a speedup; empty where it is, and where the whole comparison has a caution."""
-    if found.unlike or not found.other_steps:
+    if comparison.unlike or not comparison.other_steps:
         return ""
-    return f"{_listed(found.other_steps)}: a step has other work, so compare rates; the ratio of two step times is not a speedup"
+    return f"{_listed(comparison.other_steps)}: a step has other work, so compare rates; the ratio of two step times is not a speedup"
 
 
-def _listed(found: list[Difference]) -> str:
+def _listed(differences: list[Difference]) -> str:
     """`scenario, device and torch`."""
-    names = [one.name for one in found]
+    names = [changed.name for changed in differences]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def metric_table(found: Comparison, everything: bool) -> Table:
+def metric_table(comparison: Comparison, everything: bool) -> Table:
     """A row for each metric. `everything`: also for the metrics that are the same, undecided, or single figures without a difference. The
     throughput always has a row."""
-    main = throughput_of(found)
-    shown = [one for one in found.metrics if everything or one is main or (one.verdict not in ("same", "undecided") and _moved(one))]
+    main = throughput_of(comparison)
+    shown = [
+        metric
+        for metric in comparison.metrics
+        if everything or metric is main or (metric.verdict not in ("same", "undecided") and _moved(metric))
+    ]
     columns = [Column("metric"), Column("before", ">"), Column("after", ">"), Column("change", ">"), Column("verdict"), Column("interval")]
-    return Table(columns, [_cells(one, everything) for one in shown], indent=2)
+    return Table(columns, [_cells(metric, everything) for metric in shown], indent=2)
 
 
-def _cells(one: MetricChange, everything: bool) -> list[Segment]:
-    relative, interval = relative_words(one)
-    values = [quantity(value, one.unit) for value in (one.before, one.after)]
-    return [(words, "") for words in (one.metric, *values, relative, one.verdict, interval or (one.why_not if everything else ""))]
+def _cells(metric: MetricChange, everything: bool) -> list[Segment]:
+    relative, interval = relative_words(metric)
+    values = [quantity(value, metric.unit) for value in (metric.before, metric.after)]
+    return [(cell, "") for cell in (metric.metric, *values, relative, metric.verdict, interval or (metric.why_not if everything else ""))]
 
 
-def relative_words(one: MetricChange) -> tuple[str, str]:
+def relative_words(metric: MetricChange) -> tuple[str, str]:
     """`+41.0 %` and `[+38.0 %, +44.1 %]`, all in one unit; empty where the change or its interval is not known."""
-    if one.relative is None:
+    if metric.relative is None:
         return "", ""
-    if one.change is None:
-        return changes(one.relative)[0], ""
-    relative, low, high = changes(one.relative, one.change.low, one.change.high)
+    if metric.change is None:
+        return changes(metric.relative)[0], ""
+    relative, low, high = changes(metric.relative, metric.change.low, metric.change.high)
     return relative, f"[{low}, {high}]"
 
 
-def throughput_of(found: Comparison) -> MetricChange | None:
+def throughput_of(comparison: Comparison) -> MetricChange | None:
     """The main rate of the two runs (see `Run.throughput`); None where they have none in common."""
-    known = {one.metric: one for one in found.metrics}
-    return known.get("workload.tokens_per_s", known.get("workload.samples_per_s"))
+    metrics = {metric.metric: metric for metric in comparison.metrics}
+    return metrics.get("workload.tokens_per_s", metrics.get("workload.samples_per_s"))
 
 
-def _moved(one: MetricChange) -> bool:
+def _moved(metric: MetricChange) -> bool:
     """Whether the change gets a row. A single figure without an interval must differ by 2 %."""
-    return one.change is not None or one.relative is None or abs(one.relative) >= 0.02
+    return metric.change is not None or metric.relative is None or abs(metric.relative) >= 0.02
 
 
-def _environment(found: Comparison) -> Report:
+def _environment(comparison: Comparison) -> Report:
     """The differences of the environment, without those that have a `differs` line."""
-    if not found.environment:
+    if not comparison.environment:
         return [labelled("environment", "the same", column=12)]
-    above = {"devices" if one.name == "device" else one.name for one in found.unlike}
-    return [labelled("environment", visible(difference(one)), column=12) for one in found.environment if one.name not in above]
+    above = {"devices" if changed.name == "device" else changed.name for changed in comparison.unlike}
+    return [
+        labelled("environment", visible(difference(changed)), column=12) for changed in comparison.environment if changed.name not in above
+    ]
 
 
-def _knobs(found: list[Difference]) -> Report:
+def _knobs(differences: list[Difference]) -> Report:
     """A line for each knob that differs; the knobs of only one run share a line."""
-    if not found:
+    if not differences:
         return [labelled("knobs", "the same", column=12)]
-    both = [one for one in found if NA not in (one.before, one.after)]
-    shown: Report = [labelled("knobs", visible(difference(one)), column=12) for one in both]
-    for words, names in (
-        ("only before", [one.name for one in found if one.after == NA]),
-        ("only after", [one.name for one in found if one.before == NA]),
+    both = [changed for changed in differences if NA not in (changed.before, changed.after)]
+    shown: Report = [labelled("knobs", visible(difference(changed)), column=12) for changed in both]
+    for side, names in (
+        ("only before", [changed.name for changed in differences if changed.after == NA]),
+        ("only after", [changed.name for changed in differences if changed.before == NA]),
     ):
         if names:
-            shown.append(labelled("knobs", visible(f"{words}: {', '.join(names)}"), column=12))
+            shown.append(labelled("knobs", visible(f"{side}: {', '.join(names)}"), column=12))
     return shown

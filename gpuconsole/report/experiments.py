@@ -34,8 +34,8 @@ def predicted(interval: Interval | None) -> str:
 
 def measured(trial: Trial) -> str:
     """`1.52x [1.40, 1.66]`."""
-    found = trial.speedup
-    return units.measured(found.estimate, found.low, found.high) if found else "not measured"
+    speedup = trial.speedup
+    return units.measured(speedup.estimate, speedup.low, speedup.high) if speedup else "not measured"
 
 
 def verdict(trial: Trial) -> str:
@@ -44,10 +44,10 @@ def verdict(trial: Trial) -> str:
         return "on trial"
     if trial.state in ("failed", "cancelled"):
         return trial.state
-    words = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
+    result = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
     if trial.method == "restarts ABBA":  # no side goes on after the trial
-        return words
-    return f"{words}, {'kept' if trial.kept else 'reverted'}"
+        return result
+    return f"{result}, {'kept' if trial.kept else 'reverted'}"
 
 
 # --- before the start ----------------------------------------------------------------------------------------
@@ -58,24 +58,26 @@ def verdict(trial: Trial) -> str:
 
 def trial_report(trial: Trial, before: Knobs | None) -> Report:
     """Every figure of a trial. `before`: the knobs of the run that the trial started from."""
-    found: Report = [Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title"), (_effect(trial), "dim")])]
+    report: Report = [
+        Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title"), (_effect(trial), "dim")])
+    ]
     expected = predicted(trial.predicted)
     if trial.speedup:
         how = f"   ({trial.blocks} blocks, {trial.method}, {trial.clock.replace('_', '-')} clock)"
-        found.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
+        report.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
     loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
     for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
         if cost is not None:
-            words = f"{units.plain(cost.before)} -> {units.plain(cost.after)} ({units.change(cost.cost_ratio)})"
-            found.append(Line([(f"{name} {words}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
+            values = f"{units.plain(cost.before)} -> {units.plain(cost.after)} ({units.change(cost.cost_ratio)})"
+            report.append(Line([(f"{name} {values}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
-        found.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+        report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
     if trial.changes_training:
-        found.append(Line([(CHANGES_TRAINING, "")], indent=2))
+        report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
-        found.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
-    return [*found, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+        report.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
+    return [*report, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
 
 
 def _effect(trial: Trial) -> str:
@@ -192,7 +194,7 @@ def _column(ratio: float, top: float, columns: int) -> int:
 def _ticks(top: float, width: int) -> Row:
     """The figures of the axis: `0.5x`, `1x`, `1.5x`."""
     columns = width - SCALE_LABEL
-    step = next((one for one in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if top / one <= max(2, columns / 10)), 50.0)
+    step = next((size for size in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if top / size <= max(2, columns / 10)), 50.0)
     cells = [" "] * max(0, columns)
     for n in range(int(top / step) + 1):
         label, at = f"{n * step:g}x", _column(n * step, top, columns)
@@ -240,32 +242,34 @@ def attempt_report(made: Certificate) -> Report:
     """The attempts as a tree, and the causes of failed attempts. Attempts after a kept change include that change and are one level deeper."""
     rows = []
     depth = 0
-    for one in made.attempts:
-        trial = one.trial
+    for attempt in made.attempts:
+        trial = attempt.trial
         style = "good" if trial.kept else "" if trial.state == "done" else "alert"
         branch = "  " * depth + ("└─ " if trial.kept else "├─ ")
         expected = units.interval(trial.predicted.low, trial.predicted.high) if trial.predicted else "–"
         rows.append(
             [
-                (branch + describe_changes(trial.changes, one.knobs), style),
-                (one.rule, "dim"),
+                (branch + describe_changes(trial.changes, attempt.knobs), style),
+                (attempt.rule, "dim"),
                 (expected, ""),
                 (measured(trial) if trial.speedup else "–", ""),
                 (verdict(trial), style),
             ]
         )
         depth += trial.kept
-    failed = [one for one in made.attempts if one.trial.error]
-    causes = [text(f"{describe_changes(one.trial.changes, one.knobs)}: {one.trial.error}", "alert", indent=2) for one in failed]
+    failed = [attempt for attempt in made.attempts if attempt.trial.error]
+    causes = [
+        text(f"{describe_changes(attempt.trial.changes, attempt.knobs)}: {attempt.trial.error}", "alert", indent=2) for attempt in failed
+    ]
     return [Table(COLUMNS, rows), *causes]
 
 
-def attempt_line(number: int, one: Attempt) -> str:
+def attempt_line(number: int, attempt: Attempt) -> str:
     """One attempt for a log."""
-    trial = one.trial
+    trial = attempt.trial
     outcome = f"failed: {trial.error}" if trial.state == "failed" and trial.error else verdict(trial)
-    words = (describe_changes(trial.changes, one.knobs), measured(trial), predicted(trial.predicted), outcome, f"({one.rule})")
-    return visible(f"{one.at_s:5.0f} s  {number}. {'   '.join(words)}")
+    columns = (describe_changes(trial.changes, attempt.knobs), measured(trial), predicted(trial.predicted), outcome, f"({attempt.rule})")
+    return visible(f"{attempt.at_s:5.0f} s  {number}. {'   '.join(columns)}")
 
 
 def gain(made: Certificate) -> str:
@@ -279,27 +283,27 @@ def gain(made: Certificate) -> str:
 
 def outcome(made: Certificate) -> Report:
     """Why the session ended, its total gain, and the settings as flags and code."""
-    found: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
+    report: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
     if not made.changed:
-        return [*found, text("No change was kept: the settings are the same as at the start.")]
-    found.append(Line([("Total gain: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
+        return [*report, text("No change was kept: the settings are the same as at the start.")]
+    report.append(Line([("Total gain: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
     if made.command_digest:
-        found += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
+        report += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
     else:
-        found += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
-    code = dict.fromkeys(row for one in made.attempts if one.trial.kept for row in one.code.splitlines())
+        report += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
+    code = dict.fromkeys(row for attempt in made.attempts if attempt.trial.kept for row in attempt.code.splitlines())
     if code:
-        found += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]
-    return found
+        report += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]
+    return report
 
 
 def left_alone_report(made: Certificate) -> Report:
     """The promising changes that were not tried, each with the option that allows it."""
-    found: Report = []
-    for one in made.left_alone:
-        expected = f"   {predicted(one.predicted)}" if one.predicted is not None else ""
-        found.append(text(visible(f"Left alone: {describe_changes(one.changes, made.end)}{expected}: {one.why}."), "wait"))
-    return found
+    report: Report = []
+    for change in made.left_alone:
+        expected = f"   {predicted(change.predicted)}" if change.predicted is not None else ""
+        report.append(text(visible(f"Left alone: {describe_changes(change.changes, made.end)}{expected}: {change.why}."), "wait"))
+    return report
 
 
 def _head(view: View, tuning: Tuning, elapsed_s: float, width: int) -> Row:
@@ -351,7 +355,7 @@ def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]
     mean, best = point.mean, sweep.best
     if mean is None or point.low is None or point.high is None or best is None or not best.mean:
         return [*settings, (units.NA, "dim"), ("", ""), ("", ""), (point.error or "too few repeats", "alert")]
-    low, high = (units.rate(one, 0) for one in (point.low, point.high))
+    low, high = (units.rate(bound, 0) for bound in (point.low, point.high))
     bar = "█" * round(BAR * mean / best.mean)
     style = "good" if point is best else ""
     if point is best:
@@ -369,11 +373,11 @@ def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]
 def scaling_table(runs: list[Run]) -> Table:
     """A row for each number of processes."""
     heads = ("nproc", "throughput", "per process", "efficiency", "step p50", "comm")
-    one = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
-    return Table([Column(head, ">") for head in heads], [[(words, "") for words in _cells(run, one)] for run in runs])
+    single = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
+    return Table([Column(head, ">") for head in heads], [[(cell, "") for cell in _cells(run, single)] for run in runs])
 
 
-def _cells(run: Run, one: Distribution | None) -> list[str]:
+def _cells(run: Run, single: Distribution | None) -> list[str]:
     rate, unit = run.throughput
     nproc = int(run.knobs["nproc"])
     if rate is None:
@@ -386,7 +390,7 @@ def _cells(run: Run, one: Distribution | None) -> list[str]:
         str(nproc),
         units.quantity(rate.p50, unit),
         units.rate(rate.p50 / nproc, 0),
-        units.percent(weak_scaling(one.p50, rate.p50, nproc) if one else None).strip(),
+        units.percent(weak_scaling(single.p50, rate.p50, nproc) if single else None).strip(),
         units.duration(step.p50 if step else None).strip(),
         units.percent(comm).strip(),
     ]

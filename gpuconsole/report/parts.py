@@ -57,17 +57,17 @@ Report = list[Part]
 BLANK = Line(())
 
 
-def text(words: str, style: str = "", indent: int = 0) -> Line:
+def text(sentence: str, style: str = "", indent: int = 0) -> Line:
     """A sentence."""
-    return Line([(words, style)], indent=indent, hang=0)
+    return Line([(sentence, style)], indent=indent, hang=0)
 
 
-def heading(words: str) -> Line:
-    return Line([(words, "heading")])
+def heading(title: str) -> Line:
+    return Line([(title, "heading")])
 
 
-def labelled(label: str, words: str | Sequence[Segment], style: str = "", column: int = 14, indent: int = 0) -> Line:
-    return Line([(words, style)] if isinstance(words, str) else words, label, column, indent=indent)
+def labelled(label: str, content: str | Sequence[Segment], style: str = "", column: int = 14, indent: int = 0) -> Line:
+    return Line([(content, style)] if isinstance(content, str) else content, label, column, indent=indent)
 
 
 # --- for the screen -----------------------------------------------------------------------------------------
@@ -105,23 +105,23 @@ def wrapped(body: Row, width: int, head: Row, column: int) -> list[Row]:
     rows: list[Row] = []
     current, left = list(head), width - row_width(head)
     begun = False
-    for words, style in _words(body):
-        size = cell_width(words)
+    for word, style in _words(body):
+        size = cell_width(word)
         if size > left and begun:
             rows.append(line(width, *current))
             current, left, begun = [(" " * column, "")], width - column, False
-            words = words.lstrip(" ")
-            size = cell_width(words)
+            word = word.lstrip(" ")
+            size = cell_width(word)
         while size > left and left > 0:  # a word longer than a row, such as a path, is split and not cut
-            piece = _first_cells(words, left)
+            piece = _first_cells(word, left)
             rows.append(line(width, *current, (piece, style)))
-            words = words[len(piece) :]
+            word = word[len(piece) :]
             current, left = [(" " * column, "")], width - column
-            size = cell_width(words)
+            size = cell_width(word)
             if not piece:
                 break
-        if words:
-            current.append((words, style))
+        if word:
+            current.append((word, style))
             left -= size
             begun = True
     return [*rows, line(width, *current)]
@@ -139,13 +139,13 @@ def _words(body: Row) -> Iterable[Segment]:
             yield part[start:], style
 
 
-def _first_cells(words: str, width: int) -> str:
+def _first_cells(text: str, width: int) -> str:
     used = 0
-    for n, char in enumerate(words):
+    for n, char in enumerate(text):
         used += cell_width(char)
         if used > width:
-            return words[:n]
-    return words
+            return text[:n]
+    return text
 
 
 def _table_rows(table: Table, width: int) -> list[Row]:
@@ -171,7 +171,7 @@ def _table_rows(table: Table, width: int) -> list[Row]:
 
 
 def _widths(table: Table) -> list[int]:
-    rows = [[clean(words) for words, _ in row] for row in table.rows]
+    rows = [[clean(cell) for cell, _ in row] for row in table.rows]
     heads = [column.head if table.heads else "" for column in table.columns]
     return [max(cell_width(row[n]) for row in [heads, *rows]) for n in range(len(heads))]
 
@@ -181,8 +181,8 @@ def _table_lines(table: Table, kept: list[int], widths: list[int]) -> Iterable[R
     for row in [heads, *table.rows] if table.heads else table.rows:
         cells: Row = [(" " * table.indent, "")] if table.indent else []
         for place, n in enumerate(kept):
-            words, style = row[n]
-            cells += ([(GAP, "")] if place else []) + [(fit(words, widths[n], table.columns[n].align), style)]
+            cell, style = row[n]
+            cells += ([(GAP, "")] if place else []) + [(fit(cell, widths[n], table.columns[n].align), style)]
         yield cells
 
 
@@ -203,4 +203,4 @@ def printed(report: Iterable[Part], indent: int = 0, paint: Paint = plain) -> st
 
 
 def _joined(row: Row, paint: Paint) -> str:
-    return "".join(paint(words, style) for words, style in row)
+    return "".join(paint(text, style) for text, style in row)

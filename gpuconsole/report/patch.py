@@ -104,10 +104,10 @@ def _code(value: Value) -> str:
 def _place(kind: str, facts: JobFacts) -> Site:
     """The site whose call decides. For the HF Trainer: its file; the call is looked for there."""
     of = "loader" if kind == "arguments" else kind
-    found = next((site for site in facts.sites if site.kind == of), None)
-    if found is None:
+    site = next((site for site in facts.sites if site.kind == of), None)
+    if site is None:
         raise NotPatchable("the line is not known")
-    return found
+    return site
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _File:
         if arguments.get("fused") is True and "foreach" in given:
             self.edits.append((self._offset(given["foreach"].lineno, given["foreach"].col_offset), self._end(given["foreach"]), "False"))
         if new:
-            last = max((self._end(one) for one in (*call.args, *given.values())), default=0)
+            last = max((self._end(argument) for argument in (*call.args, *given.values())), default=0)
             start = last or self._end(call) - 1
             self.edits.append((start, start, (", " if last else "") + ", ".join(new)))
 
@@ -193,5 +193,5 @@ def patch_text(patch: Patch, changes: Knobs) -> list[str]:
     if not patch.diff and not patch.lines:
         return []
     shown: Sequence[str] = patch.diff.splitlines()
-    words = ", ".join(f"{name}={show(value)}" for name, value in changes.items())
-    return [f"for your own code ({words}):", *(f"  {line}" for line in shown), *(f"  {line}" for line in patch.lines)]
+    settings = ", ".join(f"{name}={show(value)}" for name, value in changes.items())
+    return [f"for your own code ({settings}):", *(f"  {line}" for line in shown), *(f"  {line}" for line in patch.lines)]

@@ -93,10 +93,10 @@ class WorkCounts:
     def _memory_signals(self, since: float) -> dict[str, Signal]:
         """Growth of the private memory of the process."""
         key = (since, self._growth_until)
-        known = _growth_memo.get(self)
-        if known is None or known[0] != key:
-            known = _growth_memo[self] = (key, self._growth(since))
-        return known[1]
+        memo = _growth_memo.get(self)
+        if memo is None or memo[0] != key:
+            memo = _growth_memo[self] = (key, self._growth(since))
+        return memo[1]
 
     def _growth(self, since: float) -> dict[str, Signal]:
         points = [point for point in self._memory if since <= point[0] <= self._growth_until]

@@ -44,9 +44,9 @@ def reason(view: View, metric: str) -> str:
     device = device_of(view, metric)
     if not metric.startswith("workload.") and (silent := silent_s(view, device)):
         return f"last reading {silent:.0f} s ago"
-    known = view.unavailable.get(series_key(metric, device)) or (view.run.unavailable.get(metric) if view.run else None)
-    if known:
-        return known
+    why = view.unavailable.get(series_key(metric, device)) or (view.run.unavailable.get(metric) if view.run else None)
+    if why:
+        return why
     if device in view.lost:
         return view.lost[device]
     if metric.startswith("workload.") and view.run is not None and view.run.state == "failed":
@@ -65,13 +65,13 @@ def active(view: View) -> bool:
 
 def processes(run: Run | None) -> int:
     """The number of processes of the run: the processes that have joined, or the number in the knobs during the start."""
-    wanted = run.knobs.get("nproc", 1) if run else 1
-    return max(len(run.ranks) if run else 1, wanted if isinstance(wanted, int) else 1)
+    nproc = run.knobs.get("nproc", 1) if run else 1
+    return max(len(run.ranks) if run else 1, nproc if isinstance(nproc, int) else 1)
 
 
 def device(view: View) -> Device:
     """The device that the run uses, or the next run would use."""
-    return next((one for one in view.devices if one.id == view.device), Device(view.device or HOST, "unknown device"))
+    return next((device for device in view.devices if device.id == view.device), Device(view.device or HOST, "unknown device"))
 
 
 def short_name(name: str) -> str:
@@ -103,9 +103,9 @@ def firing(run: Run | None) -> list[Finding]:
 
 def healthy(run: Run | None) -> Finding | None:
     """The finding that calls the run healthy, if all findings that fire are notes."""
-    fires = firing(run)
-    found = [finding for finding in fires if finding.rule.endswith(HEALTHY)]
-    return found[0] if found and all(finding.note for finding in fires) else None
+    firing_findings = firing(run)
+    healthy_findings = [finding for finding in firing_findings if finding.rule.endswith(HEALTHY)]
+    return healthy_findings[0] if healthy_findings and all(finding.note for finding in firing_findings) else None
 
 
 def continues(run: Run, before: Run) -> bool:
@@ -115,12 +115,12 @@ def continues(run: Run, before: Run) -> bool:
 
 def chain(view: View) -> list[Run]:
     """The current run and the runs that it continues, the oldest first."""
-    found: list[Run] = []
+    runs: list[Run] = []
     for run in reversed(view.runs):
-        if found and not continues(found[-1], run):
+        if runs and not continues(runs[-1], run):
             break
-        found.append(run)
-    return found[::-1]
+        runs.append(run)
+    return runs[::-1]
 
 
 def kept_changes(runs: Sequence[Run]) -> Knobs:
@@ -166,8 +166,8 @@ def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
         return whole.speedup.inverse.estimate
     gain = 1.0
     for before, after in itertools.pairwise(runs):
-        kept = (one for one in trials if one.kept and one.baseline_run == before.id and one.changes == after.changes)
-        trial = next(kept, None)
+        kept_trials = (trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == after.changes)
+        trial = next(kept_trials, None)
         if trial is None or trial.speedup is None:
             return None
         gain *= trial.speedup.estimate
@@ -196,7 +196,10 @@ def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
 def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
     """The suggestions that can be tried from here, of all findings that fire, in the order of the screen."""
     return {
-        suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions if can_try(view.run, one)
+        suggestion_id(finding, suggestion): (finding, suggestion)
+        for finding in firing(view.run)
+        for suggestion in finding.suggestions
+        if can_try(view.run, suggestion)
     }
 
 

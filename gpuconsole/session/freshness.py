@@ -24,7 +24,7 @@ def stale_s(state: MachineState) -> float:
 def reported_at(state: MachineState, device: str, reader: str = USUAL) -> float | None:
     """The time of the last report of `reader` about `device`. A report about a GPU counts for its links too, because links are read less often."""
     reported = state.readings.reported
-    times = [reported[one][reader] for one in {device, parent(device)} if reader in reported.get(one, ())]
+    times = [reported[name][reader] for name in {device, parent(device)} if reader in reported.get(name, ())]
     return max(times, default=None)
 
 
@@ -59,11 +59,11 @@ def fresh_value(state: MachineState, key: str, device: str, now: float) -> float
 def fresh_values(state: MachineState, now: float) -> dict[str, dict[str, float]]:
     """All fresh values, by device and metric."""
     readings = state.readings
-    found: dict[str, dict[str, float]] = {}
+    values_of: dict[str, dict[str, float]] = {}
     for device in readings.devices():
         fresh = {reader for reader in readings.reported.get(device, ()) if is_fresh(state, device, now, reader)}
-        found[device] = {metric: value for metric, key, value in readings.values(device) if readings.readers.get(key, USUAL) in fresh}
-    return found
+        values_of[device] = {metric: value for metric, key, value in readings.values(device) if readings.readers.get(key, USUAL) in fresh}
+    return values_of
 
 
 def silent_devices(state: MachineState, now: float) -> dict[str, float]:
@@ -111,4 +111,4 @@ def why_not_fresh(state: MachineState, now: float) -> str:
 def _longest_stuck(state: MachineState, now: float) -> tuple[str, float]:
     t = now + (state.t0 or 0.0)
     stuck = {name: stuck_s(source, t) for name, source in state.sources.items() if source.stuck_s}
-    return max(stuck.items(), key=lambda one: one[1], default=("", -math.inf))
+    return max(stuck.items(), key=lambda source: source[1], default=("", -math.inf))

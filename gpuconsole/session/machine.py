@@ -147,9 +147,9 @@ class MachineState:
         self.last_xid.clear()
         self.links = []
         self.processes, self.processes_missing = [], {}
-        known = {device.id for device in event.devices}
+        listed = {device.id for device in event.devices}
         self.unavailable = {
-            device: reasons for device, reasons in self.unavailable.items() if not device.startswith("gpu") or device in known
+            device: reasons for device, reasons in self.unavailable.items() if not device.startswith("gpu") or device in listed
         }
         self.reasons_version += 1
         self.readings.forget_all("gpu.")
@@ -212,19 +212,19 @@ def devices_used(
         return frozenset((run.device,)), ""
     if run.serves and STARTED_HERE not in run.facts:
         return frozenset(), FOREIGN_SERVER
-    if len({one.host for one in joined}) > 1:
+    if len({rank.host for rank in joined}) > 1:
         return frozenset(), OTHER_MACHINES
-    wanted = max(len(joined), _processes_wanted(run))
-    if wanted == 1:
+    processes = max(len(joined), _processes_wanted(run))
+    if processes == 1:
         return frozenset((run.device,)), ""
-    listed = frozenset(device_of[one.pid] for one in joined if one.pid in device_of)
-    if joined and all(one.pid in device_of for one in joined):
+    listed = frozenset(device_of[rank.pid] for rank in joined if rank.pid in device_of)
+    if joined and all(rank.pid in device_of for rank in joined):
         return listed, ""
     gpus = frozenset(device.id for device in devices if device.is_gpu and not device.is_mig)
-    return (gpus, "") if len(gpus) == wanted else (frozenset(), NOT_KNOWN.format(wanted, len(gpus)))
+    return (gpus, "") if len(gpus) == processes else (frozenset(), NOT_KNOWN.format(processes, len(gpus)))
 
 
 def _processes_wanted(run: Run) -> int:
     name = "tensor_parallel_size" if run.serves else "nproc"
-    wanted = run.knobs.get(name, 1)
-    return wanted if isinstance(wanted, int) else 1
+    processes = run.knobs.get(name, 1)
+    return processes if isinstance(processes, int) else 1

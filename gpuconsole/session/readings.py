@@ -50,14 +50,14 @@ class Readings:
     def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL) -> None:
         """Store the values of a sample. Metrics that are not in the catalogue come from a newer program and are ignored."""
         of_device = self._by_device.setdefault(device, {})
-        known = of_device.get(metric)
-        if known is None:
+        entry = of_device.get(metric)
+        if entry is None:
             if metric not in CATALOGUE:
                 return
             key = series_key(metric, device)
             keep = self._history and CATALOGUE[metric].history
-            known = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None)
-        key, series = known
+            entry = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None)
+        key, series = entry
         if series is not None:
             series.add(at, value)
         self.latest[key] = value
@@ -94,8 +94,8 @@ class Readings:
 
     def forget_gpu(self, device: str) -> None:
         """Delete the present `gpu.*` values of a GPU, of its links and of its slices."""
-        for one in [one for one in self._by_device if one == device or one.startswith(f"{device}/")]:
-            for key, _ in self._by_device[one].values():
+        for name in [name for name in self._by_device if name == device or name.startswith(f"{device}/")]:
+            for key, _ in self._by_device[name].values():
                 if key.startswith("gpu."):
                     self.forget(key)
 

@@ -160,7 +160,7 @@ class RunRecord:
                 for prefix in (NO_EFFECT, FIXED)
                 if name.startswith(prefix)
             }
-            self.run.effects = {name.removeprefix(EFFECT): what for name, what in event.notes.items() if name.startswith(EFFECT)}
+            self.run.effects = {name.removeprefix(EFFECT): effect for name, effect in event.notes.items() if name.startswith(EFFECT)}
         if self.run.state == "starting":
             self.start_s = event.t - self.opened_t
             self.run.state = "running"
@@ -259,15 +259,15 @@ class RunRecord:
         if self.steady_t is None or not self.steps:
             return []
         start = self.steady_t if since_s is None else max(self.steady_t, self.steps[-1].t - since_s)
-        found = list(itertools.takewhile(lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)))
-        found.reverse()
-        return found if self.serving is None else self.serving.outages.answered(found)
+        steps = list(itertools.takewhile(lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)))
+        steps.reverse()
+        return steps if self.serving is None else self.serving.outages.answered(steps)
 
     def summary_steps(self, limit: int | None) -> list[Step]:
         """The steps of a summary: the last `limit` steady steps (None: all), or the last steps while no step is steady."""
-        found = self.steady_steps(limit)
-        if found or self.steady_t is not None:
-            return found
+        steady = self.steady_steps(limit)
+        if steady or self.steady_t is not None:
+            return steady
         last = list(self.steps)[-(limit or MAX_STEPS) :]
         return last if self.serving is None else self.serving.outages.answered(last)
 

@@ -264,12 +264,12 @@ class SegmentFold:
 
 def _before_saves(codes: list[int]) -> set[int]:
     """Gaps that lead up to a save, or lie between two saves: what is saved is gathered there."""
-    found, ahead = set(), False
+    gaps, ahead = set(), False
     for i in range(len(codes) - 1, -1, -1):
         if codes[i] == SAVE:
             ahead = True
         elif codes[i] in MARKS or codes[i] >= LOADER:
             ahead = False
         elif codes[i] == GAP and ahead:
-            found.add(i)
-    return found
+            gaps.add(i)
+    return gaps

@@ -71,13 +71,13 @@ class Outages:
             self._all[-1] = Outage(now.begun, None, event.down) if event.down else Outage(now.begun, event.t, now.why)
 
     def copied(self) -> Outages:
-        other = Outages()
-        other._all, other._until = self._all.copy(), self._until
-        return other
+        copied = Outages()
+        copied._all, copied._until = self._all.copy(), self._until
+        return copied
 
     def overlap_s(self, begun: float, ended: float) -> float:
         """The seconds between `begun` and `ended` in which the server did not answer."""
-        parts = (min(ended, one.ended if one.ended is not None else ended) - max(begun, one.begun) for one in self._all)
+        parts = (min(ended, outage.ended if outage.ended is not None else ended) - max(begun, outage.begun) for outage in self._all)
         return sum(part for part in parts if part > 0)
 
     def total_s(self, since: float) -> float:
@@ -90,7 +90,7 @@ class Outages:
 
     def count(self, since: float) -> int:
         """The outages that end after `since`, or last."""
-        return sum(one.ended is None or one.ended > since for one in self._all)
+        return sum(outage.ended is None or outage.ended > since for outage in self._all)
 
     def answered(self, ticks: Sequence[Step]) -> list[Step]:
         """The ticks in which the server answered all the time."""
@@ -128,11 +128,11 @@ class ServingRecord:
 
     def copied(self) -> ServingRecord:
         """A copy of the present record; later messages do not change the copy."""
-        other = copy.copy(self)
-        other.requests, other.states, other.load = self.requests.copy(), self.states.copy(), self.load.copy()
-        other.failures, other._probes = self.failures.copy(), list(self._probes)
-        other.uncounted, other.outages, other._restarts = self.uncounted.copy(), self.outages.copied(), self._restarts.copy()
-        return other
+        copied = copy.copy(self)
+        copied.requests, copied.states, copied.load = self.requests.copy(), self.states.copy(), self.load.copy()
+        copied.failures, copied._probes = self.failures.copy(), list(self._probes)
+        copied.uncounted, copied.outages, copied._restarts = self.uncounted.copy(), self.outages.copied(), self._restarts.copy()
+        return copied
 
     def add_requests(self, event: Requests) -> None:
         counted = self.counted(event)
@@ -167,14 +167,14 @@ class ServingRecord:
 
     def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
         """Requests that ended after `since`, oldest first. If they have more than `most_gaps` gaps, only the newest requests."""
-        found: list[Request] = []
+        newest: list[Request] = []
         gaps = 0
         for request in reversed(self.requests):
             gaps += len(request.gaps)
-            if request.t < since or (gaps > most_gaps and found):
+            if request.t < since or (gaps > most_gaps and newest):
                 break
-            found.append(request)
-        return found[::-1]
+            newest.append(request)
+        return newest[::-1]
 
     def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
         """The summary over the steady `ticks`. A live summary uses only the last LIVE_REQUESTS requests and the last LIVE_GAPS gaps."""
@@ -196,7 +196,7 @@ class ServingRecord:
     def runq_ratio(self, since: float) -> float | None:
         """The share of the time after `since` in which the load generator was ready to run and waited for a CPU; None where it is not known."""
         waited = wall = 0.0
-        for before, after in itertools.pairwise(one for one in self.load if one.t >= since and one.runq_s is not None):
+        for before, after in itertools.pairwise(tick for tick in self.load if tick.t >= since and tick.runq_s is not None):
             if self.is_own(before.t) and self.is_own(after.t):
                 waited += (after.runq_s or 0.0) - (before.runq_s or 0.0)
                 wall += after.t - before.t
@@ -237,62 +237,64 @@ class ServingRecord:
         return _client_signals(self, since, knobs) | self._server_signals(since, knobs, facts)
 
     def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
-        states = [one for one in self.states if one.t >= since and self.is_own(one.t)]
+        states = [state for state in self.states if state.t >= since and self.is_own(state.t)]
         if len(states) < 2:
             return {}
-        found: dict[str, Signal] = {}
+        signals: dict[str, Signal] = {}
         for name, unit in (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio")):
-            values = [one.gauges[name] for one in states if name in one.gauges]
+            values = [state.gauges[name] for state in states if name in state.gauges]
             if values:
-                found[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
-        busy = [one.gauges["frontend_cpu_ratio"] for one in states if "frontend_cpu_ratio" in one.gauges]
+                signals[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
+        busy = [state.gauges["frontend_cpu_ratio"] for state in states if "frontend_cpu_ratio" in state.gauges]
         if busy:
-            found["server.frontend_cpu_ratio"] = Signal(
+            signals["server.frontend_cpu_ratio"] = Signal(
                 statistics.fmean(busy), "ratio", f"/proc of the process that answers, n={len(busy)}"
             )
-        usage = [one.gauges["kv_cache_usage_ratio"] for one in states if "kv_cache_usage_ratio" in one.gauges]
+        usage = [state.gauges["kv_cache_usage_ratio"] for state in states if "kv_cache_usage_ratio" in state.gauges]
         if usage:
-            found["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
+            signals["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
             full = sum(value >= FULL_KV for value in usage) / len(usage)
-            found["server.kv_cache_full_ratio"] = Signal(
+            signals["server.kv_cache_full_ratio"] = Signal(
                 full, "ratio", f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
             )
-        running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
+        running = [state.gauges["requests_running"] for state in states if "requests_running" in state.gauges]
         if running and "max_num_seqs" in facts:  # the sequence slots of a server that was not started here are not known
             seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # a live change may have lowered the limit
             share = sum(value >= seats for value in running) / len(running)
-            found["server.seats_taken_ratio"] = Signal(
+            signals["server.seats_taken_ratio"] = Signal(
                 share, "ratio", f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
             )
         deltas, wall = self._gained(since)
         for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
             if name in deltas and wall > 0:
-                found[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
+                signals[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
         if deltas.get("requests") and "preemptions" in deltas:
-            found["server.preemptions_per_request"] = Signal(deltas["preemptions"] / deltas["requests"], "", f"{SERVER}, over {wall:.0f} s")
+            signals["server.preemptions_per_request"] = Signal(
+                deltas["preemptions"] / deltas["requests"], "", f"{SERVER}, over {wall:.0f} s"
+            )
         elif deltas.get("preemptions"):
-            found["server.preemptions_per_request"] = Signal(deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s")
+            signals["server.preemptions_per_request"] = Signal(deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s")
         if deltas.get("prefix_queries"):
             hits = deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"]
-            found["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
+            signals["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
         for name, value in self.means(since).items():
             unit = "tokens" if name == "iteration_tokens" else "s"
-            found[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
+            signals[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
         for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s", "frontend_processes"):
             if name in facts:
                 unit = UNITS.get(name, "B")
-                found[f"server.{name}"] = Signal(
+                signals[f"server.{name}"] = Signal(
                     facts[name], unit, "the server" + (", layers of the model's shape for one row, measured there" if unit == "B/s" else "")
                 )
-        return found
+        return signals
 
     def _gained(self, since: float) -> tuple[dict[str, float], float]:
         """The increase of each total of the server since the last state before `since`, and the seconds of this increase. Times of other loads and
         outages are excluded."""
-        before = sum(1 for _ in itertools.takewhile(lambda one: one.t < since, self.states))
-        found: Counter[str] = Counter()
+        before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, self.states))
+        gains: Counter[str] = Counter()
         wall = 0.0
-        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda one: self.is_own(one.t)):
+        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda state: self.is_own(state.t)):
             states = list(stretch)
             if not own:
                 continue
@@ -300,11 +302,11 @@ class ServingRecord:
             first = states[0]
             for earlier, later in itertools.pairwise(states):
                 if later.t in self._restarts:  # the counters began at 0, as in Prometheus' rate()
-                    found.update(_increase(first, earlier))
-                    found.update(later.totals)
+                    gains.update(_increase(first, earlier))
+                    gains.update(later.totals)
                     first = later
-            found.update(_increase(first, states[-1]))
-        return dict(found), wall
+            gains.update(_increase(first, states[-1]))
+        return dict(gains), wall
 
     def is_own(self, t: float) -> bool:
         """Whether the load at `t` is the load of the run, not of a probe or a trial."""
@@ -319,26 +321,26 @@ def _increase(before: ServerState, after: ServerState) -> dict[str, float]:
 def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[str, Signal]:
     """The signals about the load generator and its requests."""
     requests = [request for request in record.recent(since) if not request.error]
-    load = [one for one in record.load if one.t >= since and record.is_own(one.t)]
-    found: dict[str, Signal] = {}
+    load = [tick for tick in record.load if tick.t >= since and record.is_own(tick.t)]
+    signals: dict[str, Signal] = {}
     if len(load) > 1:
         wall = load[-1].t - load[0].t
-        found["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
-        late = sorted(one.lateness_s for one in load)
-        found["client.lateness_s"] = Signal(percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks")
+        signals["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
+        late = sorted(tick.lateness_s for tick in load)
+        signals["client.lateness_s"] = Signal(percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks")
         if (waited := record.runq_ratio(since)) is not None:
-            found["client.runq_ratio"] = Signal(waited, "ratio", f"{CLIENT}, /proc/self/schedstat: time in the run queue over wall time")
-        found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
+            signals["client.runq_ratio"] = Signal(waited, "ratio", f"{CLIENT}, /proc/self/schedstat: time in the run queue over wall time")
+        signals["client.active"] = Signal(statistics.fmean(tick.active for tick in load), "requests", f"{CLIENT}, on their way")
     rate = float(knobs["request_rate"])
-    found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
-    shared = next((one.shared_prefix_ratio for one in reversed(load) if one.shared_prefix_ratio is not None), None)
+    signals["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
+    shared = next((tick.shared_prefix_ratio for tick in reversed(load) if tick.shared_prefix_ratio is not None), None)
     if shared is not None:
-        found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
+        signals["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
     all_recent = record.recent(since)
     if all_recent:
-        found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
+        signals["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
     if not requests:
-        return found
+        return signals
     n = f"{CLIENT}, n={len(requests)}"
     for name, values in (
         ("ttft", [r.ttft_s for r in requests if r.ttft_s is not None]),
@@ -347,13 +349,13 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
     ):
         if values:
             ordered = sorted(values)
-            found[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
-            found[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
+            signals[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
+            signals[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
     gaps = sorted(gap for request in requests for gap in request.gaps)
     if gaps:
-        found["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
-        found["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
-        found["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
-    found["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
-    found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
-    return found
+        signals["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
+        signals["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
+        signals["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
+    signals["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
+    signals["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
+    return signals

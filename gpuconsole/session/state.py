@@ -82,8 +82,8 @@ class SessionState(MachineState):
         used, _ = devices_used(record.run, record.ranks.joined, record.device_of, self.devices)
         now = self.session_time(self.now)
         powers = [fresh_value(self, series_key("gpu.power_w", device), device, now) for device in used]
-        known = [power for power in powers if power is not None]
-        return sum(known) if known and len(known) == len(powers) else None
+        measured = [power for power in powers if power is not None]
+        return sum(measured) if measured and len(measured) == len(powers) else None
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class SessionState(MachineState):
     def timed_trials(self) -> list[Trial]:
         """The trials, each with the session times at which it began and was last reported."""
         times = {name: [self.session_time(t) for t in pair] for name, pair in self.trial_times.items()}
-        return [msgspec.structs.replace(one, begun_s=times[name][0], ended_s=times[name][1]) for name, one in self.trials.items()]
+        return [msgspec.structs.replace(trial, begun_s=times[name][0], ended_s=times[name][1]) for name, trial in self.trials.items()]
 
     def _conclude(self, event: Found | Compared) -> None:
         """Apply a conclusion of the console about a run. The run may have ended before."""
@@ -168,8 +168,8 @@ class SessionState(MachineState):
         """The id of the device of a user's own job; empty where it is not known."""
         if job.device == "cpu":
             return "cpu"
-        found = (one.id for one in self.devices if job.device_uuid and one.uuid.partition("-")[2] == job.device_uuid)
-        return next(found, "")
+        matching = (device.id for device in self.devices if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid)
+        return next(matching, "")
 
     def _apply_to_run(self, record: RunRecord, event: AnyEvent) -> None:
         """Apply an event of the worker or of the sampler to the current run."""
@@ -179,7 +179,7 @@ class SessionState(MachineState):
         device, serving = record.run.device, record.serving
         match event:
             case Sample() if "gpu.energy_j" in event.values:
-                uuid = next((one.uuid for one in self.devices if one.id == event.device), "")
+                uuid = next((listed.uuid for listed in self.devices if listed.id == event.device), "")
                 record.add_energy(event.device, uuid, event.values["gpu.energy_j"])
             case Progress():
                 self.stage, self.stage_detail = event.stage, event.detail

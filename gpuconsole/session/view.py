@@ -119,13 +119,13 @@ def _not_fresh(state: SessionState, record: RunRecord | None, now: float) -> dic
 
 def reasons(state: MachineState) -> dict[str, str]:
     """The reasons for missing series, by key."""
-    known = _reasons.get(state)
-    if known is None or known[0] != state.reasons_version:
-        found = {series_key(metric, device): reason for device, metrics in state.unavailable.items() for metric, reason in metrics.items()}
+    memo = _reasons.get(state)
+    if memo is None or memo[0] != state.reasons_version:
+        by_key = {series_key(metric, device): reason for device, metrics in state.unavailable.items() for metric, reason in metrics.items()}
         for device, reason in state.lost.items():
-            found |= {series_key(metric, device): f"device lost: {reason}" for metric in CATALOGUE if metric.startswith("gpu.")}
-        known = _reasons[state] = (state.reasons_version, found)
-    return known[1]
+            by_key |= {series_key(metric, device): f"device lost: {reason}" for metric in CATALOGUE if metric.startswith("gpu.")}
+        memo = _reasons[state] = (state.reasons_version, by_key)
+    return memo[1]
 
 
 def bucketed(state: SessionState, key: str, now: float, columns: int, seconds: float) -> list[float | None]:
@@ -219,13 +219,13 @@ def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
     start = state.session_time(record.opened_t)
     end = state.session_time(record.closed_t if record.closed_t is not None else now)
     series = {}
-    for key, one in readings.series.items():
-        times, values = one.points()
+    for key, history in readings.series.items():
+        times, values = history.points()
         inside = [(t, v) for t, v in zip(times, values, strict=True) if start <= t <= end]
         if inside:
             stride = max(1, -(-len(inside) // SERIES_POINTS))
             kept = inside[::stride]
-            source = readings.substitutes.get(key, one.source)
+            source = readings.substitutes.get(key, history.source)
             series[key] = SeriesData([round(t, 3) for t, _ in kept], [v for _, v in kept], source)
     for key, value in readings.latest.items():  # the present value is all that is known of metrics without a history
         at = readings.sampled[key]

@@ -69,13 +69,13 @@ def rows_below(run: Run) -> int:
 
 def _head(view: View, run: Run) -> Segment:
     """`step 146 ms `: the time that the bar shows."""
-    words = "request" if run.serves else "step"
+    head = "request" if run.serves else "step"
     if view.down:
-        words = "request before the outage"
+        head = "request before the outage"
     elif len(run.ranks) > 1 and (leader := next((rank.rank for rank in run.ranks if rank.leads), None)) is not None:
-        words = f"step of rank {leader}:"
+        head = f"step of rank {leader}:"
     seconds = _step_s(run)
-    return (f"{words} {units.duration(seconds).strip()} " if seconds is not None else f"{words} ", "title")
+    return (f"{head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ", "title")
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
@@ -85,12 +85,12 @@ def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
 
 def account_segments(run: Run) -> list[Segment]:
     """The parts in one row, the largest first: `data_wait 41 % 180 ms   forward 18 % 79.0 ms`."""
-    found: list[Segment] = []
+    segments: list[Segment] = []
     step_s = _step_s(run)
     for name, ratio in sorted(visible_parts(run.summary.phases_ratio), key=lambda part: -part[1]):
-        found += [("   " if found else "", ""), (f"{name} ", ""), (units.percent(ratio).strip(), "title")]
-        found += [(f" {units.duration(ratio * step_s).strip()}", "dim")] if step_s is not None else []
-    return found
+        segments += [("   " if segments else "", ""), (f"{name} ", ""), (units.percent(ratio).strip(), "title")]
+        segments += [(f" {units.duration(ratio * step_s).strip()}", "dim")] if step_s is not None else []
+    return segments
 
 
 def columns_of(parts: list[tuple[str, float]], width: int) -> list[int]:

@@ -44,8 +44,8 @@ def suggestion_at(view: View, selected: str, width: int, height: int, boxed: boo
     if height <= 0:
         return ""
     body, owners = _body(view, selected, width, height, boxed)
-    found = owners[y - 1] if 0 < y <= len(body) else ""
-    return found if found in facts.suggestions(view) else ""
+    owner = owners[y - 1] if 0 < y <= len(body) else ""
+    return owner if owner in facts.suggestions(view) else ""
 
 
 def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tuple[list[Row], list[str]]:
@@ -91,8 +91,8 @@ def _status(view: View) -> list[Segment]:
     if run is None or not run.findings:
         return []
     counts = {state: sum(finding.state == state for finding in run.findings) for state in ("clear", "cant_tell")}
-    words = [f"{counts['clear']} clear"] + ([f"{counts['cant_tell']} can't tell"] if counts["cant_tell"] else [])
-    return [(", ".join(words), "dim")]
+    parts = [f"{counts['clear']} clear"] + ([f"{counts['cant_tell']} can't tell"] if counts["cant_tell"] else [])
+    return [(", ".join(parts), "dim")]
 
 
 def _top(view: View, width: int, room: int) -> list[Row]:
@@ -102,8 +102,8 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     if run is not None and run.state == "failed":
         rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or NO_CAUSE}", width, max(1, min(6, room - 1)))]
     elif view.down:
-        words = outage(view)
-        rows += [line(width, (text, "alert")) for text in wrap(f"{words[:1].upper()}{words[1:]}.", width, max(1, min(3, room - 1)))]
+        cause = outage(view)
+        rows += [line(width, (text, "alert")) for text in wrap(f"{cause[:1].upper()}{cause[1:]}.", width, max(1, min(3, room - 1)))]
     if run is not None and run.state != "failed" and not view.down and doubtful(run):
         rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():
@@ -174,10 +174,10 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
     else:
         right.append(("  [Enter]" if chosen and free else "         ", "key"))
     flag = describe_changes(suggestion.changes, run.settings if run else {})
-    words = in_words(suggestion.changes)
+    instruction = in_words(suggestion.changes)
     room = width - 2 - row_width(right)
     style = "title" if chosen else ""
-    for shown, beside in ((words, f"  {flag}"), (words, f"  {shorter(flag, 0)}"), (words, ""), (shorter(flag, room), "")):
+    for shown, beside in ((instruction, f"  {flag}"), (instruction, f"  {shorter(flag, 0)}"), (instruction, ""), (shorter(flag, room), "")):
         if cell_width(shown) + cell_width(beside) <= room:
             break
     return spread(width, [("> " if chosen else "  ", "key"), (shown, style), (beside, "dim")], right)
@@ -188,8 +188,8 @@ def _effect(suggestion: Suggestion, run: Run | None, width: int) -> list[Row]:
     effect, style = effect_on_numbers(run, suggestion.changes)
     if not effect:
         return []
-    words = next((text for text in (f"{effect}: {EFFECTS[effect]}", effect) if len(text) <= width - 2), "")
-    return [line(width, ("  ", ""), (words, style))]
+    sentence = next((text for text in (f"{effect}: {EFFECTS[effect]}", effect) if len(text) <= width - 2), "")
+    return [line(width, ("  ", ""), (sentence, style))]
 
 
 def _others(view: View, width: int, room: int) -> list[Row]:
@@ -225,8 +225,8 @@ def _settings(run: Run, width: int, room: int) -> list[Row]:
     """The settings that are measured, while nothing is known about them."""
     if not run.settings or room < 1:
         return []
-    words = ", ".join(f"{name} {show(value)}" for name, value in run.settings.items())
-    return [line(width, (text, "dim")) for text in wrap(f"Settings: {words}.", width, room)]
+    settings = ", ".join(f"{name} {show(value)}" for name, value in run.settings.items())
+    return [line(width, (text, "dim")) for text in wrap(f"Settings: {settings}.", width, room)]
 
 
 def _state(view: View) -> str:
@@ -293,27 +293,27 @@ def paint_details(view: View, width: int) -> list[Row]:
 def details_report(run: Run) -> Report:
     """What went wrong, the findings that fire, the attainable rate, the other findings by state, then the figures of the run."""
     cause = cause_report(run)
-    found: Report = [heading("What went wrong"), *cause, BLANK] if cause else []
+    report: Report = [heading("What went wrong"), *cause, BLANK] if cause else []
     firing = facts.firing(run)
     if not firing:
         why = why_no_claim(run)
-        found += [heading("No conclusion"), text(f"{_sentence(why)}.", "alert")] if why else []
-        found += [] if why else [heading("No rule fires"), text("No rule found time that can be recovered.", "dim")]
-        found.append(BLANK)
+        report += [heading("No conclusion"), text(f"{_sentence(why)}.", "alert")] if why else []
+        report += [] if why else [heading("No rule fires"), text("No rule found time that can be recovered.", "dim")]
+        report.append(BLANK)
     for number, finding in enumerate(firing, 1):
-        found += [*finding_report(number, finding, run), BLANK]
+        report += [*finding_report(number, finding, run), BLANK]
     if reach := attainable_report(run):
-        found += [heading("What this hardware could reach"), *reach, BLANK]
-    found += other_rules(run)
+        report += [heading("What this hardware could reach"), *reach, BLANK]
+    report += other_rules(run)
     if not run.findings:
-        found += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
-    return [*found, *server_report(run), run_head(run), *figures(run)]
+        report += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
+    return [*report, *server_report(run), run_head(run), *figures(run)]
 
 
 def other_rules(run: Run) -> Report:
     """The rules that can't tell, then the rules that are clear."""
     states = (("Can't tell", "cant_tell"), ("Clear", "clear"))
-    return [part for title, state in states for part in _group(title, [one for one in run.findings if one.state == state])]
+    return [part for title, state in states for part in _group(title, [finding for finding in run.findings if finding.state == state])]
 
 
 def firing_report(run: Run) -> Report:
@@ -321,12 +321,12 @@ def firing_report(run: Run) -> Report:
     firing = facts.firing(run)
     if not firing:
         why = why_no_claim(run)
-        words = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
-        return [Line([("diagnosis: ", ""), (words, "alert" if why else "")])]
-    found: Report = [Line([("diagnosis:", "")])]
+        result = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
+        return [Line([("diagnosis: ", ""), (result, "alert" if why else "")])]
+    report: Report = [Line([("diagnosis:", "")])]
     for number, finding in enumerate(firing, 1):
-        found += [one._replace(indent=one.indent + 2) for one in finding_report(number, finding, run)]
-    return found
+        report += [part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)]
+    return report
 
 
 def stake(finding: Finding) -> str:
@@ -345,63 +345,63 @@ def recoverable(finding: Finding, run: Run) -> str:
     delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
     base_s = whole.mean * (1 - delay) if delay >= WAITS_FOR_CORE else whole.mean
     lost, base, unit = units.durations(finding.recoverable_ratio * base_s, base_s)
-    words = f"{lost.strip()} of the {base.strip()} {unit}"
+    part = f"{lost.strip()} of the {base.strip()} {unit}"
     if delay < WAITS_FOR_CORE:
-        return f"{words} of each step"
-    return f"{words} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
+        return f"{part} of each step"
+    return f"{part} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
 
 
 def finding_report(number: int, finding: Finding, run: Run) -> Report:
     """A finding with its evidence and its suggestions."""
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
-    found: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
-    if words := recoverable(finding, run):
-        found.append(text(f"Recoverable: {words}.", indent=2))
-    found.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))
+    report: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
+    if share := recoverable(finding, run):
+        report.append(text(f"Recoverable: {share}.", indent=2))
+    report.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))
     if finding.evidence:
-        found.append(_evidence(finding.evidence))
+        report.append(_evidence(finding.evidence))
     for suggestion in finding.suggestions:
-        found += _suggestion_lines(suggestion, run)
-    return found
+        report += _suggestion_lines(suggestion, run)
+    return report
 
 
 def _evidence(evidence: Sequence[Evidence]) -> Table:
     columns = (Column("evidence", least=16), Column("value", ">"), Column("threshold", ">"), Column("source", least=8))
     rows = [
         [
-            (one.signal, ""),
-            (units.quantity(one.value, one.unit), "accent"),
-            (units.quantity(one.threshold, one.unit) if one.threshold is not None else "–", "dim"),
-            (one.source, "dim"),
+            (reading.signal, ""),
+            (units.quantity(reading.value, reading.unit), "accent"),
+            (units.quantity(reading.threshold, reading.unit) if reading.threshold is not None else "–", "dim"),
+            (reading.source, "dim"),
         ]
-        for one in evidence
+        for reading in evidence
     ]
     return Table(columns, rows, indent=2)
 
 
 def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:
     gain, changes = [(predicted(suggestion.predicted_speedup), "accent")], describe_changes(suggestion.changes, run.settings)
-    found: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
-    found.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
+    report: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
+    report.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
     if effect := run.effect(suggestion.changes):
-        found.append(text(f"{effect}: {EFFECTS[effect]}", "alert" if effect == CHANGES_NUMERICS else "dim", indent=6))
+        report.append(text(f"{effect}: {EFFECTS[effect]}", "alert" if effect == CHANGES_NUMERICS else "dim", indent=6))
     if reason := run.why_not(suggestion.changes):
-        found.append(text(f"not tried from here: {reason}", "dim", indent=6))
+        report.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:
-        found.append(text("in your own code:", "dim", indent=6))
-        found += [Line([(row, "code")], indent=8, hang=4) for row in suggestion.code.splitlines()]
-    return found
+        report.append(text("in your own code:", "dim", indent=6))
+        report += [Line([(row, "code")], indent=8, hang=4) for row in suggestion.code.splitlines()]
+    return report
 
 
 def _group(title: str, findings: list[Finding]) -> Report:
     """A rule in a row. The title of a clear finding is its positive wording."""
     if not findings:
         return []
-    found: Report = [heading(f"{title} ({len(findings)})")]
-    for one in findings:
-        words = f"{one.title}: {one.summary}" if one.summary and one.state == "clear" else one.summary or one.title
-        found.append(labelled(one.rule, words, column=RULE_COLUMN, indent=2))
-    return [*found, BLANK]
+    report: Report = [heading(f"{title} ({len(findings)})")]
+    for finding in findings:
+        result = f"{finding.title}: {finding.summary}" if finding.summary and finding.state == "clear" else finding.summary or finding.title
+        report.append(labelled(finding.rule, result, column=RULE_COLUMN, indent=2))
+    return [*report, BLANK]
 
 
 def _sentence(clause: str) -> str:
@@ -410,7 +410,7 @@ def _sentence(clause: str) -> str:
 
 def rule_counts(findings: Sequence[Finding]) -> str:
     """`35 rules are clear, 8 have no data`; empty where there is no such rule."""
-    clear, unsure = (sum(one.state == state for one in findings) for state in ("clear", "cant_tell"))
+    clear, unsure = (sum(finding.state == state for finding in findings) for state in ("clear", "cant_tell"))
     parts = [f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"] if clear else []
     if unsure:
         parts.append(
@@ -423,7 +423,7 @@ def rule_counts(findings: Sequence[Finding]) -> str:
 
 def missing_signals(findings: Sequence[Finding]) -> list[str]:
     """The signals that rules lack, each once."""
-    return list(dict.fromkeys(signal for one in findings if one.state == "cant_tell" for signal in one.missing))
+    return list(dict.fromkeys(signal for finding in findings if finding.state == "cant_tell" for signal in finding.missing))
 
 
 def _why_none(findings: Sequence[Finding]) -> str:
@@ -435,5 +435,5 @@ def _why_none(findings: Sequence[Finding]) -> str:
 
 def effect_on_numbers(run: Run | None, changes: Knobs) -> Segment:
     """What changes do to the numbers of the user's own job; empty where that is not known."""
-    words = run.effect(changes) if run is not None else ""
-    return words, "alert" if words == CHANGES_NUMERICS else "dim"
+    effect = run.effect(changes) if run is not None else ""
+    return effect, "alert" if effect == CHANGES_NUMERICS else "dim"

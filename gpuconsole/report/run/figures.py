@@ -80,17 +80,17 @@ def doubtful(run: Run) -> bool:
 
 def verdict(run: Run) -> str:
     """The verdict with all reasons in one line: `degraded: the server did not answer for 12 s (connection refused)`. Empty without a verdict."""
-    found = run.validity
-    return visible(": ".join(filter(None, (found.verdict, "; ".join(found.reasons))))) if found is not None else ""
+    validity = run.validity
+    return visible(": ".join(filter(None, (validity.verdict, "; ".join(validity.reasons))))) if validity is not None else ""
 
 
 def validity_report(run: Run) -> Report:
     """A row for each reason why the figures are degraded or invalid. Empty if the figures are valid."""
-    found = run.validity
-    if found is None or not doubtful(run):
+    validity = run.validity
+    if validity is None or not doubtful(run):
         return []
-    rows = [f"{found.verdict}: {found.reasons[0]}", *found.reasons[1:]]
-    return [labelled(" " if n else "figures", visible(words), "alert") for n, words in enumerate(rows)]
+    rows = [f"{validity.verdict}: {validity.reasons[0]}", *validity.reasons[1:]]
+    return [labelled(" " if n else "figures", visible(reason), "alert") for n, reason in enumerate(rows)]
 
 
 def outage(view: View) -> str:
@@ -110,7 +110,7 @@ def client_report(run: Run) -> Report:
     waited = run.summary.client_runq_ratio
     if waited is None:
         return []
-    words: list[Segment] = [(f"the client waited for a CPU {units.precise_percent(waited)} of the time", "alert" if starved(run) else "")]
+    waiting: list[Segment] = [(f"the client waited for a CPU {units.precise_percent(waited)} of the time", "alert" if starved(run) else "")]
     if starved(run):
-        words.append((": the latencies, TTFT most of all, are too high and not reliable", "alert"))
-    return [labelled("client", words)]
+        waiting.append((": the latencies, TTFT most of all, are too high and not reliable", "alert"))
+    return [labelled("client", waiting)]

@@ -36,17 +36,17 @@ Entry = Figure | Rank
 
 def models_report(run: Run) -> Report:
     """Both tables, or the reason why there are no figures. Of a user's own job many models do not apply: one line counts them."""
-    known = [one for one in run.figures if not run.is_job or one.predicted is not None or one.measured is not None]
-    found: Report = [figure_table(known)] if known else []
-    if left_out := len(run.figures) - len(known):
+    shown = [figure for figure in run.figures if not run.is_job or figure.predicted is not None or figure.measured is not None]
+    report: Report = [figure_table(shown)] if shown else []
+    if left_out := len(run.figures) - len(shown):
         counted = "1 further model is" if left_out == 1 else f"{left_out} further models are"
-        words = f"{counted} n/a for this job: neither the prediction nor the measurement is known"
-        found.append(text(f"{words} (the snapshot has the reasons)", "dim"))
+        sentence = f"{counted} n/a for this job: neither the prediction nor the measurement is known"
+        report.append(text(f"{sentence} (the snapshot has the reasons)", "dim"))
     if len(run.ranks) > 1:
-        found += [*([BLANK] if found else []), text(f"{len(run.ranks)} processes", "title"), rank_table(run)]
+        report += [*([BLANK] if report else []), text(f"{len(run.ranks)} processes", "title"), rank_table(run)]
     if MISSING in run.unavailable:
-        found.append(labelled("models", visible(run.unavailable[MISSING])))
-    return found
+        report.append(labelled("models", visible(run.unavailable[MISSING])))
+    return report
 
 
 def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
@@ -55,7 +55,7 @@ def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
         Column("  model", least=22), Column("predicted", ">"), Column("measured", ">"), Column("error", ">"), Column("", least=20, drop=1),
     )  # fmt: skip
     rows = []
-    width = max((len(_split(value, one.unit)[1]) for one in figures for value in (one.predicted, one.measured)), default=0)
+    width = max((len(_split(value, figure.unit)[1]) for figure in figures for value in (figure.predicted, figure.measured)), default=0)
     for index, figure in enumerate(figures):
         predicted, measured = (_value(value, figure.unit, width) for value in (figure.predicted, figure.measured))
         style = "" if figure.predicted is not None else "dim"
@@ -76,8 +76,10 @@ def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
 def prediction_table(figures: Sequence[Figure]) -> Table:
     """Predictions without a measurement, each with its formula."""
     columns = (Column("model", least=22), Column("predicted", ">"), Column("formula", least=20, drop=1))
-    width = max((len(_split(one.predicted, one.unit)[1]) for one in figures), default=0)
-    return Table(columns, [[(one.title, ""), (_value(one.predicted, one.unit, width), ""), (one.formula, "dim")] for one in figures])
+    width = max((len(_split(figure.predicted, figure.unit)[1]) for figure in figures), default=0)
+    return Table(
+        columns, [[(figure.title, ""), (_value(figure.predicted, figure.unit, width), ""), (figure.formula, "dim")] for figure in figures]
+    )
 
 
 def error(figure: Figure) -> str:
@@ -99,8 +101,8 @@ def _split(value: float | None, unit: str) -> tuple[str, str]:
     return (number, rest) if number else (rest, "")
 
 
-def _title(words: str, chosen: bool) -> Segment:
-    return f"{MARK if chosen else '  '}{words}", "title" if chosen else ""
+def _title(title: str, chosen: bool) -> Segment:
+    return f"{MARK if chosen else '  '}{title}", "title" if chosen else ""
 
 
 def rank_table(run: Run, cursor: int | None = None) -> Table:
@@ -142,12 +144,12 @@ def entries(run: Run | None) -> list[Entry]:
 
 def model_lines(view: View, width: int, height: int) -> Lines:
     """The tables, and below them the formula and the source of the selected row."""
-    run, known = view.run, entries(view.run)
-    if run is None or not known:
+    run, shown = view.run, entries(view.run)
+    if run is None or not shown:
         return text_lines(paragraph(_nothing(view), width))
-    by_key = {_key(entry): entry for entry in known}
+    by_key = {_key(entry): entry for entry in shown}
     rows = _tables(run, -1, width)
-    entry_at = {_place(run, number): number for number in range(len(known))}
+    entry_at = {_place(run, number): number for number in range(len(shown))}
 
     def row(n: int, selected: bool) -> Row:
         return _tables(run, entry_at[n], width)[n] if selected else rows[n]
@@ -156,7 +158,7 @@ def model_lines(view: View, width: int, height: int) -> Lines:
         tallest = max(len(lay_out(_behind(entry, run), width)) for entry in _like(by_key[key], run))  # the same height for every selection
         return fill([blank(width), *lay_out(_behind(by_key[key], run), width)], width, min(tallest + 1, height - height // 2))
 
-    keys = [_key(known[entry_at[n]]) if n in entry_at else None for n in range(len(rows))]
+    keys = [_key(shown[entry_at[n]]) if n in entry_at else None for n in range(len(rows))]
     return Lines(keys, row, (), behind if height >= LEAST_HEIGHT else None)
 
 
@@ -214,23 +216,23 @@ def _behind(entry: Entry, run: Run) -> Report:
 
 def _behind_figure(figure: Figure) -> Report:
     lines = (("model", figure.formula), ("measured", figure.source), ("note", figure.note))
-    return [heading(figure.title), *(labelled(label, words, column=10) for label, words in lines if words)]
+    return [heading(figure.title), *(labelled(label, fact, column=10) for label, fact in lines if fact)]
 
 
 def _behind_rank(rank: Rank, run: Run) -> Report:
     """The time account of a process, and the meaning of the columns."""
     step = rank.step_time_s
     leads = "; the main screen shows this process" if rank.leads else ""
-    found: Report = [heading(f"rank {rank.rank} on {rank.host}, process {rank.pid}")]
+    report: Report = [heading(f"rank {rank.rank} on {rank.host}, process {rank.pid}")]
     if step is not None:
         parts = sorted(((share, name) for name in PHASES if (share := rank.phases_ratio.get(name, 0.0)) >= 0.005), reverse=True)
         shares = ", ".join(f"{name} {units.percent(share).strip()} {units.duration(share * step.mean).strip()}" for share, name in parts)
-        found.append(labelled("its step", f"{shares}; {rank.steps} steps{leads}", column=10))
+        report.append(labelled("its step", f"{shares}; {rank.steps} steps{leads}", column=10))
     if run.slowest and run.slowest[0] == rank.rank:
-        words = f"{run.slowest[1]:.2f}x the median of the others; the rule comm.straggler decides whether this matters"
-        found.append(labelled("slowest", words, column=10))
+        ratio = f"{run.slowest[1]:.2f}x the median of the others; the rule comm.straggler decides whether this matters"
+        report.append(labelled("slowest", ratio, column=10))
     meaning = "forward and backward without communication, measured by probe P8"
-    return [*found, Line([(meaning, "dim")], "own pass", 10)]
+    return [*report, Line([(meaning, "dim")], "own pass", 10)]
 
 
 # --- a roofline ----------------------------------------------------------------------------------------------
@@ -288,7 +290,11 @@ def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Ro
 
 def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, height: int) -> list[Row]:
     """The chart with its legend in at most `height` rows, or the reason why there is no chart."""
-    points = [one for one in classes if one.name in LETTERS and one.share_ratio >= SMALLEST and one.intensity and one.flops_per_s]
+    points = [
+        kernels
+        for kernels in classes
+        if kernels.name in LETTERS and kernels.share_ratio >= SMALLEST and kernels.intensity and kernels.flops_per_s
+    ]
     if roof is None or not points:
         return paragraph(NO_PEAK if roof is None else NO_POINTS, width, "dim")
     head = paragraph(_chart_title(roof), width, "title") + paragraph(_sources(roof), width, "dim")
@@ -308,7 +314,7 @@ def _sources(roof: Roof) -> str:
 
 def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> list[Row]:
     """Both axes are logarithmic: plotext gets the logarithms, and ticks at the powers of ten."""
-    places = [(math.log10(one.intensity or 1.0), math.log10(one.flops_per_s or 1.0), LETTERS[one.name]) for one in points]
+    places = [(math.log10(kernels.intensity or 1.0), math.log10(kernels.flops_per_s or 1.0), LETTERS[kernels.name]) for kernels in points]
     top = math.log10(roof.flops_per_s)
     ridge = math.log10(roof.ridge) if roof.ridge else None
     left = math.floor(min([x for x, _, _ in places] + ([ridge - 1] if ridge is not None else [])))
@@ -338,12 +344,12 @@ def _decades(figure: Any, axis: str, low: int, high: float, most: int, text: Cal
 def _legend(points: Sequence[OpClass], roof: Roof, width: int) -> list[Row]:
     """Each letter with its class, its share of device time, and its share of the roof."""
     rows: list[list[Segment]] = [[]]
-    for one in points:
-        reached = (one.flops_per_s or 0.0) / roof.at(one.intensity or 0.0)
+    for kernels in points:
+        reached = (kernels.flops_per_s or 0.0) / roof.at(kernels.intensity or 0.0)
         entry: list[Segment] = [
-            (LETTERS[one.name], "accent"),
-            (f" {one.name}", ""),
-            (f" {units.percent(one.share_ratio).strip()}", "title"),
+            (LETTERS[kernels.name], "accent"),
+            (f" {kernels.name}", ""),
+            (f" {units.percent(kernels.share_ratio).strip()}", "title"),
             (f" · {units.percent(reached).strip()}", ""),
         ]
         gap: list[Segment] = [("   ", "")] if rows[-1] else []

@@ -57,8 +57,8 @@ def _nothing(view: View, run: Run | None, width: int) -> list[Row]:
         return paragraph("Nothing is running: press escape, then s. With a run, f records a profiler window.", width)
     if "profile" in run.unavailable:
         return paragraph(f"No profile: {run.unavailable['profile']}", width, "alert")
-    what = "press f to profile a few steps" if run.state == "running" else "this run has no profile"
-    return paragraph(f"No profile yet: {what}.", width)
+    hint = "press f to profile a few steps" if run.state == "running" else "this run has no profile"
+    return paragraph(f"No profile yet: {hint}.", width)
 
 
 def _window(report: ProfileReport, run: Run) -> Report:
@@ -74,25 +74,25 @@ def _window(report: ProfileReport, run: Run) -> Report:
 
 def _classes(report: ProfileReport) -> Table:
     """A row for each class of kernels, with a bar."""
-    largest = max(one.share_ratio for one in report.classes) or 1.0
+    largest = max(kernels.share_ratio for kernels in report.classes) or 1.0
     columns = (
         Column("class"), Column("", least=4, drop=9), Column("share", ">"), Column("a step", ">"), Column("calls", ">", drop=3),
         Column("FLOP/s", ">", drop=1), Column("bytes/s", ">", drop=2), Column("FLOP/byte", ">", drop=4),
     )  # fmt: skip
-    return Table(columns, [_class_cells(one, one.share_ratio / largest, report.steps) for one in report.classes])
+    return Table(columns, [_class_cells(kernels, kernels.share_ratio / largest, report.steps) for kernels in report.classes])
 
 
-def _class_cells(one: OpClass, part: float, steps: int) -> list[tuple[str, str]]:
-    bar = "█" * max(1, round(part * BAR)) if one.share_ratio >= 0.005 else ""
-    intensity = f"{units.plain(one.intensity)}" if one.intensity else units.NA
+def _class_cells(kernels: OpClass, part: float, steps: int) -> list[tuple[str, str]]:
+    bar = "█" * max(1, round(part * BAR)) if kernels.share_ratio >= 0.005 else ""
+    intensity = f"{units.plain(kernels.intensity)}" if kernels.intensity else units.NA
     return [
-        (one.name, ""),
+        (kernels.name, ""),
         (bar, "accent"),
-        (units.quantity(one.share_ratio, "ratio"), "title"),
-        (units.duration(one.time_s / steps), ""),
-        (f"{one.calls / steps:.0f}", "dim"),
-        (units.quantity(one.flops_per_s, "FLOP/s") if one.flops_per_s else units.NA, "dim"),
-        (units.quantity(one.bytes_per_s, "bytes/s") if one.bytes_per_s else units.NA, "dim"),
+        (units.quantity(kernels.share_ratio, "ratio"), "title"),
+        (units.duration(kernels.time_s / steps), ""),
+        (f"{kernels.calls / steps:.0f}", "dim"),
+        (units.quantity(kernels.flops_per_s, "FLOP/s") if kernels.flops_per_s else units.NA, "dim"),
+        (units.quantity(kernels.bytes_per_s, "bytes/s") if kernels.bytes_per_s else units.NA, "dim"),
         (intensity, "dim"),
     ]
 
@@ -114,16 +114,16 @@ def _longest(report: ProfileReport) -> list[Part]:
 def _rest(report: ProfileReport) -> Report:
     ratio, mean = report.tensor_core_ratio, report.mean_kernel_s
     each = f", {units.duration(mean).strip()} each on average" if mean is not None else ""
-    found: Report = [labelled("launches", f"{units.quantity(report.kernels_per_s, 'kernels/s')}{each}")]
-    found.append(labelled("tensor cores", f"{units.percent(ratio).strip()}: {report.tensor_core_note}"))
-    found.append(labelled("copies", "; ".join(map(_copy, report.copies)) or "none between host and device"))
+    rows: Report = [labelled("launches", f"{units.quantity(report.kernels_per_s, 'kernels/s')}{each}")]
+    rows.append(labelled("tensor cores", f"{units.percent(ratio).strip()}: {report.tensor_core_note}"))
+    rows.append(labelled("copies", "; ".join(map(_copy, report.copies)) or "none between host and device"))
     if report.gaps:
         gaps = [f"{units.duration(gap.duration_s).strip()} between {gap.after} and {gap.before}" for gap in report.gaps[:3]]
-        found.append(labelled("longest gaps", "; ".join(gaps)))
+        rows.append(labelled("longest gaps", "; ".join(gaps)))
     if report.trace:
-        found += [labelled("trace", report.trace), labelled("", OPEN_AT, indent=14)]
-    found += [labelled("note", note) for note in report.notes]
-    return [*found, labelled("counted", f"{FLOPS_NOTE}; {BYTES_NOTE}", "dim")]
+        rows += [labelled("trace", report.trace), labelled("", OPEN_AT, indent=14)]
+    rows += [labelled("note", note) for note in report.notes]
+    return [*rows, labelled("counted", f"{FLOPS_NOTE}; {BYTES_NOTE}", "dim")]
 
 
 def _copy(copy: CopyKind) -> str:

@@ -36,9 +36,9 @@ class Entry(NamedTuple):
 
     def gain_text(self, full: bool) -> str:
         """`2.24x [2.10, 2.40]`, or the estimate alone."""
-        found = self.speedup
-        if found is not None and full:
-            return units.measured(found.estimate, found.low, found.high)
+        speedup = self.speedup
+        if speedup is not None and full:
+            return units.measured(speedup.estimate, speedup.low, speedup.high)
         return units.speedup(self.gain).strip() if self.gain is not None else ""
 
 
@@ -67,11 +67,11 @@ def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
         return Entry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style, unit)
     changes = run.changes or {name: value for name, value in run.knobs.items() if before.knobs.get(name) != value}
     proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
-    words = describe_changes(changes, before.knobs)
+    change = describe_changes(changes, before.knobs)
     if proof is None:
-        return Entry(run.id, words, text, None, live or "unproven", style, unit)
+        return Entry(run.id, change, text, None, live or "unproven", style, unit)
     gain = proof.speedup.estimate if proof.speedup else None
-    return Entry(run.id, words, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
+    return Entry(run.id, change, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
 
 
 def _trial(trial: Trial, run: Run) -> Entry:
@@ -111,33 +111,33 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
-    found = entries(view)
-    known = {entry.unit for entry in found if entry.unit}
-    unit = next(iter(known)) if len(known) == 1 else "rate"
-    if len(known) > 1:
-        found = [entry._replace(rate=f"{entry.rate} {entry.unit}".strip()) for entry in found]
-    full = _change_width(found, unit, True, inner) >= LEAST_CHANGE
-    if not full and _change_width(found, unit, False, inner) < 12:  # too narrow for the standard deviation
-        found = [entry._replace(rate=_mean_alone(entry.rate)) for entry in found]
-    change, rates = _change_width(found, unit, full, inner), _rates_width(found, unit)
+    shown = entries(view)
+    used = {entry.unit for entry in shown if entry.unit}
+    unit = next(iter(used)) if len(used) == 1 else "rate"
+    if len(used) > 1:
+        shown = [entry._replace(rate=f"{entry.rate} {entry.unit}".strip()) for entry in shown]
+    full = _change_width(shown, unit, True, inner) >= LEAST_CHANGE
+    if not full and _change_width(shown, unit, False, inner) < 12:  # too narrow for the standard deviation
+        shown = [entry._replace(rate=_mean_alone(entry.rate)) for entry in shown]
+    change, rates = _change_width(shown, unit, full, inner), _rates_width(shown, unit)
     gains = INTERVAL if full else 5
     rows: list[Row] = []
     if room >= 2:
         head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':<{gains}}  {'verdict':<{VERDICT}}"
         rows.append(line(inner, (head, "dim")))
-    rows += [_row(entry, change, rates, full, inner) for entry in found[-(room - len(rows)) :] if room > len(rows)]
-    if not found:
+    rows += [_row(entry, change, rates, full, inner) for entry in shown[-(room - len(rows)) :] if room > len(rows)]
+    if not shown:
         rows.append(line(inner, ("nothing was tried yet", "dim")))
     return panel("tried", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
 
 
-def _rates_width(found: Sequence[Entry], unit: str) -> int:
-    return max([len(unit), *(len(entry.rate) for entry in found)])
+def _rates_width(shown: Sequence[Entry], unit: str) -> int:
+    return max([len(unit), *(len(entry.rate) for entry in shown)])
 
 
-def _change_width(found: Sequence[Entry], unit: str, full: bool, width: int) -> int:
+def _change_width(shown: Sequence[Entry], unit: str, full: bool, width: int) -> int:
     """The columns that are left for the change."""
-    return width - NUMBER - 1 - _rates_width(found, unit) - 2 - (INTERVAL if full else 5) - 2 - VERDICT - 2
+    return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else 5) - 2 - VERDICT - 2
 
 
 def _mean_alone(rate: str) -> str:
@@ -149,11 +149,11 @@ def _mean_alone(rate: str) -> str:
 
 def _against_baseline(run: Run | None, width: int) -> list[Segment]:
     """The current run compared with its baseline, in the longest wording that fits. Red: the run is slower beyond noise."""
-    found = run.baseline if run is not None else None
-    if found is None:
+    baseline = run.baseline if run is not None else None
+    if baseline is None:
         return []
-    style = {"slower": "alert", "faster": "good"}.get(found.verdict or "", "dim")
-    wordings = (found.words, found.words.split("; ")[0], cut(found.short, width))
+    style = {"slower": "alert", "faster": "good"}.get(baseline.verdict or "", "dim")
+    wordings = (baseline.words, baseline.words.split("; ")[0], cut(baseline.short, width))
     return [(next((text for text in wordings if cell_width(text) <= width), ""), style)]
 
 
@@ -170,35 +170,35 @@ def _row(entry: Entry, change: int, rates: int, full: bool, width: int) -> Row:
 
 def cause_report(run: Run) -> Report:
     """Why a run failed, or why the agent of a job is off, with the last lines of the traceback; empty where nothing went wrong."""
-    found: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
+    report: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
     if run.is_job and run.traceback:
-        found.append(labelled("agent", visible(run.unavailable.get(AGENT, "")), "alert"))
-    return [*found, *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback)]
+        report.append(labelled("agent", visible(run.unavailable.get(AGENT, "")), "alert"))
+    return [*report, *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback)]
 
 
 def figures(run: Run) -> Report:
     """Every measured figure of a run with its label."""
     summary = run.summary
-    found: Report = validity_report(run)
+    report: Report = validity_report(run)
     rate, _ = run.throughput
     if rate:
-        found.append(
+        report.append(
             labelled(
                 "throughput",
                 [(throughput(run), "title"), (f" (n={rate.n})", "dim"), (f"   {share}" if (share := share_text(run)) else "", "")],
             )
         )
     elif run.is_job and summary.steps:
-        found.append(labelled("throughput", f"{units.NA}: the number of samples in a batch is not known"))
+        report.append(labelled("throughput", f"{units.NA}: the number of samples in a batch is not known"))
     if run.baseline is not None:
-        found.append(labelled("baseline", run.baseline.words))
-    found += request_report(run)
+        report.append(labelled("baseline", run.baseline.words))
+    report += request_report(run)
     if summary.step_time_s is not None:
         p50, p99 = units.p50_p99(summary.step_time_s.p50, summary.step_time_s.p99)
-        found.append(labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}"))
+        report.append(labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}"))
     if summary.phases_ratio:
-        found.append(labelled("request" if run.serves else "step", account_segments(run)))
-    return [*found, *latency_report(run), *figure_rows(run)]
+        report.append(labelled("request" if run.serves else "step", account_segments(run)))
+    return [*report, *latency_report(run), *figure_rows(run)]
 
 
 def run_head(run: Run) -> Line:

@@ -26,22 +26,24 @@ def request_report(run: Run) -> Report:
     summary = run.summary
     if not run.serves:
         return []
-    found: Report = []
+    report: Report = []
     if requests := figure_text(run, "requests_per_s"):
         counts = f"   {summary.requests} answered, {summary.failed_requests} failed"
-        found.append(labelled("requests", [(requests, "title"), (counts, "alert" if summary.failed_requests else "")]))
-    found += [labelled("", f"{count} x {visible(cause)}", "alert", indent=2) for cause, count in summary.failures.items()]
+        report.append(labelled("requests", [(requests, "title"), (counts, "alert" if summary.failed_requests else "")]))
+    report += [labelled("", f"{count} x {visible(cause)}", "alert", indent=2) for cause, count in summary.failures.items()]
     if goodput := figure_text(run, "goodput_per_s"):
-        found.append(labelled("goodput", f"{goodput} within the objective"))
-    return found
+        report.append(labelled("goodput", f"{goodput} within the objective"))
+    return report
 
 
 def server_report(run: Run) -> Report:
     """What the model server reports about itself, each fact with its source. Empty where it reports nothing, and for a training run."""
-    known = {name: fact for name, fact in msgspec.structs.asdict(run.server).items() if fact is not None} if run.server is not None else {}
-    if not known:
+    reported = (
+        {name: fact for name, fact in msgspec.structs.asdict(run.server).items() if fact is not None} if run.server is not None else {}
+    )
+    if not reported:
         return []
-    rows = [[(name, "dim"), (_fact(name, fact.value), ""), (fact.source, "dim")] for name, fact in known.items()]
+    rows = [[(name, "dim"), (_fact(name, fact.value), ""), (fact.source, "dim")] for name, fact in reported.items()]
     columns = (Column("the server reports", least=16), Column("value"), Column("source", least=8, drop=1))
     return [Table(columns, rows), BLANK]
 

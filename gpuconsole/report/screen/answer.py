@@ -38,14 +38,14 @@ class Answer(NamedTuple):
 def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int) -> list[Row]:
     """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the keys, which take the
     second row where it is free."""
-    found = answer(view, selected)
-    mark: Segment = ("▌", found.style)
-    room = width - 1 - row_width(line_of(found.head)) - len(GAP)
-    also = row_width(line_of(found.also))
-    beside = found.also if not keys or also + row_width(line_of(_fitting_keys(keys[:1], width))) <= room else []
+    present = answer(view, selected)
+    mark: Segment = ("▌", present.style)
+    room = width - 1 - row_width(line_of(present.head)) - len(GAP)
+    also = row_width(line_of(present.also))
+    beside = present.also if not keys or also + row_width(line_of(_fitting_keys(keys[:1], width))) <= room else []
     shown = _fitting_keys(keys, room - also * bool(beside))
-    rows = [spread(width, [mark, *found.head, *beside], shown)]
-    more = _fitting(found.more, width - 1)
+    rows = [spread(width, [mark, *present.head, *beside], shown)]
+    more = _fitting(present.more, width - 1)
     below = [] if shown or any(text for text, _ in more) else _fitting_keys(keys, width - 1)
     rows.append(line(width, mark, *more, *below))
     return fill(rows, width, height)
@@ -54,10 +54,10 @@ def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int)
 def _fitting_keys(keys: Keys, room: int) -> list[Segment]:
     parts: list[Segment] = []
     for key, label in keys:
-        one: list[Segment] = [(GAP, "")] * bool(parts) + [(key, "key"), (f" {label}", "")]
-        if row_width(line_of(parts + one)) > room:
+        entry: list[Segment] = [(GAP, "")] * bool(parts) + [(key, "key"), (f" {label}", "")]
+        if row_width(line_of(parts + entry)) > room:
             break
-        parts += one
+        parts += entry
     return parts
 
 
@@ -108,8 +108,8 @@ def answer(view: View, selected: str) -> Answer:
         return Answer(_style(finding), head, _about(view, run, finding, suggestion, trial), also)
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
-    words = "Measuring: a short experiment runs" if view.probing and run.state == "running" else state_words(run)
-    return Answer("dim", [(words, "title")], _rest(view, run))
+    state = "Measuring: a short experiment runs" if view.probing and run.state == "running" else state_words(run)
+    return Answer("dim", [(state, "title")], _rest(view, run))
 
 
 def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
@@ -123,7 +123,7 @@ def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
         if suggestion is not None
         else [(clause, "dim") for clause in well.summary.split("; ")]
     )
-    doubt = next((one for one in facts.firing(run) if not one.suggestions and not one.rule.endswith(facts.HEALTHY)), None)
+    doubt = next((note for note in facts.firing(run) if not note.suggestions and not note.rule.endswith(facts.HEALTHY)), None)
     also: list[Segment] = [(f"{GAP}{doubt.title}", "")] if doubt is not None else []
     if (kept := _kept(view)) is not None:
         return Answer("good", _proven(kept), more, also or [(f"{GAP}Now: {well.title}", "title")])
@@ -146,8 +146,10 @@ def _trouble(view: View, run: Run) -> Answer | None:
     if run.state == "failed":
         return Answer("alert", [(f"Failed: {run.error or NO_CAUSE}", "alert")], [(view.notes[-1] if view.notes else "", "dim")])
     if view.down:
-        words = outage(view)
-        return Answer("alert", [(f"{words[:1].upper()}{words[1:]}", "alert")], [("No conclusion while the server does not answer.", "dim")])
+        sentence = outage(view)
+        return Answer(
+            "alert", [(f"{sentence[:1].upper()}{sentence[1:]}", "alert")], [("No conclusion while the server does not answer.", "dim")]
+        )
     if run.device in view.lost:
         return Answer("alert", [(f"{run.device} is lost: {view.lost[run.device]}", "alert")], [("", "")])
     if doubtful(run):
@@ -163,12 +165,14 @@ def _trouble(view: View, run: Run) -> Answer | None:
 
 def _chosen(view: View, firing: list[Finding], selected: str) -> tuple[Finding, Suggestion | None]:
     """The selected suggestion and its finding; else the first finding."""
-    found = facts.suggestions(view).get(selected)
-    return found if found is not None else (firing[0], next(iter(firing[0].suggestions), None))
+    chosen = facts.suggestions(view).get(selected)
+    return chosen if chosen is not None else (firing[0], next(iter(firing[0].suggestions), None))
 
 
 def _on_trial(firing: list[Finding], trial: Trial) -> tuple[Finding, Suggestion | None] | None:
-    return next(((finding, one) for finding in firing for one in finding.suggestions if one.changes == trial.changes), None)
+    return next(
+        ((finding, suggestion) for finding in firing for suggestion in finding.suggestions if suggestion.changes == trial.changes), None
+    )
 
 
 def _style(finding: Finding) -> str:
@@ -184,23 +188,23 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
     """The suggestion with its prediction, or the outcome of its trial; without a suggestion the summary of the finding."""
     if suggestion is None:
         return [(finding.summary, "dim")]
-    words = _change(suggestion.changes, run)
+    parts = _change(suggestion.changes, run)
     if trial is not None and trial.changes == suggestion.changes:
-        return [*words, ("on trial", "accent"), *_tuning(view)]
+        return [*parts, ("on trial", "accent"), *_tuning(view)]
     done = [
-        one
-        for one in facts.current_trials(view)
-        if one.baseline_run == run.id and one.changes == suggestion.changes and one.state != "running"
+        finished
+        for finished in facts.current_trials(view)
+        if finished.baseline_run == run.id and finished.changes == suggestion.changes and finished.state != "running"
     ]
     if done:
         outcome = f"{measured(done[-1])} {verdict(done[-1])}" if done[-1].speedup else verdict(done[-1])
-        return [*words, (f"tried: {outcome}", "dim")]
+        return [*parts, (f"tried: {outcome}", "dim")]
     predicted = suggestion.predicted_speedup
-    words.append((f"predicted {units.interval(predicted.low, predicted.high)}", "good") if predicted else ("no prediction", "dim"))
+    parts.append((f"predicted {units.interval(predicted.low, predicted.high)}", "good") if predicted else ("no prediction", "dim"))
     if why := run.why_not(suggestion.changes):
-        return [*words, (f"not from here: {why}", "dim")]
+        return [*parts, (f"not from here: {why}", "dim")]
     return [
-        *words,
+        *parts,
         effect_on_numbers(run, suggestion.changes) if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
         (f"confidence {finding.confidence}", "dim"),
     ]
@@ -224,7 +228,11 @@ def _kept(view: View) -> Trial | None:
     if len(view.runs) < 2 or not (view.run and view.run.changes):
         return None
     return next(
-        (one for one in reversed(view.trials) if one.kept and one.baseline_run == view.runs[-2].id and one.changes == view.run.changes),
+        (
+            trial
+            for trial in reversed(view.trials)
+            if trial.kept and trial.baseline_run == view.runs[-2].id and trial.changes == view.run.changes
+        ),
         None,
     )
 

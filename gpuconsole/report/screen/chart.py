@@ -59,13 +59,13 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     if not any(value is not None for value in values):
         why = "no steps yet" if view.run is not None and view.run.state == "starting" else facts.reason(view, metric)
         return panel(title, figures, fill([line(inner, (why, "dim"))], inner, room), width, height, True)
-    found = marks(view)
-    labels = [_labels(found, time)] if room >= 5 and found else []
+    marked = marks(view)
+    labels = [_labels(marked, time)] if room >= 5 and marked else []
     plot = max(1, room - len(labels) - (1 if room >= 4 else 0))
     high = _top(max(value for value in values if value is not None))
     rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
-    styles = _styles(found, time)
-    texts = [_ruled(text, _bounds(found, time)) for text in spark(values, plot, high)]
+    styles = _styles(marked, time)
+    texts = [_ruled(text, _bounds(marked, time)) for text in spark(values, plot, high)]
     ticks = _ticks(high, plot)
     spans = _spans(styles)
     for n, text in enumerate(texts):
@@ -80,28 +80,28 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
 
 def marks(view: View) -> list[Mark]:
     """The trials and the kept changes of the present work, in order."""
-    found = []
+    shown = []
     for trial in facts.current_trials(view):
         if trial.id not in view.trial_times:
             continue
         begin, last = view.trial_times[trial.id]
-        words = describe_changes(trial.changes)
+        change = describe_changes(trial.changes)
         if _goes_back(view, trial):
             gain = f" {units.speedup(1 / trial.speedup.estimate).strip()}" if trial.speedup and trial.state == "done" else ""
-            found.append(Mark(begin, last, f"all kept changes against the start{gain}", "accent" if trial.state == "running" else "dim"))
+            shown.append(Mark(begin, last, f"all kept changes against the start{gain}", "accent" if trial.state == "running" else "dim"))
         elif trial.state == "running":
-            found.append(Mark(begin, view.now, f"trial {words}", "accent"))
+            shown.append(Mark(begin, view.now, f"trial {change}", "accent"))
         elif trial.kept:
             gain = f" {units.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
-            found.append(Mark(begin, last, f"{words} kept{gain}", "good"))
+            shown.append(Mark(begin, last, f"{change} kept{gain}", "good"))
         else:
             outcome = trial.state if trial.state in ("failed", "cancelled") else "reverted"
-            found.append(Mark(begin, last, f"{words} {outcome}", "dim"))
+            shown.append(Mark(begin, last, f"{change} {outcome}", "dim"))
     proven = {(trial.baseline_run, describe_changes(trial.changes)) for trial in view.trials if trial.kept}
     for before, run, opened_s in zip(view.runs, view.runs[1:], view.run_times[1:], strict=False):
         if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= _begin_s(view):
-            found.append(Mark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
-    return sorted(found)
+            shown.append(Mark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
+    return sorted(shown)
 
 
 def _goes_back(view: View, trial: Trial) -> bool:
@@ -128,9 +128,9 @@ def _figures(view: View, width: int) -> list[Segment]:
         return []
     if run.serves:
         return serving.figures(view, run, width)
-    words = [found] if (found := in_row(run, "mfu_ratio", with_peak=width >= 110)) else []
-    words += live_costs(view, run) if width >= 100 else []
-    return [("   ".join(words), "")] if words else []
+    texts = [mfu] if (mfu := in_row(run, "mfu_ratio", with_peak=width >= 110)) else []
+    texts += live_costs(view, run) if width >= 100 else []
+    return [("   ".join(texts), "")] if texts else []
 
 
 def _top(high: float) -> float:
@@ -142,19 +142,19 @@ def _top(high: float) -> float:
 
 def _ticks(high: float, rows: int) -> dict[int, float]:
     """The figures at the left edge by row: 0, the top, and round values between."""
-    found = {rows - 1: 0.0}
+    labels = {rows - 1: 0.0}
     for value in round_ticks(0.0, high, max(1, rows // LEAST_TICK)):
         row = rows - round(value / high * rows)
         if value > 0 and row < rows - 1:
-            found[row] = value
-    found[0] = high
-    return found
+            labels[row] = value
+    labels[0] = high
+    return labels
 
 
-def _styles(found: list[Mark], time: Window) -> list[str]:
+def _styles(marked: list[Mark], time: Window) -> list[str]:
     """The colour of each column: the focus while a trial runs, green after a kept change."""
     styles = ["area"] * time.columns
-    for mark in found:
+    for mark in marked:
         first, last = max(0, time.column(mark.begin_s)), max(0, time.column(mark.end_s))
         if mark.style == "good":
             styles[last:] = ["gained"] * (time.columns - last)
@@ -163,10 +163,10 @@ def _styles(found: list[Mark], time: Window) -> list[str]:
     return styles
 
 
-def _bounds(found: list[Mark], time: Window) -> set[int]:
+def _bounds(marked: list[Mark], time: Window) -> set[int]:
     """The columns where a change begins, and where a trial ended."""
-    ends = {time.column(mark.end_s) for mark in found if mark.style != "accent"}
-    return {column for column in ends | {time.column(mark.begin_s) for mark in found} if 0 <= column < time.columns}
+    ends = {time.column(mark.end_s) for mark in marked if mark.style != "accent"}
+    return {column for column in ends | {time.column(mark.begin_s) for mark in marked} if 0 <= column < time.columns}
 
 
 def _ruled(text: str, bounds: set[int]) -> str:
@@ -188,11 +188,11 @@ def _with_grid(text: str, styles: list[str]) -> Row:
     return [(lined[start:end], style) for start, end, style in _spans(own)]
 
 
-def _labels(found: list[Mark], time: Window) -> Row:
+def _labels(marked: list[Mark], time: Window) -> Row:
     """A label at the begin of each change. The newest label keeps its room longest; a mark without room has no words."""
     cells: list[Segment] = []
     limit = time.columns
-    for mark in reversed(found):
+    for mark in reversed(marked):
         place = max(0, min(time.columns - 1, time.column(mark.begin_s)))
         label = f"▼ {mark.label}"
         if place >= limit:
@@ -213,7 +213,8 @@ def _axis(time: Window) -> str:
     """Times since the begin of the window, at round distances."""
     span = time.columns * time.per_column_s
     step = next(
-        (one for one in (10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400) if span / one <= max(2, time.columns / 16)), 28_800
+        (step for step in (10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400) if span / step <= max(2, time.columns / 16)),
+        28_800,
     )
     cells = [" "] * time.columns
     for n in range(int(span / step) + 1):
@@ -284,13 +285,13 @@ class Window(NamedTuple):
 
     def values(self, key: str, history: History, hold_s: float) -> list[float | None]:
         """The series in all columns; None in columns of the future. A sample is shown for up to `hold_s` where no newer sample is known."""
-        found = history(key, self.filled, self.filled * self.per_column_s) if self.filled > 0 else []
+        means = history(key, self.filled, self.filled * self.per_column_s) if self.filled > 0 else []
         held, age = None, 0
-        for n, value in enumerate(found):
+        for n, value in enumerate(means):
             held, age = (value, 0) if value is not None else (held, age + 1)
             if value is None and age * self.per_column_s <= hold_s:
-                found[n] = held
-        return found + [None] * (self.columns - self.filled)
+                means[n] = held
+        return means + [None] * (self.columns - self.filled)
 
 
 def window(begin_s: float, now_s: float, columns: int, widest_s: float = float("inf")) -> Window:
@@ -310,7 +311,7 @@ def hold_s(view: View) -> float:
 
 def _column_s(elapsed_s: float, columns: int, widest_s: float) -> float:
     need = elapsed_s / max(1, columns - 1)  # the first and the last column may be parts
-    found = next((one for one in SECONDS if one >= need), SECONDS[-1])
-    while found < need:
-        found *= 1.25
-    return min(found, widest_s)
+    per_column = next((seconds for seconds in SECONDS if seconds >= need), SECONDS[-1])
+    while per_column < need:
+        per_column *= 1.25
+    return min(per_column, widest_s)

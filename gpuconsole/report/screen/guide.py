@@ -22,7 +22,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     run, trial = view.run, facts.running_trial(view)
     if view.recording or view.tuning is not None:
         return 0, ""
-    if decided := [one for one in view.trials if one.state == "done" and one.verdict != "undecided"]:
+    if decided := [trial for trial in view.trials if trial.state == "done" and trial.verdict != "undecided"]:
         return (0, "") if choosing or trial is not None or len(decided) > 1 else _after(view, decided[0], keys)
     start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
     if choosing:
@@ -61,7 +61,7 @@ def narrate(view: View) -> tuple[int, str]:
     trial = facts.running_trial(view)
     if trial is not None:
         return 4, "The trial: steps with and without the change alternate."
-    if finished := [one for one in view.trials if one.state != "running"]:
+    if finished := [trial for trial in view.trials if trial.state != "running"]:
         return 4, f"Proven and {'kept' if finished[-1].kept else 'reverted'}. To try it on this machine: q, then gpuconsole, s, Enter."
     if facts.suggestions(view):
         return 3, "The cause is found. In a live session Enter starts the trial; the recording goes on by itself."

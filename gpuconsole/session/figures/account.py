@@ -78,18 +78,18 @@ def _median_error(values: list[float]) -> float:
     return 1.2533 * spread / middle / math.sqrt(len(values))
 
 
-def rates(steps: Sequence[Step], what: str, block_s: float = 0.5) -> list[float]:
+def rates(steps: Sequence[Step], field: str, block_s: float = 0.5) -> list[float]:
     """`tokens` or `samples` per second of step time, in blocks of at least `block_s`."""
-    found, amount, span = [], 0, 0.0
+    blocks, amount, span = [], 0, 0.0
     for step in steps:
-        amount += getattr(step, what)
+        amount += getattr(step, field)
         span += step.wall_s
         if span >= block_s:
-            found.append(amount / span)
+            blocks.append(amount / span)
             amount, span = 0, 0.0
-    if not found and span > 0:
-        found.append(amount / span)
-    return found
+    if not blocks and span > 0:
+        blocks.append(amount / span)
+    return blocks
 
 
 def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple[float, str] | None) -> Summary:
@@ -187,4 +187,4 @@ def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dic
 
 
 def _of(requests: Sequence[Request], value: Callable[[Request], float | None]) -> Distribution | None:
-    return distribution([found for request in requests if (found := value(request)) is not None])
+    return distribution([number for request in requests if (number := value(request)) is not None])

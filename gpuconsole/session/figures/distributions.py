@@ -63,13 +63,13 @@ def _distribution(ordered: Sequence[tuple[float, float]]) -> Distribution:
     mean = sum(value * weight for value, weight in ordered) / total
     spread = sum(weight * (value - mean) ** 2 for value, weight in ordered)
     std = math.sqrt(spread / (total - 1)) if total > 1 else 0.0
-    found, seen, wanted = [], 0.0, list(SHARES)
+    percentiles, seen, shares = [], 0.0, list(SHARES)
     for value, weight in ordered:
         seen += weight
-        while wanted and seen >= wanted[0] * total - 1e-9:
-            found.append(value)
-            wanted.pop(0)
-    p50, p90, p95, p99 = found + [ordered[-1][0]] * len(wanted)
+        while shares and seen >= shares[0] * total - 1e-9:
+            percentiles.append(value)
+            shares.pop(0)
+    p50, p90, p95, p99 = percentiles + [ordered[-1][0]] * len(shares)
     return Distribution(mean, std, round(total), p50, p90, p95, p99)
 
 

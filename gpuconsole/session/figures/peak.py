@@ -46,8 +46,8 @@ def flops_peak(
 
 def _datasheet_flops(knobs: Knobs, facts: Mapping[str, float], peaks: Peaks, is_gpu: bool, serves: bool) -> Peak | None:
     precision, count = _precision(knobs, serves), world_size(knobs, facts)
-    found: float | None = getattr(peaks, f"{precision}_flops_per_s", None) if is_gpu else None
-    return (found * count, f"{_times(count)}{precision} dense, {peaks.source}") if found else None
+    peak: float | None = getattr(peaks, f"{precision}_flops_per_s", None) if is_gpu else None
+    return (peak * count, f"{_times(count)}{precision} dense, {peaks.source}") if peak else None
 
 
 def measured_flops(knobs: Knobs, facts: Mapping[str, float], serves: bool, measured_as: str = "") -> Peak | None:
@@ -55,8 +55,8 @@ def measured_flops(knobs: Knobs, facts: Mapping[str, float], serves: bool, measu
     measured, threads = facts.get("peak_flops_per_s"), facts.get("threads", 1.0)
     if not measured:
         return None
-    words = measured_as or f"{_precision(knobs, serves)} matrix product"
-    return measured, f"{words} measured here, {threads:.0f} {'thread' if threads == 1 else 'threads'}"
+    kernel = measured_as or f"{_precision(knobs, serves)} matrix product"
+    return measured, f"{kernel} measured here, {threads:.0f} {'thread' if threads == 1 else 'threads'}"
 
 
 def _precision(knobs: Knobs, serves: bool) -> str:
@@ -119,7 +119,7 @@ def ceilings(
     threads; the datasheet of the GPU, which no program reaches completely. The rate is of the kind of the work: convolution or matrix product;
     reading weights for one row (serving, where it was calibrated), or the better of copy and triad.
     """
-    known = {name: value * (world_size(knobs, facts) if is_gpu else 1) for name, value in (calibration or {}).items()}
+    calibrated = {name: value * (world_size(knobs, facts) if is_gpu else 1) for name, value in (calibration or {}).items()}
     precision, convolves = _precision(knobs, serves), bool(facts.get(CONVOLVES))
     product = {
         f"{'conv' if convolves else 'gemm'}_{precision}_flops_per_s": f"{precision} {'convolution' if convolves else 'matrix product'}"
@@ -127,19 +127,19 @@ def ceilings(
     streams = {"copy_bytes_per_s": "copy", "triad_bytes_per_s": "triad"}
     reads = {f"gemv_{precision}_bytes_per_s": f"{precision} matrix times vector"} if serves else {}
     return (
-        _calibrated(known, product) or measured_flops(knobs, facts, serves) or _datasheet_flops(knobs, facts, peaks, is_gpu, serves),
-        _calibrated(known, reads)
+        _calibrated(calibrated, product) or measured_flops(knobs, facts, serves) or _datasheet_flops(knobs, facts, peaks, is_gpu, serves),
+        _calibrated(calibrated, reads)
         or (measured_bandwidth(knobs, facts, is_gpu, serves) if serves else None)
-        or _calibrated(known, streams)
+        or _calibrated(calibrated, streams)
         or measured_bandwidth(knobs, facts, is_gpu, serves)
         or _datasheet_bandwidth(knobs, facts, peaks, is_gpu),
     )
 
 
-def _calibrated(known: Mapping[str, float], names: Mapping[str, str]) -> Peak | None:
+def _calibrated(calibrated: Mapping[str, float], names: Mapping[str, str]) -> Peak | None:
     """The highest of the calibrated figures `names`, with the words for its source. Older calibrations have no sustained rates, only the best ones."""
-    found = [(known.get(sustained_name(name), known.get(name, 0.0)), f"{words}, calibrated") for name, words in names.items()]
-    return max((one for one in found if one[0]), key=lambda one: one[0], default=None)
+    rates = [(calibrated.get(sustained_name(name), calibrated.get(name, 0.0)), f"{kernel}, calibrated") for name, kernel in names.items()]
+    return max((rate for rate in rates if rate[0]), key=lambda rate: rate[0], default=None)
 
 
 def _times(count: int) -> str:

@@ -31,14 +31,14 @@ def rates_per_watt(
     """Work per joule, by metric: work per second over watts of the same time. Empty if the power is not known."""
     if not power_w:
         return {}
-    found = {}
+    per_joule = {}
     if samples_per_s:
-        found["workload.samples_per_j"] = samples_per_s / power_w
+        per_joule["workload.samples_per_j"] = samples_per_s / power_w
     if tokens_per_s:
-        found["workload.tokens_per_j"] = tokens_per_s / power_w
+        per_joule["workload.tokens_per_j"] = tokens_per_s / power_w
     if flops_per_s:
-        found["workload.flops_per_j"] = flops_per_s / power_w
-    return found
+        per_joule["workload.flops_per_j"] = flops_per_s / power_w
+    return per_joule
 
 
 def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float:
@@ -73,10 +73,10 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
             validity=before.validity,
         )
     key = (record.version if limit is None else record.live_version, limit, tuple(devices), environment)
-    known = _memo.get(record)
-    if known is None or known[0] != key:
-        known = _memo[record] = (key, _compute(record, devices, environment, limit))
-    summary, ranks, missing, valid = known[1]
+    memo = _memo.get(record)
+    if memo is None or memo[0] != key:
+        memo = _memo[record] = (key, _compute(record, devices, environment, limit))
+    summary, ranks, missing, valid = memo[1]
     return msgspec.structs.replace(
         record.run, summary=summary, ranks=ranks, unavailable={**missing, **record.run.unavailable}, validity=valid
     )
@@ -233,8 +233,8 @@ def _failures(failures: Counter[str], failed: int, counted: int, named: bool) ->
 def _client(serving: ServingRecord) -> list[str]:
     """The reasons that the load generator is the cause of."""
     waited = serving.runq_ratio(serving.counted_from) if serving.counted_from is not None else None
-    found = [f"the load generator waited for a CPU {waited * 100:.0f} % of the time"] if waited is not None and waited > STARVED else []
-    return found + ([f"{serving.dropped} messages of the load generator were lost"] if serving.dropped else [])
+    reasons = [f"the load generator waited for a CPU {waited * 100:.0f} % of the time"] if waited is not None and waited > STARVED else []
+    return reasons + ([f"{serving.dropped} messages of the load generator were lost"] if serving.dropped else [])
 
 
 def _commonest(causes: Counter[str]) -> str:
