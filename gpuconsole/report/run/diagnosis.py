@@ -26,6 +26,8 @@ from gpuconsole.session.api import View
 # --- the diagnosis panel -------------------------------------------------------------------------------------
 
 NOTHING_FOUND = "No fault found so far"
+NO_ANSWER = "No conclusion while the server does not answer"
+NO_FIGURES = "No conclusion: the figures cannot show what limits this run"
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
@@ -100,10 +102,9 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     rows: list[Row] = []
     run = view.run
     if run is not None and run.state == "failed":
-        rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or NO_CAUSE}", width, max(1, min(6, room - 1)))]
+        rows += [line(width, (text, "alert")) for text in wrap(failure(run), width, max(1, min(6, room - 1)))]
     elif view.down:
-        cause = outage(view)
-        rows += [line(width, (text, "alert")) for text in wrap(f"{cause[:1].upper()}{cause[1:]}.", width, max(1, min(3, room - 1)))]
+        rows += [line(width, (text, "alert")) for text in wrap(f"{sentence(outage(view))}.", width, max(1, min(3, room - 1)))]
     if run is not None and run.state != "failed" and not view.down and doubtful(run):
         rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():
@@ -237,23 +238,37 @@ def _state(view: View) -> str:
     if run.state == "failed":
         return "" if run.error else "Press s to start again, k to see the knobs."
     if run.state == "starting":
-        return f"Starting: {view.stage or 'waiting for the worker'}."
+        return f"{starting(view)}."
     if view.down:
-        return "No conclusion while the server does not answer."
+        return f"{NO_ANSWER}."
     return f"{state_words(run)}."
 
 
+def starting(view: View) -> str:
+    """What a run does before its first step."""
+    return f"Starting: {view.stage or 'waiting for the worker'}"
+
+
+def failure(run: Run) -> str:
+    """Why a run failed."""
+    return f"failed: {run.error or NO_CAUSE}"
+
+
 def state_words(run: Run) -> str:
-    """The state of the diagnosis of a run in which no rule fires, in one clause."""
-    if run.state == "running" and run.steady_from_s is None and not doubtful(run):
-        first = "request" if run.serves else "step"
-        return "Measuring: the rate is not steady yet" if run.summary.steps else f"Measuring: waiting for the first {first} to end"
-    if run.findings and (why := why_no_claim(run)):
-        return "No conclusion: the figures cannot show what limits this run" if doubtful(run) else f"No conclusion: {why}"
-    if not run.findings:
-        ended = f"The run ended before a diagnosis: {run.error}" if run.error else "The run ended before a diagnosis"
-        return "Measuring: no diagnosis yet" if run.state == "running" else ended
-    return NOTHING_FOUND
+    """The state of the diagnosis of a run in which no rule fires, in one clause: the first that holds."""
+    running = run.state == "running"
+    unsteady = running and run.steady_from_s is None and not doubtful(run)
+    why = why_no_claim(run) if run.findings else ""
+    states = (
+        (unsteady and run.summary.steps, "Measuring: the rate is not steady yet"),
+        (unsteady, f"Measuring: waiting for the first {'request' if run.serves else 'step'} to end"),
+        (why and doubtful(run), NO_FIGURES),
+        (why, f"No conclusion: {why}"),
+        (run.findings, NOTHING_FOUND),
+        (running, "Measuring: no diagnosis yet"),
+        (run.error, f"The run ended before a diagnosis: {run.error}"),
+    )
+    return next((clause for holds, clause in states if holds), "The run ended before a diagnosis")
 
 
 def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: int) -> list[Row]:
@@ -297,7 +312,7 @@ def details_report(run: Run) -> Report:
     firing = facts.firing(run)
     if not firing:
         why = why_no_claim(run)
-        report += [heading("No conclusion"), text(f"{_sentence(why)}.", "alert")] if why else []
+        report += [heading("No conclusion"), text(f"{sentence(why)}.", "alert")] if why else []
         report += [] if why else [heading("No rule fires"), text("No rule found time that can be recovered.", "dim")]
         report.append(BLANK)
     for number, finding in enumerate(firing, 1):
@@ -404,7 +419,7 @@ def _group(title: str, findings: list[Finding]) -> Report:
     return [*report, BLANK]
 
 
-def _sentence(clause: str) -> str:
+def sentence(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
 
 

@@ -13,8 +13,19 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, line_of, row_width, spread
-from gpuconsole.report.experiments import NO_CAUSE, measured, verdict
-from gpuconsole.report.run.diagnosis import effect_on_numbers, missing_signals, rule_counts, stake, state_words
+from gpuconsole.report.experiments import measured, verdict
+from gpuconsole.report.run.diagnosis import (
+    NO_ANSWER,
+    NO_FIGURES,
+    effect_on_numbers,
+    failure,
+    missing_signals,
+    rule_counts,
+    sentence,
+    stake,
+    starting,
+    state_words,
+)
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.report.run.figures import verdict as validity_words
 from gpuconsole.session import facts
@@ -90,7 +101,7 @@ def answer(view: View, selected: str) -> Answer:
     if run.state == "starting":
         return Answer(
             "accent",
-            [(f"Starting: {view.stage or 'waiting for the worker'}", "title")],
+            [(starting(view), "title")],
             [("The first figures follow the first steps.", "dim")],
         )
     trial = facts.running_trial(view)
@@ -144,19 +155,16 @@ def _proven(kept: Trial) -> list[Segment]:
 def _trouble(view: View, run: Run) -> Answer | None:
     """What needs action before any figure of the run counts."""
     if run.state == "failed":
-        return Answer("alert", [(f"Failed: {run.error or NO_CAUSE}", "alert")], [(view.notes[-1] if view.notes else "", "dim")])
+        return Answer("alert", [(sentence(failure(run)), "alert")], [(view.notes[-1] if view.notes else "", "dim")])
     if view.down:
-        sentence = outage(view)
-        return Answer(
-            "alert", [(f"{sentence[:1].upper()}{sentence[1:]}", "alert")], [("No conclusion while the server does not answer.", "dim")]
-        )
+        return Answer("alert", [(sentence(outage(view)), "alert")], [(f"{NO_ANSWER}.", "dim")])
     if run.device in view.lost:
         return Answer("alert", [(f"{run.device} is lost: {view.lost[run.device]}", "alert")], [("", "")])
     if doubtful(run):
         return Answer(
             "alert",
             [(f"The figures are {validity_words(run)}", "alert")],
-            [("No conclusion: the figures cannot show what limits this run.", "dim")],
+            [(f"{NO_FIGURES}.", "dim")],
         )
     if run.is_job and AGENT in run.unavailable and facts.active(view):
         return Answer("alert", [("The agent is off: no step is measured", "alert")], [(run.unavailable[AGENT], "dim")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuconsole.model.experiments import Trial
+from gpuconsole.report.run.diagnosis import NOTHING_FOUND
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
@@ -25,6 +26,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if decided := [trial for trial in view.trials if trial.state == "done" and trial.verdict != "undecided"]:
         return (0, "") if choosing or trial is not None or len(decided) > 1 else _after(view, decided[0], keys)
     start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
+    another = "" if run is not None and run.is_job else f" Press {keys['scenarios']} for an example with a fault."
     if choosing:
         return 1, f"{keys['start']} starts the selected example. Choose one with a fault."
     if run is None:
@@ -36,13 +38,13 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
         return 3, f"The trial was undecided: step times vary too much. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
-        return 2, "This run is healthy." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
+        return 2, f"This run is healthy.{another}"
     if facts.suggestions(view):
         return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
     if facts.firing(run):
         return 2, f"This finding has no change to try here. Press {keys['details']} for the reasons."
     if run.findings and run.steady_from_s is not None and not view.probing:
-        return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
+        return 2, f"{NOTHING_FOUND}.{another}"
     return 2, "Wait for the finding. The console measures where the time goes."
 
 

@@ -13,7 +13,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import measured, setting, sweep_report, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.run.diagnosis import finding_report, firing_report, other_rules, rule_counts
+from gpuconsole.report.run.diagnosis import failure, finding_report, firing_report, other_rules, rule_counts
 from gpuconsole.report.run.figures import client_report, work
 from gpuconsole.report.run.figures import verdict as validity
 from gpuconsole.report.run.models import rank_table
@@ -210,7 +210,7 @@ def extent(run: Run) -> str:
     """`valid; 127 requests of a run of 44.8 s`. The duration has also steps that do not count, and trials."""
     measured_over = f"{work(run)} of a run of {run.duration_s:.1f} s"
     if run.state == "failed":
-        return visible(f"failed: {run.error or 'no cause was reported'}; {measured_over}")
+        return visible(f"{failure(run)}; {measured_over}")
     if run.validity is not None:
         return f"{validity(run)}; {measured_over}"
     if run.steady_from_s is None:

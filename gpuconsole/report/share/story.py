@@ -14,7 +14,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, predicted, setting, verdict
-from gpuconsole.report.run.diagnosis import recoverable, stake
+from gpuconsole.report.run.diagnosis import failure, recoverable, stake
 from gpuconsole.session import facts
 
 
@@ -95,7 +95,7 @@ def answer(chain: Chain) -> Answer:
     run, finding = chain.first, cause(chain)
     fixes = _fixes(chain)
     if chain.last.state == "failed":
-        return Answer(f"Run {chain.last.id} failed: {chain.last.error or NO_CAUSE}", "", fixes, "alert")
+        return Answer(f"Run {chain.last.id} {failure(chain.last)}", "", fixes, "alert")
     kept = next((trial for trial in chain.trials if trial.kept), None)
     if finding is None and kept is not None:
         return Answer(f"Proven: {in_words(kept.changes)}: {measured(kept)}", "no rule had named the cause", fixes, "good")
