@@ -11,7 +11,6 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine import Process
 from gpuconsole.model.run import COUNTS, Run, Step
-from gpuconsole.model.serving import Objective
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.figures.account import steady_from
 from gpuconsole.session.machine import Energy
@@ -28,6 +27,7 @@ from gpuconsole.wire.events import (
     RankJoined,
     Requests,
     RunClosed,
+    RunOpened,
     ServerKnown,
     ServerState,
     Started,
@@ -54,16 +54,27 @@ class RunRecord:
     `run` holds the values from the events. Its summary, its ranks and its figures are empty: `figures.summary.summarized` computes them.
     """
 
-    def __init__(self, run: Run, t: float, objective: Objective | None = None) -> None:
-        self.run = run
-        self.objective = objective
-        self.opened_t = t
+    def __init__(self, opened: RunOpened, started: str) -> None:
+        """`started`: the time of `opened` as UTC in ISO 8601."""
+        self.opened = opened
+        self.run = Run(
+            id=opened.run,
+            scenario=opened.scenario,
+            workload=opened.workload,
+            knobs=opened.knobs,
+            device=opened.device,
+            started=started,
+            changes=opened.changes,
+            elsewhere=opened.elsewhere,
+            command_digest=opened.digest,
+            command=opened.command,
+        )
         self.closed_t: float | None = None
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
         self.start_s: float | None = None
         """Seconds from the start of the worker to the end of its preparation; in a serving run, until the model server was ready."""
-        self.knobs_in_force: Knobs = run.knobs
+        self.knobs_in_force: Knobs = opened.knobs
         """The knobs that the worker last confirmed. During a trial these are the knobs of the running side."""
         self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
@@ -74,7 +85,7 @@ class RunRecord:
         """Measurement overhead in seconds, and number of steps, at the first message."""
         self.probe_signals: dict[str, Signal] = {}
         self.ranks = Ranks()
-        self.serving = ServingRecord() if run.serves else None
+        self.serving = ServingRecord() if self.run.serves else None
         self.compiled = CompileCounts()
         self.work = WorkCounts()
         self.energy = Energy()
@@ -162,7 +173,7 @@ class RunRecord:
             }
             self.run.effects = {name.removeprefix(EFFECT): effect for name, effect in event.notes.items() if name.startswith(EFFECT)}
         if self.run.state == "starting":
-            self.start_s = event.t - self.opened_t
+            self.start_s = event.t - self.opened.t
             self.run.state = "running"
 
     def _add_steps(self, event: Steps) -> None:

@@ -12,7 +12,6 @@ from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.metrics import series_key
-from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import peaks_of, summarized
 from gpuconsole.session.freshness import fresh_value
@@ -139,19 +138,7 @@ class SessionState(MachineState):
 
     def _open(self, event: RunOpened) -> None:
         before = self.record
-        run = Run(
-            id=event.run,
-            scenario=event.scenario,
-            workload=event.workload,
-            knobs=event.knobs,
-            device=event.device,
-            started=self.wall_clock(event.t),
-            changes=event.changes,
-            elsewhere=event.elsewhere,
-            command_digest=event.digest,
-            command=event.command,
-        )
-        record = RunRecord(run, event.t, event.objective)
+        record = RunRecord(event, self.wall_clock(event.t))
         if event.changes and before is not None:
             record.carry_on(before)
             self._points.drop_steps()

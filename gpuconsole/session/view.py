@@ -28,7 +28,6 @@ from gpuconsole.wire.events import (
     Processes,
     Profiled,
     RunClosed,
-    RunOpened,
     ServerKnown,
     Started,
     Topology,
@@ -99,7 +98,7 @@ def make_view(
         step_times=tuple(record.durations()) if record else (),
         down=outage.why if outage else "",
         down_s=max(0.0, now - state.session_time(outage.begun)) if outage else 0.0,
-        run_times=tuple(state.session_time(record.opened_t) for record in state.records),
+        run_times=tuple(state.session_time(record.opened.t) for record in state.records),
         trial_times={name: (state.session_time(begun), state.session_time(last)) for name, (begun, last) in state.trial_times.items()},
     )
 
@@ -176,9 +175,8 @@ def prelude(state: SessionState, environment: Environment, last_started: Started
     events += [Unavailable(now, device, metrics) for device, metrics in state.unavailable.items()]
     events += [DeviceLost(now, device, reason) for device, reason in state.lost.items()]
     if state.record is not None:
-        run, objective = state.record.run, state.record.objective
-        of_run = (run.id, run.scenario, run.workload, run.knobs, run.device)
-        events.append(RunOpened(now, *of_run, objective=objective, elsewhere=run.elsewhere, digest=run.command_digest, command=run.command))
+        run = state.record.run
+        events.append(msgspec.structs.replace(state.record.opened, t=now, knobs=run.knobs, device=run.device, changes={}))
         if run.job is not None:
             events.append(JobKnown(now, 0, run.job))
         events += [msgspec.structs.replace(joined, t=now) for joined in state.record.ranks.joined]
@@ -216,7 +214,7 @@ def _own_cpu(state: SessionState) -> float | None:
 
 def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
     readings = state.readings
-    start = state.session_time(record.opened_t)
+    start = state.session_time(record.opened.t)
     end = state.session_time(record.closed_t if record.closed_t is not None else now)
     series = {}
     for key, history in readings.series.items():

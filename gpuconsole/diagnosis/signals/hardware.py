@@ -61,7 +61,7 @@ class HardwareWatch:
             return {"is_gpu": Signal(0.0, "", "device")}
         if record.run.serves and "max_num_seqs" not in record.facts:
             return {}  # the console did not start the server, or the start is not complete: the device of the server is not known
-        since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened_t))
+        since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened.t))
         readings = Readings(state, device, since)
         ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
         return (

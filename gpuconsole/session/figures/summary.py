@@ -129,7 +129,7 @@ def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Pea
 def _serving_summary(
     record: RunRecord, serving: ServingRecord, ticks: Sequence[Step], peaks: tuple[Peak | None, Peak | None], live: bool
 ) -> Summary:
-    summary = serving.summary(ticks, record.objective, live)
+    summary = serving.summary(ticks, record.opened.objective, live)
     if ticks:
         add_served_work(summary, serving.rates(ticks[0].t - ticks[0].wall_s), *peaks)
     return summary
