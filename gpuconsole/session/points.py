@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpuconsole.model.run import PROBE, Step
 from gpuconsole.model.serving import Request
-from gpuconsole.session.figures.account import itl_pairs
+from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_times
 from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt
@@ -90,15 +90,10 @@ class RunPoints:
         if span < EVERY_S:
             return
         good = [request for request in self._requests if not request.error]
-        gaps = sorted(itl_pairs(good))
-        for metric, values in (
-            ("workload.ttft_s", [r.ttft_s for r in good if r.ttft_s is not None]),
-            ("workload.tpot_s", [r.tpot_s for r in good if r.tpot_s is not None]),
-            ("workload.e2e_s", [r.e2e_s for r in good if r.e2e_s is not None]),
-            ("workload.itl_s", [gap for gap, _ in gaps]),
-        ):
-            if values:
-                self._add(metric, device, event.t, percentile(sorted(values), 0.5), WORKLOAD)
+        times = {field: request_times(good, field) for field in REQUEST_TIMES} | {"itl_s": [gap for gap, _ in itl_pairs(good)]}
+        for field, seconds in times.items():
+            if seconds:
+                self._add(f"workload.{field}", device, event.t, percentile(sorted(seconds), 0.5), WORKLOAD)
         self._add("workload.failed_requests_per_s", device, event.t, (len(self._requests) - len(good)) / span, WORKLOAD)
         self._requests, self._requests_since = [], event.t
 

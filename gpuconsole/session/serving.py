@@ -15,7 +15,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.account import itl_pairs, request_shares, summarize_serving
+from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_shares, request_times, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, percentile
 from gpuconsole.wire.events import Requests, ServerState
 
@@ -240,30 +240,28 @@ class ServingRecord:
         states = [state for state in self.states if state.t >= since and self.is_own(state.t)]
         if len(states) < 2:
             return {}
+
+        def gauges(name: str) -> list[float]:
+            return [state.gauges[name] for state in states if name in state.gauges]
+
         signals: dict[str, Signal] = {}
         for name, unit in (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio")):
-            values = [state.gauges[name] for state in states if name in state.gauges]
-            if values:
+            if values := gauges(name):
                 signals[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
-        busy = [state.gauges["frontend_cpu_ratio"] for state in states if "frontend_cpu_ratio" in state.gauges]
-        if busy:
-            signals["server.frontend_cpu_ratio"] = Signal(
-                statistics.fmean(busy), "ratio", f"/proc of the process that answers, n={len(busy)}"
-            )
-        usage = [state.gauges["kv_cache_usage_ratio"] for state in states if "kv_cache_usage_ratio" in state.gauges]
-        if usage:
+        if busy := gauges("frontend_cpu_ratio"):
+            source = f"/proc of the process that answers, n={len(busy)}"
+            signals["server.frontend_cpu_ratio"] = Signal(statistics.fmean(busy), "ratio", source)
+        if usage := gauges("kv_cache_usage_ratio"):
             signals["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
             full = sum(value >= FULL_KV for value in usage) / len(usage)
-            signals["server.kv_cache_full_ratio"] = Signal(
-                full, "ratio", f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
-            )
-        running = [state.gauges["requests_running"] for state in states if "requests_running" in state.gauges]
+            source = f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
+            signals["server.kv_cache_full_ratio"] = Signal(full, "ratio", source)
+        running = gauges("requests_running")
         if running and "max_num_seqs" in facts:  # the sequence slots of a server that was not started here are not known
             seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # a live change may have lowered the limit
             share = sum(value >= seats for value in running) / len(running)
-            signals["server.seats_taken_ratio"] = Signal(
-                share, "ratio", f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
-            )
+            source = f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
+            signals["server.seats_taken_ratio"] = Signal(share, "ratio", source)
         deltas, wall = self._gained(since)
         for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
             if name in deltas and wall > 0:
@@ -320,7 +318,8 @@ def _increase(before: ServerState, after: ServerState) -> dict[str, float]:
 
 def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[str, Signal]:
     """The signals about the load generator and its requests."""
-    requests = [request for request in record.recent(since) if not request.error]
+    recent = record.recent(since)
+    requests = [request for request in recent if not request.error]
     load = [tick for tick in record.load if tick.t >= since and record.is_own(tick.t)]
     signals: dict[str, Signal] = {}
     if len(load) > 1:
@@ -336,21 +335,15 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
     shared = next((tick.shared_prefix_ratio for tick in reversed(load) if tick.shared_prefix_ratio is not None), None)
     if shared is not None:
         signals["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
-    all_recent = record.recent(since)
-    if all_recent:
-        signals["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
+    if recent:
+        signals["client.failed_ratio"] = Signal(1 - len(requests) / len(recent), "ratio", f"{CLIENT}, n={len(recent)}")
     if not requests:
         return signals
     n = f"{CLIENT}, n={len(requests)}"
-    for name, values in (
-        ("ttft", [r.ttft_s for r in requests if r.ttft_s is not None]),
-        ("tpot", [r.tpot_s for r in requests if r.tpot_s is not None]),
-        ("e2e", [r.e2e_s for r in requests if r.e2e_s is not None]),
-    ):
-        if values:
-            ordered = sorted(values)
-            signals[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
-            signals[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
+    for field in REQUEST_TIMES:
+        if seconds := request_times(requests, field):
+            signals[f"client.{field}"] = Signal(statistics.fmean(seconds), "s", f"{n}, mean")
+            signals[f"client.{field.removesuffix('_s')}_p99_s"] = Signal(percentile(sorted(seconds), 0.99), "s", f"{n}, p99")
     gaps = sorted(gap for request in requests for gap in request.gaps)
     if gaps:
         signals["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")

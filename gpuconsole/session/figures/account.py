@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from gpuconsole.model.run import PHASES, Distribution, Step, Summary
+from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
 
@@ -126,6 +126,8 @@ def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: flo
 # --- requests ------------------------------------------------------------------------------------------------
 
 RATE_BLOCK_S = 1.0
+REQUEST_TIMES = ("ttft_s", "tpot_s", "e2e_s")
+"""The times of one request that are figures of the summary and series."""
 
 
 def summarize_serving(
@@ -142,10 +144,8 @@ def summarize_serving(
         summary.tokens_per_s = distribution(rates(ticks, "tokens", RATE_BLOCK_S))
         summary.requests_per_s = distribution(rates(ticks, "samples", RATE_BLOCK_S))
         summary.samples_per_s = summary.requests_per_s
-    summary.ttft_s = _of(good, lambda request: request.ttft_s)
-    summary.tpot_s = _of(good, lambda request: request.tpot_s)
-    summary.e2e_s = _of(good, lambda request: request.e2e_s)
-    summary.client_queue_s = _of(good, lambda request: request.client_queue_s)
+    for field in (*REQUEST_TIMES, "client_queue_s"):
+        setattr(summary, field, distribution(request_times(good, field)))
     gapped = good if of_gaps is None else [request for request in of_gaps if not request.error]
     summary.itl_s = weighted(itl_pairs(gapped))
     summary.chunk_gap_s = weighted((gap, 1.0) for request in gapped for gap in request.gaps)
@@ -163,6 +163,11 @@ def add_served_work(
         summary.mfu_ratio, summary.mfu_peak_source = summary.flops_per_s / peak[0], peak[1]
     if summary.memory_bytes_per_s and memory_peak:
         summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / memory_peak[0], memory_peak[1]
+
+
+def request_times(requests: Sequence[Request], field: str) -> list[float]:
+    """The known times `field` of `requests`, in seconds."""
+    return [seconds for request in requests if (seconds := getattr(request, field)) is not None]
 
 
 def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
@@ -184,7 +189,3 @@ def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dic
     parts["transport"] = max(0.0, e2e - sum(parts.values()) + client)
     total = sum(parts.values())
     return {name: seconds / total for name, seconds in parts.items()} if total > 0 else {}
-
-
-def _of(requests: Sequence[Request], value: Callable[[Request], float | None]) -> Distribution | None:
-    return distribution([number for request in requests if (number := value(request)) is not None])
