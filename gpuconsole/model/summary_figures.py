@@ -1,4 +1,4 @@
-"""The figures of a run's summary, one row for each. Reports, comparisons, the list of baselines and the live metrics are made from these rows.
+"""The figures of a run's summary, one row for each. Reports, comparisons, the list of baselines and live metrics are made from these rows.
 
 A figure is added as a field of `model.run.Summary` with a row here, and where it is computed (`session.figures`).
 """
@@ -13,12 +13,14 @@ Better = Literal["higher", "lower", ""]
 class SummaryFigure(NamedTuple):
     """What is known about the field `field` of `Summary`. `better`: which direction is better; empty where neither is.
 
-    `label`: its name beside another figure. `short`: its name in the list of baselines; empty where `BaselineRun` does not have the field.
-    `text`: the words around the plain number, for a figure that is not shown as a number with `unit`. `peak`: the field with the source of the
-    peak that a ratio refers to. `row`: the row of a run's report that holds the figure, and the words around it there. `beside`: the values that
-    a report of two runs shows: percentiles, or the figure itself (`mean`). `always`: that report has a row for the figure also where it was not
-    measured. `formula`: how a latency is measured; the latencies have a table of their own, the most important first. `live`: the source and the
-    meaning of its live metric; None where it has none.
+    - `label`: its name beside another figure. `short`: its name in the list of baselines; empty where `BaselineRun` does not have the field.
+    - `text`: the words around the plain number, for a figure that is not shown as a number with `unit`.
+    - `peak`: the field with the source of the peak that a ratio refers to.
+    - `row`: the row of a run's report that holds the figure, and the words around it there. `needs`: the figure without which it is left out.
+    - `beside`: the values that a report of two runs shows: percentiles, or the figure itself (`mean`). `always`: that report has a row for the
+      figure also where it was not measured.
+    - `formula`: how a latency is measured. The latencies have a table of their own, the most important first.
+    - `live`: the source and the meaning of its live metric; None where it has none.
     """
 
     field: str
@@ -29,6 +31,7 @@ class SummaryFigure(NamedTuple):
     text: str = ""
     peak: str = ""
     row: tuple[str, str] = ("", "")
+    needs: str = ""
     beside: tuple[str, ...] = ()
     always: bool = False
     formula: str = ""
@@ -69,15 +72,17 @@ FIGURES: dict[str, SummaryFigure] = {figure.field: figure for figure in (
     _F("client_runq_ratio", "ratio"),
     _F("flops_per_s", "FLOP/s", "higher", "arithmetic", row=("arithmetic", "{}"), beside=MEAN,
        live=(STEPS, "Model FLOPs per second of step time")),
-    _F("mfu_ratio", "ratio", "higher", "MFU", "MFU", peak="mfu_peak_source", row=("arithmetic", "MFU {}"), beside=MEAN, always=True,
-       live=(STEPS, "Model FLOP/s over the peak that the run is compared with")),
+    _F("mfu_ratio", "ratio", "higher", "MFU", "MFU", peak="mfu_peak_source", row=("arithmetic", "MFU {}"), needs="flops_per_s",
+       beside=MEAN, always=True, live=(STEPS, "Model FLOP/s over the peak that the run is compared with")),
     _F("memory_bytes_per_s", "bytes/s", "", "memory rate", row=("memory rate", "{} must move")),
-    _F("mbu_ratio", "ratio", "higher", "MBU", peak="mbu_peak_source", row=("memory rate", "MBU {}"), beside=MEAN),
+    _F("mbu_ratio", "ratio", "higher", "MBU", peak="mbu_peak_source", row=("memory rate", "MBU {}"), needs="memory_bytes_per_s",
+       beside=MEAN),
     _F("loss_first", ""),
-    _F("loss_last", "", "", "loss", row=("loss", "{}")),
+    _F("loss_last", "", "", "loss", row=("loss", "{}"), needs="loss_first"),
     _F("memory_peak_bytes", "bytes", "lower", "memory peak", "memory", row=("memory peak", "{}"), beside=MEAN),
     _F("energy_j", "J", "lower", "energy", row=("energy", "{}"), beside=MEAN, always=True),
-    _F("flops_per_j", "FLOP/s/W", "higher", row=("energy", "{}"), live=(DERIVED, "Model FLOP/s per watt of device power")),
+    _F("flops_per_j", "FLOP/s/W", "higher", row=("energy", "{}"), needs="energy_j",
+       live=(DERIVED, "Model FLOP/s per watt of device power")),
     _F("tokens_per_j", "tokens/J", "higher", "tokens per joule", text="{} tokens/J", row=("cost", "{}"), beside=MEAN,
        live=(DERIVED, "Tokens per joule: tokens/s over the power of the device")),
     _F("cost_per_million_tokens", "per Mtoken", "lower", "cost", text="cost {} per million tokens", row=("cost", "{}"), beside=MEAN,

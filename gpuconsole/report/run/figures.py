@@ -34,8 +34,8 @@ def figure_text(run: Run, field: str, share: str = "mean", with_peak: bool = Tru
     figure, value = FIGURES[field], getattr(run.summary, field)
     if value is None or (value == 0 and figure.unit in TOTALS):
         return ""
-    if field == "loss_last":
-        return f"{run.summary.loss_first:.3f} -> {value:.3f}" if run.summary.loss_first is not None else ""
+    if field == "loss_last" and run.summary.loss_first is not None:
+        return f"{run.summary.loss_first:.3f} -> {value:.3f}"
     if isinstance(value, Distribution) and figure.unit == "s":
         return units.latency(getattr(value, share)).strip()
     if isinstance(value, Distribution) and not figure.text:
@@ -54,8 +54,9 @@ def figure_rows(run: Run) -> Report:
     """The rows of the figures that have no report of their own, each row with all its figures."""
     rows: dict[str, list[str]] = {}
     for field, figure in FIGURES.items():
-        if figure.row[0] and (figure_in_row := in_row(run, field)):
-            rows.setdefault(figure.row[0], []).append(figure_in_row)
+        shown = figure.row[0] and (not figure.needs or figure_text(run, figure.needs))
+        if shown and (text := in_row(run, field)):
+            rows.setdefault(figure.row[0], []).append(text)
     return [labelled(label, GAP.join(figures)) for label, figures in rows.items()]
 
 
