@@ -13,12 +13,12 @@ Better = Literal["higher", "lower", ""]
 class SummaryFigure(NamedTuple):
     """What is known about the field `field` of `Summary`. `better`: which direction is better; empty where neither is.
 
-    - `label`: its name beside another figure. `short`: its name in the list of baselines; empty where `BaselineRun` does not have the field.
+    - `label`: its name beside another figure. `short`: its name in the list of baselines; empty where `BaselineRun` has no such field.
     - `text`: the words around the plain number, for a figure that is not shown as a number with `unit`.
     - `peak`: the field with the source of the peak that a ratio refers to.
-    - `row`: the row of a run's report that holds the figure, and the words around it there. `needs`: the figure without which it is left out.
-    - `beside`: the values that a report of two runs shows: percentiles, or the figure itself (`mean`). `always`: that report has a row for the
-      figure also where it was not measured.
+    - `row`: the row of a run's report that holds the figure, and the words around it. `needs`: the figure without which it is left out.
+    - `beside`: the values that a report of two runs shows: percentiles, or the figure itself (`mean`). `always`: that report has a row for
+      the figure also where it was not measured.
     - `formula`: how a latency is measured. The latencies have a table of their own, the most important first.
     - `live`: the source and the meaning of its live metric; None where it has none.
     """

@@ -38,7 +38,8 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     if height <= 0:
         return []
     body, _ = _body(view, selected, width, height, boxed)
-    return panel(_name(view), _status(view), body, width, height, boxed)
+    title = "causes" if facts.firing(view.run) and facts.healthy(view.run) is None else "diagnosis"
+    return panel(title, _status(view), body, width, height, boxed)
 
 
 def suggestion_at(view: View, selected: str, width: int, height: int, boxed: bool, y: int) -> str:
@@ -54,7 +55,8 @@ def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tu
     """The rows inside the panel, and the suggestion that each row belongs to, or an empty text."""
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
-    foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
+    notes = view.notes[-2 if room >= 10 else -1 :] if room >= 6 else ()
+    foot = [line(inner, (note, "dim")) for note in notes]
     left = room - len(top) - len(foot)
     for most, gaps in ((3, True), (3, False), (1, False)):
         rows, headlines, at, owners = _findings(view, selected, inner, most, gaps)
@@ -80,10 +82,6 @@ def needed_rows(view: View) -> int:
     firing = sum(4 + len(finding.suggestions) for finding in facts.firing(run))
     others = sum(finding.state != "fires" for finding in run.findings)
     return 3 + firing + others + min(2, len(view.notes))
-
-
-def _name(view: View) -> str:
-    return "causes" if facts.firing(view.run) and facts.healthy(view.run) is None else "diagnosis"
 
 
 def _status(view: View) -> list[Segment]:
@@ -112,10 +110,6 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     if rows and room >= 10:
         rows.append(blank(width))
     return rows[: max(1, room - 1)]
-
-
-def _foot(view: View, width: int, most: int) -> list[Row]:
-    return [line(width, (note, "dim")) for note in view.notes[-most:]]
 
 
 def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> tuple[list[Row], list[int], int, list[str]]:
