@@ -90,7 +90,7 @@ def _of_work(work: str) -> list[str]:
 def _platform(before: Run, after: Run, environments: tuple[Environment, Environment]) -> list[Difference]:
     """The differences of the devices of the runs, and of the software below them."""
     sides = [_platform_of(run, environment) for run, environment in zip((before, after), environments, strict=True)]
-    return [Difference(name, _words(one), _words(sides[1][name])) for name, one in sides[0].items() if one != sides[1][name]]
+    return [Difference(name, _words(value), _words(sides[1][name])) for name, value in sides[0].items() if value != sides[1][name]]
 
 
 def _platform_of(run: Run, environment: Environment) -> dict[str, str | None]:

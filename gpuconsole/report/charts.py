@@ -28,8 +28,8 @@ def throughput(times: list[float], values: list[float], marks: Sequence[float], 
     return _rows(figure, title, width)
 
 
-def step_times(seconds: Sequence[float], width: int, height: int, what: str = "step times of {} recent steps") -> list[Row]:
-    """A histogram of step times (or of `what`) up to the 99.5th percentile: one long step does not flatten the others."""
+def step_times(seconds: Sequence[float], width: int, height: int, heading: str = "step times of {} recent steps") -> list[Row]:
+    """A histogram of step times (or of what `heading` names) up to the 99.5th percentile: one long step does not flatten the others."""
     ordered = sorted(seconds)
     inside = ordered[: max(1, int(len(ordered) * 0.995))]
     low, high = inside[0], inside[-1]
@@ -44,7 +44,7 @@ def step_times(seconds: Sequence[float], width: int, height: int, what: str = "s
     _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
     points = ", ".join(f"p{q} {units.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
     left_out = len(ordered) - len(inside)
-    title = f"{what.format(len(ordered))}: {points}" + (f"; {left_out} longer steps not drawn" if left_out else "")
+    title = f"{heading.format(len(ordered))}: {points}" + (f"; {left_out} longer steps not drawn" if left_out else "")
     return _rows(figure, title, width)
 
 
