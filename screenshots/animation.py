@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shots import HERE, ONE, TITLE, Cells, until, write_png
 
-from gpuconsole.engine.replay import DEMO, Replay
-from gpuconsole.report.screen.guide import narrate
+from gpuconsole.engine.recording import DEMO, Replay
+from gpuconsole.report.screen.answer import narrate
 from gpuconsole.session import facts
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.widgets.bars import KeyBar

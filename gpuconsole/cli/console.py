@@ -43,7 +43,7 @@ def show_demo(args: argparse.Namespace) -> int:
     """Replay the recorded session of the package, marked as a recording."""
     use_own_keys()
     show_first_picture()
-    from gpuconsole.engine.replay import DEMO, Replay
+    from gpuconsole.engine.recording import DEMO, Replay
     from gpuconsole.tui.app import run_app
 
     with resources.as_file(DEMO) as path, screen_colors():

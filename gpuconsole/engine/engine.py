@@ -27,7 +27,7 @@ from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.job import ScreenJob, start_on_terminal
 from gpuconsole.engine.machine.environment import fingerprint, watch_self
 from gpuconsole.engine.reader import StateReader, write_snapshot
-from gpuconsole.engine.recorder import Recorder
+from gpuconsole.engine.recording import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.model.folders import sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 from gpuconsole.model.text import visible
-from gpuconsole.session.machine import MachineState
-from gpuconsole.session.readings import SERVER, USUAL, parent
+from gpuconsole.session.machine import SERVER, USUAL, MachineState, parent
 from gpuconsole.wire.events import SourceState
 
 STALE_S, STALE_PERIODS = 5.0, 3

@@ -11,7 +11,7 @@ from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request
 from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt
-from gpuconsole.session.readings import SERVER, WORKLOAD
+from gpuconsole.session.machine import SERVER, WORKLOAD
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import Requests, ServerState, Steps
 

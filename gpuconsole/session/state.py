@@ -15,9 +15,8 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import peaks_of, summarized
 from gpuconsole.session.freshness import fresh_value
-from gpuconsole.session.machine import MachineState, devices_used
+from gpuconsole.session.machine import USUAL, WORKLOAD, MachineState, devices_used
 from gpuconsole.session.points import Rates, RunPoints
-from gpuconsole.session.readings import USUAL, WORKLOAD
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import (
     AnyEvent,

@@ -11,7 +11,7 @@ import pytest
 from gpuconsole.cli.main import main
 from gpuconsole.diagnosis.models.figures.run import MISSING, with_figures
 from gpuconsole.engine.reader import StateReader
-from gpuconsole.engine.replay import Replay
+from gpuconsole.engine.recording import Replay
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode

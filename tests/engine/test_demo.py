@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from importlib import resources
 
-from gpuconsole.engine.replay import DEMO, Replay
-from gpuconsole.report.screen.guide import narrate
+from gpuconsole.engine.recording import DEMO, Replay
+from gpuconsole.report.screen.answer import narrate
 from gpuconsole.wire.recording import read_recording
 
 MOST_BYTES = 200_000

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpuconsole.engine.replay import Replay
+from gpuconsole.engine.recording import Replay
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.folders import PREFIX, data_folder
 from gpuconsole.model.knobs.catalogue import Knobs

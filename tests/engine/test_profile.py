@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.replay import Replay
+from gpuconsole.engine.recording import Replay
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.session.api import SessionError
 from tests.engine.test_engine import running, with_engine

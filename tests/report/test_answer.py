@@ -17,9 +17,8 @@ from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.run.account import LOOKS
 from gpuconsole.report.run.diagnosis import paint_diagnosis
-from gpuconsole.report.screen.answer import paint_answer
+from gpuconsole.report.screen.answer import guide, paint_answer
 from gpuconsole.report.screen.chart import marks, paint_throughput, window
-from gpuconsole.report.screen.guide import guide
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.distributions import distribution

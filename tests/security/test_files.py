@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.engine.children.terminal.holder import Holder
-from gpuconsole.engine.recorder import Recorder
+from gpuconsole.engine.recording import Recorder
 from gpuconsole.experiments.baselines import keep_run
 from gpuconsole.model.baseline import BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.model.run import COUNTS, PHASES, Step
-from gpuconsole.session.ranks import Ranks
+from gpuconsole.session.run import Ranks
 from gpuconsole.wire.events import RankJoined, Steps
 
 

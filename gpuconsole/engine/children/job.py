@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from gpuconsole.engine.children.analysis import analysed
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.terminal.failure import failure_words
 from gpuconsole.model.run import RunState
 from gpuconsole.session.segments import SegmentFold

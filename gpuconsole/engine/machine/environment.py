@@ -1,7 +1,6 @@
-"""The machine and the console's process: fingerprint, overhead of the console.
+"""The machine and the console's process: fingerprint, calibration, overhead of the console.
 
-This module does not import torch. The fingerprint contains no environment variables and no command lines.
-"""
+This module does not import torch. The fingerprint contains no environment variables and no command lines."""
 
 from __future__ import annotations
 
@@ -10,14 +9,80 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
+import platformdirs
 import psutil
 
-from gpuconsole.engine.machine.calibration import figures
-from gpuconsole.model.machine import Device
+from gpuconsole.model.files import write_whole
+from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import AnyEvent, Sample
+
+SCHEMA = "gpuconsole.calibration/1"
+KEPT = 64
+"""Maximum number of records in the file; the oldest records are deleted. All nodes of a cluster may share the home folder."""
+
+
+class _File(msgspec.Struct):
+    schema: str
+    records: list[CalibrationRecord]
+
+
+def cache_path() -> Path:
+    """The file of all calibrations (on Linux `~/.cache/gpuconsole/calibration.json`, or below `$XDG_CACHE_HOME`)."""
+    return platformdirs.user_cache_path("gpuconsole") / "calibration.json"
+
+
+def machine_of(environment: Environment) -> Machine:
+    """The hardware and software that a calibration depends on. With any difference the calibration is not valid."""
+    return Machine(
+        host=environment.host,
+        cpu=environment.cpu,
+        cores=environment.cores,
+        devices=tuple((device.name, device.uuid) for device in environment.devices),
+        driver=environment.driver,
+        torch=environment.torch,
+    )
+
+
+def load(environment: Environment, device: str) -> CalibrationRecord | None:
+    """The calibration of `device` on this machine. None: never calibrated, or the hardware or software has changed since."""
+    machine = machine_of(environment)
+    return next((record for record in _records() if record.machine == machine and record.device == device), None)
+
+
+def of_this_machine(environment: Environment) -> list[CalibrationRecord]:
+    """The valid calibrations of all devices of this machine, the newest first."""
+    machine = machine_of(environment)
+    return [record for record in _records() if record.machine == machine]
+
+
+def figures(environment: Environment, device: str) -> dict[str, float]:
+    """The calibrated rates of `device` in SI units, by name; empty without a calibration."""
+    record = load(environment, device)
+    return record.figures if record else {}
+
+
+def save(record: CalibrationRecord) -> Path:
+    """Store `record` in place of the previous record of the same device; returns the path of the file. Raises OSError."""
+    others = [other for other in _records() if (other.machine, other.device) != (record.machine, record.device)]
+    path = cache_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_File(SCHEMA, [record, *others][:KEPT])), indent=1) + b"\n")
+    return path
+
+
+def _records() -> list[CalibrationRecord]:
+    """All records, the newest first. Empty if the file is missing, damaged or of another version, because calibrating again is easy."""
+    try:
+        kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return []
+    return kept.records if kept.schema == SCHEMA else []
+
 
 MEMORY_EVERY = 10
 """Number of rounds between two readings of the memory size. This reading is the most expensive system call of a round."""

@@ -19,7 +19,7 @@ from gpuconsole.model.metrics import CATALOGUE, FIELDS, XID_FIELD
 from gpuconsole.model.metrics import Metric as Declared
 from gpuconsole.model.text import visible as _visible
 from gpuconsole.report.prometheus.scrape import Scrape
-from gpuconsole.session.readings import parent
+from gpuconsole.session.machine import parent
 
 PREFIX = "gpuconsole_"
 visible = lru_cache(4096)(_visible)  # thousands of labels contain the same few names

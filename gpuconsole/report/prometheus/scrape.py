@@ -16,7 +16,7 @@ from gpuconsole.session.freshness import (
     stuck_s,
     why_not_fresh,
 )
-from gpuconsole.session.readings import USUAL
+from gpuconsole.session.machine import USUAL
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
 

@@ -8,7 +8,7 @@ from textual import events
 
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, line, spread
-from gpuconsole.report.screen.guide import STEPS, guide, narrate
+from gpuconsole.report.screen.answer import STEPS, guide, narrate
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import Zone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.engine.machine.choice import DeviceChoiceError, choose_device, choose_devices, cuda_names, visible_gpus
+from gpuconsole.engine.devices import DeviceChoiceError, choose_device, choose_devices, cuda_names, visible_gpus
 from gpuconsole.model.machine import Device
 
 CPU = Device("cpu", "host")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.engine.catalog import user_folder
-from gpuconsole.engine.machine.calibration import cache_path
+from gpuconsole.engine.machine.environment import cache_path
 from gpuconsole.experiments.baselines import baselines_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the folders differ on other systems")

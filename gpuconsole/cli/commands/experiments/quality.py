@@ -16,7 +16,7 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server, se
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.children.once import read_devices
 from gpuconsole.engine.children.one_shot import JobFailed, examine
-from gpuconsole.engine.machine.choice import DeviceChoiceError, choose_device
+from gpuconsole.engine.devices import DeviceChoiceError, choose_device
 from gpuconsole.model.text import visible
 from gpuconsole.wire.events import ProbeDone, Progress
 

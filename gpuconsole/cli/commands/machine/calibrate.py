@@ -15,9 +15,8 @@ from gpuconsole.cli.options.console import add_device_option, device
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.engine.children.once import read_devices
-from gpuconsole.engine.machine.calibration import cache_path, load, machine_of, save
-from gpuconsole.engine.machine.choice import DeviceChoiceError, choose_device
-from gpuconsole.engine.machine.environment import fingerprint
+from gpuconsole.engine.devices import DeviceChoiceError, choose_device
+from gpuconsole.engine.machine.environment import cache_path, fingerprint, load, machine_of, save
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible

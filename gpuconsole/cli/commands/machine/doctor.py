@@ -18,8 +18,7 @@ from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
 from gpuconsole.engine.children.once import Reading, read_devices
-from gpuconsole.engine.machine.calibration import of_this_machine
-from gpuconsole.engine.machine.environment import fingerprint
+from gpuconsole.engine.machine.environment import fingerprint, of_this_machine
 from gpuconsole.engine.machine.settings import SETTINGS, config_path, misspelt, settings
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device

@@ -12,7 +12,7 @@ from gpuconsole.cli.console import use_own_keys
 from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.console import add_eco_option, eco, theme
 from gpuconsole.cli.options.usage import UsageError, refuse_given
-from gpuconsole.engine.replay import Replay
+from gpuconsole.engine.recording import Replay
 from gpuconsole.model.snapshot import encode
 from gpuconsole.report.session import session_text
 from gpuconsole.tui.terminal import why_no_terminal
