@@ -37,7 +37,7 @@ SCREENS = {
     "device": "device.DeviceScreen",
     "processes": "processes.ProcessesScreen",
     "models": "pages.ModelsScreen",
-    "topology": "topology.TopologyScreen",
+    "topology": "device.TopologyScreen",
     "output": "output.OutputScreen",
     "leave_job": "questions.LeaveScreen",
 }

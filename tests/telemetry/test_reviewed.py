@@ -15,7 +15,7 @@ from gpuconsole.engine.children.once import read_devices
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.nvml import fields
-from gpuconsole.telemetry.process_details import ProcessDetails
+from gpuconsole.telemetry.nvml.processes import ProcessDetails
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample
 from tests.conftest import Machine

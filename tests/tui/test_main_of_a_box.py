@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.screens.device import TopologyScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
-from gpuconsole.tui.screens.topology import TopologyScreen
 from gpuconsole.tui.widgets.live import DevicesZone, FleetZone, HeaderZone
 from gpuconsole.wire.events import SourceState
 from tests.tui.fake_gpu_box import BoxSession, box, text

@@ -18,8 +18,8 @@ from textual.pilot import Pilot
 from gpuconsole.model import units
 from gpuconsole.model.machine import Process
 from gpuconsole.model.text import cell_width, plain
+from gpuconsole.report.cells import spans
 from gpuconsole.report.machine.processes import ORDERS, Choice, arrange, identity, paint_process, process_lines, question, title
-from gpuconsole.report.names import spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen

@@ -11,7 +11,7 @@ from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.topology import last_column, letters, read_net, topology_lines, wants_folding
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.screens.topology import TopologyScreen
+from gpuconsole.tui.screens.device import TopologyScreen
 from tests.tui.fake_gpu_box import HOSTILE, BoxSession, assert_exact, box, drawn, on_box, text
 from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of

@@ -11,9 +11,8 @@ from gpuconsole.model.device_columns import ALARMS, FACTS, NVLINK_COLUMNS
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE, Metric, series_key
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, spark, wrap
+from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, spans, spark, wrap
 from gpuconsole.report.machine.columns import properties
-from gpuconsole.report.names import spans
 from gpuconsole.report.page import heading, labelled, paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out, text
 from gpuconsole.report.parts import labelled as labelled_line

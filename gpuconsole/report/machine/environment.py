@@ -11,9 +11,8 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import plain, visible
 from gpuconsole.model.units import NA, percent, quantity
-from gpuconsole.report.cells import Segment
+from gpuconsole.report.cells import Segment, spans
 from gpuconsole.report.machine.columns import properties
-from gpuconsole.report.names import spans
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
 
 # --- the machine and the software of a session, and what kind of device its figures belong to ----------------

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from gpuconsole.model import units
 from gpuconsole.model.machine import Process
 from gpuconsole.model.text import cell_width, cut, plain
-from gpuconsole.report.cells import Row, Segment, blank, fit, line
-from gpuconsole.report.names import spans
+from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View

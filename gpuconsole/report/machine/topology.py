@@ -12,8 +12,7 @@ from gpuconsole.model.device_columns import NVLINK
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import plain
-from gpuconsole.report.cells import Row, Segment, blank, fit, line
-from gpuconsole.report.names import spans
+from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans
 from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.session.api import View
 

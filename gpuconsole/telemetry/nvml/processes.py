@@ -1,9 +1,14 @@
-"""The processes that use a GPU, as the driver reports them: pid, kind, memory, SM share."""
+"""The processes on a GPU, as the driver reports them, and what the operating system tells of each: name, user, command line, container."""
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 from typing import Any
+
+import msgspec
+import psutil
 
 from gpuconsole.model.machine import Process
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
@@ -54,3 +59,81 @@ def _sm_shares(handle: Any) -> dict[int, float]:
         if sample.smUtil <= 100 and t >= newest.get(pid, (0, 0.0))[0]:
             newest[pid] = (t, sample.smUtil * _PERCENT)
     return {pid: share for pid, (_, share) in newest.items()}
+
+
+COMMAND_LIMIT = 4096
+"""Maximum characters of a command line; some command lines have 64 KB."""
+_NAME_LIMIT = 256
+_CONTAINER = re.compile(r"(?:docker|containerd|crio|libpod|kubepods|lxc)[^\n]*?([0-9a-f]{12})[0-9a-f]*")
+
+
+class ProcessDetails:
+    """Adds details that the driver does not report. Constant details are read once per process."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[psutil.Process, Process]] = {}
+
+    def complete(self, processes: list[Process]) -> list[Process]:
+        """The same processes with their details. An invisible process keeps only its pid."""
+        owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
+        self._known = {pid: details for pid, details in self._known.items() if pid in owners}
+        return [_joined(process, owners[process.pid]) for process in processes]
+
+    def _look(self, pid: int) -> Process | None:
+        """The details of a process and its CPU share since the last reading. The first reading has no CPU share."""
+        details = self._known.get(pid)
+        try:
+            if details is not None and details[0].is_running():  # is_running also detects a reused pid
+                handle, identity = details
+                return msgspec.structs.replace(identity, cpu_ratio=handle.cpu_percent() / 100)
+            handle = psutil.Process(pid)
+            identity = _identity(handle)
+            handle.cpu_percent()  # a share needs two readings; this is the first
+        except psutil.Error:  # another pid namespace, or the process has just ended
+            self._known.pop(pid, None)
+            return None
+        self._known[pid] = (handle, identity)
+        return identity
+
+
+def _joined(process: Process, owner: Process | None) -> Process:
+    """The fields of a process from the driver, combined with the fields from the operating system."""
+    if owner is None:
+        return process
+    return msgspec.structs.replace(
+        owner, device=process.device, kind=process.kind, memory_bytes=process.memory_bytes, sm_ratio=process.sm_ratio
+    )
+
+
+def _identity(handle: psutil.Process) -> Process:
+    """The constant details of a process. Raises psutil.Error when the process has ended."""
+    with handle.oneshot():
+        started = handle.create_time()
+        facts = handle.as_dict(["name", "username", "uids", "ppid", "cmdline"], ad_value=None)
+    uids = facts["uids"]
+    return Process(
+        pid=handle.pid,
+        device="",
+        name=_text(facts["name"])[:_NAME_LIMIT],
+        user=_text(facts["username"]),
+        uid=uids.real if uids else None,
+        command=_text(" ".join(facts["cmdline"] or []))[:COMMAND_LIMIT],
+        container=container_of(handle.pid),
+        parent=facts["ppid"] or 0,
+        started=started,
+    )
+
+
+def _text(text: str | None) -> str:
+    """The text as valid UTF-8. A process name may contain any bytes; invalid bytes become question marks."""
+    return (text or "").encode("utf-8", "replace").decode()
+
+
+def container_of(pid: int) -> str:
+    """The short id of a process's container; empty for no container or an invisible one."""
+    try:
+        text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+    except OSError:
+        return ""
+    match = _CONTAINER.search(text)
+    return match[1] if match else ""
