@@ -5,12 +5,53 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Resource, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
+from gpuconsole.model.text import percent
+
+__all__ = [
+    "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence", "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal",
+    "Suggestion", "Threshold", "Value", "percent", "short_of", "speedup_interval",
+]  # fmt: skip
+"""With the plain data of the model that nearly every rule uses: a rule file needs one import."""
+
+# --- thresholds ----------------------------------------------------------------------------------------------
+
+
+class Threshold(float):
+    """A threshold of a rule: a number with a name, a unit, and the source of its value. `value` is the number as the rule wrote it."""
+
+    def __new__(cls, name: str, value: float, unit: str, source: str) -> Self:
+        threshold = super().__new__(cls, value)
+        threshold.name, threshold.value, threshold.unit, threshold.source = name, value, unit, source
+        return threshold
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+def short_of(level: float) -> float:
+    """The level of a rule that is clear although its leading signal may be beyond the threshold: from 0 to 0.99."""
+    return max(0.0, min(level, 0.99))
+
+
+# --- predicted gains -----------------------------------------------------------------------------------------
+
+TRIAL_ERROR = 0.06
+"""Relative difference between two trials of the same change on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
+
+
+def speedup_interval(estimate: float, relative_error: float) -> Interval:
+    """A predicted speed-up with `relative_error` applied to its gain; never below 1."""
+    gain = max(0.0, estimate - 1)
+    return Interval(1 + gain * (1 - relative_error), 1 + gain * (1 + relative_error))
+
 
 # --- the input of a rule -------------------------------------------------------------------------------------
 
@@ -80,43 +121,34 @@ class Case:
         found = self.signals.get(signal)
         return default if found is None else found.value
 
-    def evidence(self, signal: str, threshold: float | None = None) -> Evidence:
-        """The signal and its threshold as evidence (None: shown for context); raises Missing."""
-        found = self.signal(signal)
-        return Evidence(signal, found.value, found.unit, threshold, found.source)
+    def evidence(self, *shown: str | tuple[str, float]) -> tuple[Evidence, ...]:
+        """Evidence from signals; with a threshold, or alone for context. Raises Missing."""
+        return tuple(self._shown(entry) if isinstance(entry, str) else self._shown(*entry) for entry in shown)
 
     def if_known(self, *signals: str, threshold: float | None = None) -> tuple[Evidence, ...]:
         """Evidence from the signals that were measured."""
-        return tuple(self.evidence(name, threshold) for name in signals if self.has(name))
+        return tuple(self._shown(name, threshold) for name in signals if self.has(name))
 
+    def _shown(self, name: str, threshold: float | None = None) -> Evidence:
+        signal = self.signal(name)
+        limit = threshold.value if isinstance(threshold, Threshold) else threshold
+        return Evidence(name, signal.value, signal.unit, limit, signal.source)
 
-# --- suggestions of the rules, with the intervals that they predict ------------------------------------------
+    def suggest(self, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
+        """A suggestion, or None if the workload lacks one of the knobs or has all of the values already.
 
-TRIAL_ERROR = 0.06
-"""Relative difference between two trials of the same change on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
+        A server that was not started here may have settings that it does not report: the suggestion then names no value of today.
 
-
-def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
-    """A suggestion, or None if the workload lacks one of the knobs or has all of the values already.
-
-    A server that was not started here may have settings that it does not report: the suggestion then names no value of today.
-
-    `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up also has an error, so the
-    interval is widened by TRIAL_ERROR. A predicted gain never becomes a predicted loss that way.
-    """
-    missing = [name for name in changes if name not in case.knobs]
-    if (missing and not case.elsewhere) or all(case.knobs.get(name) == value for name, value in changes.items()):
-        return None
-    if predicted is not None:
-        low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))
-        predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
-    return Suggestion(changes, predicted, f"{describe_changes(changes, case.knobs)}: {why}", code)
-
-
-def speedup_interval(estimate: float, relative_error: float) -> Interval:
-    """A predicted speed-up with `relative_error` applied to its gain; never below 1."""
-    gain = max(0.0, estimate - 1)
-    return Interval(1 + gain * (1 - relative_error), 1 + gain * (1 + relative_error))
+        `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up also has an error, so the
+        interval is widened by TRIAL_ERROR. A predicted gain never becomes a predicted loss that way.
+        """
+        missing = [name for name in changes if name not in self.knobs]
+        if (missing and not self.elsewhere) or all(self.knobs.get(name) == value for name, value in changes.items()):
+            return None
+        if predicted is not None:
+            low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))
+            predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
+        return Suggestion(changes, predicted, f"{describe_changes(changes, self.knobs)}: {why}", code)
 
 
 # --- what a rule is ------------------------------------------------------------------------------------------
@@ -125,23 +157,13 @@ NOT_ON_GPU = "the run is not on a GPU"
 """The summary of a rule about GPUs for a run on a CPU."""
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """A threshold of a rule, and the source of its value."""
-
-    name: str
-    value: float
-    unit: str
-    source: str
-
-
 class Rule(ABC):
     """One cause of lost time or memory: its recognition, its meaning and its remedies.
 
     `title` names the fault. `clear_title` is the title of a finding in the state "clear": it names what is correct.
-    `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `check` uses.
-    `reads` are the signals that `check` may read; a test compares them with what it reads. `knobs` are the knobs that the suggestions change. `resource` is the resource that the suggestions save.
-    `subject`: rules about training run on training jobs, rules about serving on model servers, rules about hardware on both.
+    `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `judge` uses.
+    `reads` are the signals that `check` and `judge` may read; a test compares them with what it reads. `knobs` are the knobs that the suggestions change. `resource` is the resource that the suggestions save.
+    `gpu_only`: the rule is clear for a run on a CPU. `subject`: rules about training run on training jobs, rules about serving on model servers, rules about hardware on both.
     """
 
     id: ClassVar[str]
@@ -152,11 +174,18 @@ class Rule(ABC):
     reads: ClassVar[tuple[str, ...]]
     knobs: ClassVar[tuple[str, ...]] = ()
     resource: ClassVar[Resource] = "time"
+    gpu_only: ClassVar[bool] = False
     subject: ClassVar[Literal["training", "serving", "hardware"]] = "training"
 
-    @abstractmethod
     def check(self, case: Case) -> Finding:
         """The conclusion about one run, independent of other rules. Raises CantTell, or Missing for a signal that was not measured."""
+        if self.gpu_only and case.value("is_gpu") <= 0:
+            return self.clear(summary=NOT_ON_GPU)
+        return self.judge(case)
+
+    @abstractmethod
+    def judge(self, case: Case) -> Finding:
+        """The conclusion about a run that the rule is about, with `clear` or `fires`. May raise as `check` does."""
 
     def applies(self, case: Case) -> bool:
         """Whether the rule applies to this kind of work."""
@@ -166,22 +195,19 @@ class Rule(ABC):
         """A finding in the state "clear". `level`: the leading signal over its threshold, below 1."""
         return Finding(self.id, "clear", self.clear_title, evidence=evidence, level=level, summary=summary)
 
-    def not_on_gpu(self) -> Finding:
-        return self.clear(summary=NOT_ON_GPU)
-
     def cant_tell(self, reason: str, missing: tuple[str, ...] = ()) -> Finding:
         """A finding without a conclusion. `missing`: signals that would allow a conclusion."""
         return Finding(self.id, "cant_tell", self.title, summary=reason, missing=missing)
 
     def fires(
         self,
+        level: float,
+        evidence: tuple[Evidence, ...],
         summary: str,
         *,
         recoverable: float,
         confidence: Confidence,
-        evidence: tuple[Evidence, ...],
         suggestions: Iterable[Suggestion | None] = (),
-        level: float = 1.0,
         note: bool = False,
         for_prediction: tuple[str, ...] = (),
         title: str = "",

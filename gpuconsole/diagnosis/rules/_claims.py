@@ -30,7 +30,7 @@ def embedding_claim(case: Case) -> float:
     if case.knobs.get("sparse") is not False:
         return 0.0
     touched = case.value("embedding.rows_touched_ratio")
-    if touched > TOUCHED.value or share < SHARE.value:
+    if touched > TOUCHED or share < SHARE:
         return 0.0
     table = max(0.0, share - 2 * case.value("forward_ratio"))
     return table * (1 - INDEXED * touched)

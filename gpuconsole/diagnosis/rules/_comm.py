@@ -66,6 +66,6 @@ def lost_to_small_buckets(case: Case) -> float:
 def late_ratio(case: Case) -> float:
     """Time of the slowest process over the others: alone in a pass (P8), or outside of passes (account). 1 where neither is certain."""
     alone = case.value("comm.straggler_ratio")
-    sure = alone if alone - case.get("comm.straggler_spread", 0.0) >= LATE.value else 1.0
+    sure = alone if alone - case.get("comm.straggler_spread", 0.0) >= LATE else 1.0
     outside = case.get("ranks.busy_ratio", 1.0)
-    return max(sure, outside if outside >= LATE_OUTSIDE.value else 1.0)
+    return max(sure, outside if outside >= LATE_OUTSIDE else 1.0)

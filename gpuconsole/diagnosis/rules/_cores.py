@@ -11,7 +11,7 @@ DELAY = Threshold("run_queue", 0.15, "ratio", "15 % of step time on the run queu
 
 def waits_for_core(case: Case) -> bool:
     """Whether the training thread spends too much time on the run queue."""
-    return case.get("runq_ratio", 0.0) >= DELAY.value
+    return case.get("runq_ratio", 0.0) >= DELAY
 
 
 def threads_wait_for_each_other(case: Case) -> bool:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 
 from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, Cause
-from gpuconsole.diagnosis.rule import Case, Threshold, speedup_interval
-from gpuconsole.model.finding import Evidence, Interval
+from gpuconsole.diagnosis.rule import Case, Evidence, Interval, Threshold, speedup_interval
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")
 SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes that use the CPU for less than half of their time wait for storage")
@@ -46,7 +45,7 @@ def has_loader(case: Case) -> bool:
 
 
 def _waits(case: Case) -> bool:
-    return case.value("data_wait_ratio") >= WAIT.value
+    return case.value("data_wait_ratio") >= WAIT
 
 
 def _workers(case: Case) -> int:
@@ -58,15 +57,15 @@ def _receiving(case: Case) -> bool:
     if not _waits(case) or not _workers(case):
         return False
     cpu = loading_cpu_ratio(case)
-    return case.get("probe.loader_receive_ratio", 0.0) >= max(RECEIVES.value, cpu)
+    return case.get("probe.loader_receive_ratio", 0.0) >= max(RECEIVES, cpu)
 
 
 def _sleeping(case: Case) -> bool:
-    return _waits(case) and loading_cpu_ratio(case) < SLEEPS.value
+    return _waits(case) and loading_cpu_ratio(case) < SLEEPS
 
 
 def _lacking_workers(case: Case) -> bool:
-    return _waits(case) and predicted(case, next_workers(case)) >= WORKER_GAIN.value
+    return _waits(case) and predicted(case, next_workers(case)) >= WORKER_GAIN
 
 
 def _restarting(case: Case) -> bool:
@@ -78,9 +77,9 @@ def _restarting(case: Case) -> bool:
     if not _workers(case):
         return False
     restart = case.get("loader.restart_ratio", 0.0)
-    if restart < least_restart(case).value or case.get("loader.restarts", 0.0) < RESTARTS.value:
+    if restart < least_restart(case).value or case.get("loader.restarts", 0.0) < RESTARTS:
         return False
-    in_time = case.get("data_wait_typical_ratio", 1.0) < TYPICAL.value
+    in_time = case.get("data_wait_typical_ratio", 1.0) < TYPICAL
     return restart >= wait / 2 or (in_time and restart >= case.get("data_wait_excess_ratio", wait) / 2)
 
 
@@ -95,9 +94,9 @@ def _stalling(case: Case) -> bool:
     With one worker, the median step does not wait if ordinary batches are in time. Several workers may deliver their batches in
     bursts, so the rate of the loader alone decides.
     """
-    if not _workers(case) or case.value("data_wait_ratio") < EXCESS.value:
+    if not _workers(case) or case.value("data_wait_ratio") < EXCESS:
         return False
-    if case.get("data_wait_excess_ratio", 0.0) < EXCESS.value or case.value("data_wait_typical_ratio") >= TYPICAL.value:
+    if case.get("data_wait_excess_ratio", 0.0) < EXCESS or case.value("data_wait_typical_ratio") >= TYPICAL:
         return False
     eaten = case.value("samples_per_step") / compute_s(case)
     return _workers(case) == 1 or case.value("probe.loader_samples_per_s") > 1.1 * eaten
@@ -111,7 +110,7 @@ def loading_cpu_ratio(case: Case) -> float:
 def next_workers(case: Case) -> int:
     """Workers that a computing loader could use: the cores that the training threads leave, over the CPU share of a worker."""
     free = case.value("cores") - case.value("threads")
-    return max(int(case.knobs["num_workers"]) + 1, round(free / max(loading_cpu_ratio(case), SLEEPS.value)))
+    return max(int(case.knobs["num_workers"]) + 1, round(free / max(loading_cpu_ratio(case), SLEEPS)))
 
 
 def enough_workers(case: Case) -> int:
@@ -134,7 +133,7 @@ def rate_of_waiting(case: Case, workers: int) -> float:
 def one_worker_rate(case: Case) -> float:
     """Samples/s of one worker: from the probe with one worker more; if the loader waits for storage, from the present workers."""
     workers = int(case.knobs["num_workers"])
-    if loading_cpu_ratio(case) < SLEEPS.value:
+    if loading_cpu_ratio(case) < SLEEPS:
         return case.value("probe.loader_samples_per_s") / max(1, workers)
     return case.value("probe.loader_plus_1_samples_per_s") / (workers + 1)
 
@@ -160,14 +159,9 @@ def predicted_interval(case: Case, workers: int) -> Interval:
 def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
     """Evidence of every input finding: the wait, the loader's CPU share, its rate now and with more workers, and the pass without input
     (probe P1) where it was measured."""
-    shown = [
-        case.evidence("data_wait_ratio", WAIT.value),
-        case.evidence("probe.loader_cpu_ratio", cpu_threshold.value),
-        case.evidence("probe.loader_samples_per_s"),
-        *case.if_known("probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s"),
-        case.evidence("step_s"),
-    ]
-    return (*shown, *case.if_known("probe.cached_pass_s"))
+    rates = case.evidence(("data_wait_ratio", WAIT), ("probe.loader_cpu_ratio", cpu_threshold), "probe.loader_samples_per_s")
+    rates += case.if_known("probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s")
+    return rates + case.evidence("step_s") + case.if_known("probe.cached_pass_s")
 
 
 def worker_code(case: Case, workers: int) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.rule import Case
-from gpuconsole.model.finding import Evidence
-from gpuconsole.model.text import percent
+from gpuconsole.diagnosis.rule import Case, Evidence, percent
 
 
 @dataclass(frozen=True)
@@ -53,4 +51,4 @@ def memory_evidence(case: Case, limit_share: float) -> tuple[Evidence, ...]:
         "memory used", memory.used, "B", limit_share * memory.limit, f"sum of the parts; threshold {percent(limit_share)} of the limit"
     )
     names = ("parameters", "gradients", "optimizer", "activations", "limit")
-    return (used, *(case.evidence(f"memory.{name}_bytes") for name in names))
+    return (used, *case.evidence(*(f"memory.{name}_bytes" for name in names)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import CantTell, Case, Threshold, suggest
-from gpuconsole.model.finding import Interval, Suggestion
-from gpuconsole.model.knobs.knob import Knobs, Value, show
+from gpuconsole.diagnosis.rule import CantTell, Case, Interval, Knobs, Suggestion, Threshold, Value
+from gpuconsole.model.knobs.knob import show
 
 NOTABLE_QUEUE = 1.0
 """With fewer waiting requests on average there is no queue."""
@@ -78,7 +77,7 @@ def restart(case: Case, changes: Knobs, predicted: Interval | None, why: str) ->
     """The suggestion to start the server with another value of one setting; None where the engine has no such setting."""
     ((name, value),) = changes.items()
     code = start_with(case, name, value)
-    return suggest(case, changes, predicted, why, code) if code else None
+    return case.suggest(changes, predicted, why, code) if code else None
 
 
 def open_loop(case: Case) -> bool:
@@ -97,12 +96,12 @@ def spike(case: Case) -> float:
 
 def tokens_stall(case: Case) -> bool:
     """Whether single gaps between chunks are far longer than the usual gap."""
-    return spike(case) >= SPIKE.value
+    return spike(case) >= SPIKE
 
 
 def frontend_is_busy(case: Case) -> bool:
     """Whether the process that answers requests may be short of CPU."""
-    return case.get("server.frontend_cpu_ratio", 0.0) >= FRONTEND_BUSY.value
+    return case.get("server.frontend_cpu_ratio", 0.0) >= FRONTEND_BUSY
 
 
 def several_users(case: Case) -> bool:
@@ -112,4 +111,4 @@ def several_users(case: Case) -> bool:
 
 def more_users_gain(case: Case) -> bool:
     """Whether more concurrent requests raise the throughput (probe P12). Raises Missing."""
-    return several_users(case) and case.value("probe.concurrency_gain") >= MORE_USERS.value
+    return several_users(case) and case.value("probe.concurrency_gain") >= MORE_USERS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Threshold
-from gpuconsole.model.finding import Interval
+from gpuconsole.diagnosis.rule import Case, Interval, Threshold
 
 SHARE = Threshold("share", 0.05, "ratio", "5 % of step time (train-doctor 2 %, gpu-idle and TraceML 5 %)")
 TIMES_RARER = 20

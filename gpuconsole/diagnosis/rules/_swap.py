@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Threshold, speedup_interval
+from gpuconsole.diagnosis.rule import Case, Confidence, Evidence, Interval, Threshold, speedup_interval
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Confidence, Evidence, Interval
 
 GAIN = Threshold("recoverable", 0.05, "ratio", "a gain below 5 % of the step counts as none")
 LEAST_ERROR = 0.15
@@ -20,19 +19,18 @@ def saves(case: Case, way: str) -> float:
 
 def evidence(case: Case, way: str) -> tuple[Evidence, ...]:
     """The figures of the probe, and the shares of the step that they apply to. Raises Missing."""
-    least = 1 / (1 - min(0.9, GAIN.value / max(_gpu.compute_ratio(case), 0.1)))
+    least = 1 / (1 - min(0.9, GAIN / max(_gpu.compute_ratio(case), 0.1)))
     return (
-        case.evidence(f"probe.{way}_speedup", least),
-        *case.if_known(f"probe.{way}_spread"),
-        case.evidence("forward_ratio"),
-        case.evidence("backward_ratio"),
+        case.evidence((f"probe.{way}_speedup", least))
+        + case.if_known(f"probe.{way}_spread")
+        + case.evidence("forward_ratio", "backward_ratio")
     )
 
 
 def confidence(case: Case, way: str) -> Confidence:
     """High if the lower end of the measured interval is also enough. Raises Missing."""
     at_least = max(1.0, case.value(f"probe.{way}_speedup") - _spread(case, way))
-    return "high" if _gpu.compute_ratio(case) * (1 - 1 / at_least) >= GAIN.value else "medium"
+    return "high" if _gpu.compute_ratio(case) * (1 - 1 / at_least) >= GAIN else "medium"
 
 
 def error(case: Case, way: str) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _comm
-from gpuconsole.model.finding import Evidence, Finding
-from gpuconsole.model.text import percent
 
 TOO_MANY = Threshold("exchanges", 1.5, "", "one exchange per optimizer step is enough (train-doctor has the same rule)")
 GAIN = Threshold("recoverable", 0.05, "ratio", "below 5 % of step time the gain is not worth a finding")
@@ -23,34 +21,23 @@ they happen. One exchange per optimizer step gives the same sum of gradients, so
 exchange adds to a pass.
 Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the exposed time of one exchange and T the time of a step."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         passes = int(case.knobs.get("gradient_accumulation_steps", 1))
         if not _comm.several(case) or passes == 1:
-            return self.clear(0.0, summary="one process only, or one pass per optimizer step")
+            return self.clear(summary="one process only, or one pass per optimizer step")
         exchanges = case.value("comm.exchanges_per_step")
-        evidence: tuple[Evidence, ...] = (case.evidence("comm.exchanges_per_step", TOO_MANY.value),)
-        if exchanges < TOO_MANY.value:
-            return self.clear(exchanges / TOO_MANY.value * 0.99, evidence)
+        evidence = case.evidence(("comm.exchanges_per_step", TOO_MANY))
+        if exchanges < TOO_MANY:
+            return self.clear(exchanges / TOO_MANY * 0.99, evidence)
         saved = superfluous_ratio(case)
-        evidence += (case.evidence("comm.exposed_s"), case.evidence("step_s"))
-        if saved < GAIN.value:
+        evidence += case.evidence("comm.exposed_s", "step_s")
+        if saved < GAIN:
             return self.clear(0.99, evidence, "computation hides the extra exchanges")
-        return self.fires(
-            f"gradients are exchanged {exchanges:.0f} times per optimizer step; one exchange would be enough. The others take {percent(saved)} of a step",
-            recoverable=saved,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"sync_each_batch": False},
-                    speedup_interval(1 / (1 - saved), 0.3),
-                    "the same result with one exchange: gradients are added up before the exchange",
-                    "with model.no_sync() if not last_pass else nullcontext():\n    loss.backward()",
-                )
-            ],
-            level=exchanges / TOO_MANY.value,
-        )
+        summary = f"gradients are exchanged {exchanges:.0f} times per optimizer step; one exchange would be enough. The others take {percent(saved)} of a step"
+        why = "the same result with one exchange: gradients are added up before the exchange"
+        code = "with model.no_sync() if not last_pass else nullcontext():\n    loss.backward()"
+        change = case.suggest({"sync_each_batch": False}, speedup_interval(1 / (1 - saved), 0.3), why, code)
+        return self.fires(exchanges / TOO_MANY, evidence, summary, recoverable=saved, confidence="high", suggestions=[change])
 
 
 def superfluous_ratio(case: Case) -> float:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Knobs, Rule, Suggestion, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _comm
-from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.text import percent
 
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
@@ -30,29 +27,26 @@ Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), w
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if not _comm.several(case):
-            return self.clear(0.0, summary="one process only, or processes that exchange nothing")
+            return self.clear(summary="one process only, or processes that exchange nothing")
         ratio = _comm.exposed_ratio(case)
-        limit = _comm.EXPOSED.value
-        evidence = (
-            case.evidence("comm.exposed_s", limit * _comm.step_s(case)),
-            case.evidence("comm.pass_s"),
-            case.evidence("comm.pass_alone_s"),
-            case.evidence("step_s"),
-            *case.if_known("ranks.least_comm_ratio", threshold=limit),
-        )
+        limit = _comm.EXPOSED
+        evidence = case.evidence(
+            ("comm.exposed_s", limit * _comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s"
+        ) + case.if_known("ranks.least_comm_ratio", threshold=limit)
         if ratio < limit:
             return self.clear(ratio / limit, evidence)
         certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
         matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
+        summary = f"{percent(ratio)} of a step is communication that computation does not hide ({_what(case)})"
         return self.fires(
-            f"{percent(ratio)} of a step is communication that computation does not hide ({_what(case)})",
+            ratio / limit,
+            evidence,
+            summary,
             recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
             confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
-            evidence=evidence,
             suggestions=_suggestions(case, ratio),
-            level=ratio / limit,
         )
 
 
@@ -68,8 +62,7 @@ def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
         whole: Knobs = {"tensor_parallel": 1, "sharding": "ddp"}
         gain = speedup_interval(1 / (1 - ratio), 0.5)
         return [
-            suggest(
-                case,
+            case.suggest(
                 whole,
                 gain,
                 "gradients are exchanged once per step instead of results in every layer",
@@ -78,15 +71,13 @@ def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
         ]
     passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
     return [
-        suggest(
-            case,
+        case.suggest(
             {"gradient_accumulation_steps": passes},
             speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR),
             f"gradients are exchanged once in {passes} passes. This changes training: the effective batch grows by the same factor",
             f"with model.no_sync() if (i + 1) % {passes} else nullcontext():\n    (loss / {passes}).backward()",
         ),
-        suggest(
-            case,
+        case.suggest(
             {"comm_hook": "bf16"},
             speedup_interval(1 / (1 - ratio / 2), 0.5),
             "half as many bytes are exchanged",

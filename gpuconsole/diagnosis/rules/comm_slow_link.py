@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, short_of
 from gpuconsole.diagnosis.rules import _comm, _gpu
-from gpuconsole.model.finding import Finding
 
 REACHED = Threshold("reached", 0.50, "ratio", "half of the NVLink bandwidth in one direction (survey T34)")
 LARGE = Threshold(
@@ -17,6 +16,7 @@ class CommSlowLink(Rule):
     id = "comm.slow_link"
     title = "Processes do not use the NVLink between their GPUs"
     clear_title = "Communication is as fast as its link"
+    gpu_only = True
     thresholds = (REACHED, LARGE)
     reads = (
         "is_gpu", "step_s", "link.nvlink_joined", "comm.bytes_per_step", "comm.bus_bytes_per_s", "link.nvlink_peak_bytes_per_s",
@@ -27,39 +27,35 @@ of that size do not reach the full bandwidth of NVLink. The rule therefore fires
 of the NVLink bandwidth. NCCL then uses PCIe or host memory: peer access is disabled, or the processes run in containers that do not
 share memory. The rule is silent without NVLink and across several machines."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         if not _comm.several(case):
-            return self.clear(0.0, summary="one process only, or processes that exchange nothing")
+            return self.clear(summary="one process only, or processes that exchange nothing")
         if not case.value("link.nvlink_joined"):
-            return self.clear(0.0, (case.evidence("link.nvlink_joined"),), "no NVLink connects these GPUs")
+            return self.clear(0.0, case.evidence("link.nvlink_joined"), "no NVLink connects these GPUs")
         sent = case.value("comm.bytes_per_step")
-        if sent < LARGE.value:
-            return self.clear(
-                0.0, (case.evidence("comm.bytes_per_step", LARGE.value),), "the exchanges are too small to measure the bandwidth of a link"
-            )
+        if sent < LARGE:
+            small = case.evidence(("comm.bytes_per_step", LARGE))
+            return self.clear(0.0, small, "the exchanges are too small to measure the bandwidth of a link")
         measured, expected = case.value("comm.bus_bytes_per_s"), case.value("link.nvlink_peak_bytes_per_s")
         pcie = case.value("link.pcie_peak_bytes_per_s")
-        evidence = [
-            case.evidence("comm.bus_bytes_per_s", min(pcie, REACHED.value * expected)),
-            case.evidence("link.nvlink_peak_bytes_per_s"),
-            case.evidence("link.pcie_peak_bytes_per_s"),
-        ]
+        limit = min(pcie, REACHED * expected)
+        evidence = case.evidence(("comm.bus_bytes_per_s", limit), "link.nvlink_peak_bytes_per_s", "link.pcie_peak_bytes_per_s")
         traffic = case.get("link.nvlink_bytes_per_s", -1.0)
         if traffic >= 0:
-            evidence.append(case.evidence("link.nvlink_bytes_per_s"))
-        limit = min(pcie, REACHED.value * expected)
+            evidence += case.evidence("link.nvlink_bytes_per_s")
         level = limit / max(1.0, measured)
         if measured >= limit:
-            return self.clear(min(0.99, level), tuple(evidence))
+            return self.clear(short_of(level), evidence)
         exposed = min(_gpu.MOST, case.get("comm.exposed_s", 0.0) / case.value("step_s"))
-        return self.fires(
+        summary = (
             f"an all-reduce reaches {measured / 1e9:.1f} GB/s, less than PCIe ({pcie / 1e9:.0f} GB/s); the NVLink between these GPUs reaches"
             f" {expected / 1e9:.0f} GB/s. Check the transport with NCCL_DEBUG=INFO; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL;"
-            " start containers with --ipc=host",
-            recoverable=exposed * (1 - measured / (REACHED.value * expected)),
+            " start containers with --ipc=host"
+        )
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=exposed * (1 - measured / (REACHED * expected)),
             confidence="high" if 0 <= traffic < UNUSED * expected else "medium",
-            evidence=tuple(evidence),
-            level=level,
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, speedup_interval
 from gpuconsole.diagnosis.rules import _comm
-from gpuconsole.model.finding import Finding
 
 GAIN = Threshold("gain", 0.05, "ratio", "below 5 % of a step the gain is not worth a restart")
 PREDICTION_ERROR = 0.4
@@ -21,34 +20,19 @@ class CommSmallBuckets(Rule):
 takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandwidth leave the link idle. This finding claims the exposed
 communication (probe P7) that larger pieces save. comm.exposed claims the rest."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if not _comm.buckets_can_be_small(case):
-            return self.clear(0.0, summary="no DDP, or buckets of 25 MB or more")
+            return self.clear(summary="no DDP, or buckets of 25 MB or more")
         recoverable = _comm.lost_to_small_buckets(case) * case.value("comm.exposed_s") / _comm.step_s(case)
-        evidence = (
-            case.evidence("comm.exchange_now_s"),
-            case.evidence("comm.exchange_large_s"),
-            case.evidence("comm.bus_bytes_per_s"),
-            case.evidence("comm.exposed_s"),
-            case.evidence("step_s"),
-        )
-        if recoverable < GAIN.value:
-            return self.clear(recoverable / GAIN.value, evidence)
+        evidence = case.evidence("comm.exchange_now_s", "comm.exchange_large_s", "comm.bus_bytes_per_s", "comm.exposed_s", "step_s")
+        if recoverable < GAIN:
+            return self.clear(recoverable / GAIN, evidence)
         share = min(0.9, recoverable)
-        return self.fires(
+        summary = (
             f"buckets of {_comm.LARGE_MB:g} MB would exchange the same gradients in {case.value('comm.exchange_large_s') * 1e3:.1f} ms "
-            f"instead of {case.value('comm.exchange_now_s') * 1e3:.1f} ms: every piece adds latency",
-            recoverable=share,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"bucket_cap_mb": _comm.LARGE_MB},
-                    speedup_interval(1 / (1 - share), PREDICTION_ERROR),
-                    "the default of torch: fewer and larger all-reduces",
-                    f"DistributedDataParallel(model, bucket_cap_mb={_comm.LARGE_MB:g})",
-                )
-            ],
-            level=recoverable / GAIN.value,
+            f"instead of {case.value('comm.exchange_now_s') * 1e3:.1f} ms: every piece adds latency"
         )
+        why = "the default of torch: fewer and larger all-reduces"
+        code = f"DistributedDataParallel(model, bucket_cap_mb={_comm.LARGE_MB:g})"
+        change = case.suggest({"bucket_cap_mb": _comm.LARGE_MB}, speedup_interval(1 / (1 - share), PREDICTION_ERROR), why, code)
+        return self.fires(recoverable / GAIN, evidence, summary, recoverable=share, confidence="high", suggestions=[change])

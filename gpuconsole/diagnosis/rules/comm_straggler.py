@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _comm
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 PREDICTION_ERROR = 0.3
 
@@ -24,17 +22,14 @@ class CommStraggler(Rule):
 equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the time account: the time
 of a step without communication, per process. A slow link is different: it makes no pass without communication longer."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if not _comm.several(case):
-            return self.clear(0.0, summary="one process only, or processes that exchange nothing")
-        ratio, limit = _comm.late_ratio(case), _comm.LATE.value
+            return self.clear(summary="one process only, or processes that exchange nothing")
+        ratio, limit = _comm.late_ratio(case), _comm.LATE
         level = (ratio - 1) / (limit - 1)
         alone = case.value("comm.straggler_ratio")
-        evidence = (
-            case.evidence("comm.straggler_ratio", limit),
-            case.evidence("comm.late_s"),
-            case.evidence("comm.pass_alone_s"),
-            *case.if_known("ranks.busy_ratio", threshold=limit),
+        evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s") + case.if_known(
+            "ranks.busy_ratio", threshold=limit
         )
         if ratio < limit:
             return self.clear(level, evidence)
@@ -46,23 +41,21 @@ of a step without communication, per process. A slow link is different: it makes
             if in_passes
             else 1 - 1 / ratio,
         )
+        summary = f"rank {rank} takes {percent(ratio - 1)} longer than the others{_where(case, in_passes)}. The others wait for rank {rank} in every step"
+        why = f"switches off the delay of the exercise. On a real machine, give rank {rank} less work or leave out its device"
+        code = f"# rank {rank}: compare clocks, temperature and other processes of its device with the other devices"
+        change = (
+            case.suggest({"straggler_ms": 0.0}, speedup_interval(1 / (1 - share), PREDICTION_ERROR), why, code)
+            if case.knobs.get("straggler_ms")
+            else None
+        )
         return self.fires(
-            f"rank {rank} takes {percent(ratio - 1)} longer than the others{_where(case, in_passes)}. The others wait for rank {rank} in every step",
+            level,
+            evidence,
+            summary,
             recoverable=share,
             confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"straggler_ms": 0.0},
-                    speedup_interval(1 / (1 - share), PREDICTION_ERROR),
-                    f"switches off the delay of the exercise. On a real machine, give rank {rank} less work or leave out its device",
-                    f"# rank {rank}: compare clocks, temperature and other processes of its device with the other devices",
-                )
-                if case.knobs.get("straggler_ms")
-                else None
-            ],
-            level=level,
+            suggestions=[change],
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule
 from gpuconsole.diagnosis.rules import _gpu, _swap
-from gpuconsole.model.finding import Finding
 
 
 class GpuAttentionMath(Rule):
@@ -19,27 +18,18 @@ backward pass. A fused kernel (FlashAttention and similar, behind torch's scaled
 The rule applies only where attention is `math`. It does not guess: probe P5 runs the same pass both ways, alternately. Longer sequences gain
 more (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
 
-    def check(self, case: Case) -> Finding:
-        if _gpu.compute_ratio(case) < _swap.GAIN.value or case.knobs.get("attention") != "math":
-            return self.clear(0.0, summary="attention runs as one fused kernel, or takes too little of the step")
+    def judge(self, case: Case) -> Finding:
+        if _gpu.compute_ratio(case) < _swap.GAIN or case.knobs.get("attention") != "math":
+            return self.clear(summary="attention runs as one fused kernel, or takes too little of the step")
         faster, recoverable = case.value("probe.attention_sdpa_speedup"), _swap.saves(case, "attention_sdpa")
         evidence = _swap.evidence(case, "attention_sdpa")
-        level = recoverable / _swap.GAIN.value
-        if recoverable < _swap.GAIN.value:
+        level = recoverable / _swap.GAIN
+        if recoverable < _swap.GAIN:
             return self.clear(min(level, 0.99), evidence)
+        summary = f"the same pass runs {faster:.2f}x as fast with the fused kernel; now every score is written to memory and read again"
+        why = "one kernel keeps the scores on the chip; the activations of attention shrink from T x T to T x d"
+        code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+        change = case.suggest({"attention": "sdpa"}, _swap.predicted(case, "attention_sdpa"), why, code)
         return self.fires(
-            f"the same pass runs {faster:.2f}x as fast with the fused kernel; now every score is written to memory and read again",
-            recoverable=recoverable,
-            confidence=_swap.confidence(case, "attention_sdpa"),
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"attention": "sdpa"},
-                    _swap.predicted(case, "attention_sdpa"),
-                    "one kernel keeps the scores on the chip; the activations of attention shrink from T x T to T x d",
-                    "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
-                )
-            ],
-            level=level,
+            level, evidence, summary, recoverable=recoverable, confidence=_swap.confidence(case, "attention_sdpa"), suggestions=[change]
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, short_of
 from gpuconsole.diagnosis.rules import _healthy
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 MBU = Threshold("mbu", 0.70, "ratio", "a plain copy reaches 85-92 % of an HBM datasheet figure; BabelStream triad on CPUs 70-90 %")
 
@@ -21,22 +19,16 @@ the datasheet figure of a GPU, or a copy measured on this machine. Bytes moved w
 of a sparse table) do not count, so the rule does not call waste healthy. From 70 % on, only fewer bytes help: smaller types, fusion, fewer
 passes."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         case.value("data_wait_ratio")
         if not case.has("mbu_ratio"):
-            return self.clear(0.0, (), "the workload does not report how many bytes must move")
+            return self.clear(summary="the workload does not report how many bytes must move")
         mbu = case.value("mbu_ratio")
         phases, lost = _healthy.lost_beside_passes(case)
-        evidence = (case.evidence("mbu_ratio", MBU.value), *phases)
+        evidence = case.evidence(("mbu_ratio", MBU)) + phases
         if lost:
             return self.clear(0.0, evidence, lost)
-        if mbu < MBU.value:
-            return self.clear(min(0.99, mbu / MBU.value), evidence)
-        return self.fires(
-            f"the necessary bytes move at {percent(mbu)} of the memory bandwidth; only fewer bytes would be faster",
-            recoverable=0.0,
-            confidence="high",
-            evidence=evidence,
-            level=mbu / MBU.value,
-            note=True,
-        )
+        if mbu < MBU:
+            return self.clear(short_of(mbu / MBU), evidence)
+        summary = f"the necessary bytes move at {percent(mbu)} of the memory bandwidth; only fewer bytes would be faster"
+        return self.fires(mbu / MBU, evidence, summary, recoverable=0.0, confidence="high", note=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _comm, _healthy
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
 
@@ -24,29 +22,23 @@ class GpuComputeBoundHealthy(Rule):
 CPU with the same threads. Data wait, logging and checkpoints are below their thresholds. Probe P2 finds no gain in a larger batch, and
 probe P5 no gain in another implementation. More speed then needs other mathematics: precision, attention, model shape."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if not case.has("mfu_ratio") and case.has("mbu_ratio"):
-            return self.clear(0.0, (case.evidence("mbu_ratio"),), "there are no matrix products to compare with a peak")
+            return self.clear(0.0, case.evidence("mbu_ratio"), "there are no matrix products to compare with a peak")
         mfu = case.value("mfu_ratio")
         phases, lost = _healthy.lost_beside_passes(case)
-        evidence = (case.evidence("mfu_ratio", MFU.value), *phases)
+        evidence = case.evidence(("mfu_ratio", MFU)) + phases
         if lost:
             return self.clear(0.0, evidence, lost)
-        if _comm.several(case) and _comm.exposed_ratio(case) >= _comm.EXPOSED.value:
+        if _comm.several(case) and _comm.exposed_ratio(case) >= _comm.EXPOSED:
             return self.clear(0.0, evidence, f"{percent(_comm.exposed_ratio(case))} of a step is communication")
-        if mfu < MFU.value:
-            return self.clear(min(0.59, mfu / MFU.value), evidence)
+        if mfu < MFU:
+            return self.clear(min(0.59, mfu / MFU), evidence)
         threads, cores = case.get("threads", 0), case.get("cores", 0)
         on_cpu = (
             f"; {threads:.0f} of {cores:.0f} cores compute; the rest is for the loader and the console"
             if case.get("is_gpu", 0) == 0
             else ""
         )
-        return self.fires(
-            f"{percent(mfu)} of the peak, no wait above its threshold, no gain from a larger batch{on_cpu}",
-            recoverable=0.0,
-            confidence="high" if mfu >= 0.5 else "medium",
-            evidence=evidence,
-            level=mfu / MFU.value,
-            note=True,
-        )
+        summary = f"{percent(mfu)} of the peak, no wait above its threshold, no gain from a larger batch{on_cpu}"
+        return self.fires(mfu / MFU, evidence, summary, recoverable=0.0, confidence="high" if mfu >= 0.5 else "medium", note=True)

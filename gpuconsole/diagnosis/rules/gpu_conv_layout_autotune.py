@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, short_of
 from gpuconsole.diagnosis.rules import _gpu, _swap
-from gpuconsole.model.finding import Finding
 
 ON_TENSOR_CORES = ("bf16", "fp16", "tf32")
 
@@ -21,32 +20,28 @@ blocks channels in a similar way. Probe P5 runs the present pass in both layouts
 images or few channels may gain nothing, so the rule needs that measurement. On a CPU the finding is a note: most models are written for NCHW
 there, and the run has no fault."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         on_gpu = _gpu.on_gpu(case)
         if case.knobs.get("channels_last", True):
-            return self.clear(0.0, summary="the layout is already NHWC, or there are no convolutions")
+            return self.clear(summary="the layout is already NHWC, or there are no convolutions")
         if on_gpu and case.knobs.get("precision") not in ON_TENSOR_CORES:
-            return self.clear(0.0, summary="in fp32 a GPU is as fast with NCHW; change the precision first")
-        if _gpu.compute_ratio(case) < _swap.GAIN.value:
-            return self.clear(0.0, summary="the passes take too little of the step")
+            return self.clear(summary="in fp32 a GPU is as fast with NCHW; change the precision first")
+        if _gpu.compute_ratio(case) < _swap.GAIN:
+            return self.clear(summary="the passes take too little of the step")
         recoverable, evidence = _swap.saves(case, "channels_last"), _swap.evidence(case, "channels_last")
-        level = recoverable / _swap.GAIN.value
-        if recoverable < _swap.GAIN.value:
-            return self.clear(max(0.0, min(level, 0.99)), evidence)
+        level = recoverable / _swap.GAIN
+        if recoverable < _swap.GAIN:
+            return self.clear(short_of(level), evidence)
+        summary = f"the same pass in NHWC (channels_last) runs {case.value('probe.channels_last_speedup'):.2f}x as fast"
+        why = "the channels of a pixel are stored side by side, as the kernels need them; values do not change"
+        code = "model = model.to(memory_format=torch.channels_last)   # and the batches"
+        change = case.suggest({"channels_last": True}, _swap.predicted(case, "channels_last"), why, code)
         return self.fires(
-            f"the same pass in NHWC (channels_last) runs {case.value('probe.channels_last_speedup'):.2f}x as fast",
+            level,
+            evidence,
+            summary,
             recoverable=recoverable if on_gpu else 0.0,
             confidence=_swap.confidence(case, "channels_last"),
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"channels_last": True},
-                    _swap.predicted(case, "channels_last"),
-                    "the channels of a pixel are stored side by side, as the kernels need them; values do not change",
-                    "model = model.to(memory_format=torch.channels_last)   # and the batches",
-                )
-            ],
-            level=level,
             note=not on_gpu,
+            suggestions=[change],
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, short_of, speedup_interval
 from gpuconsole.diagnosis.rules import _claims
 from gpuconsole.diagnosis.rules._claims import SHARE, TOUCHED
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 DENSE_PASSES = 8
 """The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments are written."""
@@ -25,36 +23,26 @@ the gradient holds only these rows, and SparseAdam updates only these rows. Mome
 A larger batch spreads the same traffic over more samples, so probe P2 alone would call the batch too small. gpu.small_batch therefore
 subtracts the time that this rule claims."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         share = case.value("backward_ratio") + case.value("optimizer_ratio")
         if case.knobs.get("sparse") is not False:
-            return self.clear(0.0, (), "no embedding table with dense gradients")
+            return self.clear(summary="no embedding table with dense gradients")
         touched = case.value("embedding.rows_touched_ratio")
-        evidence = (
-            case.evidence("embedding.rows_touched_ratio", TOUCHED.value),
-            case.evidence("embedding.table_bytes"),
-            case.evidence("backward_ratio", SHARE.value),
-            case.evidence("optimizer_ratio", SHARE.value),
+        evidence = case.evidence(
+            ("embedding.rows_touched_ratio", TOUCHED), "embedding.table_bytes", ("backward_ratio", SHARE), ("optimizer_ratio", SHARE)
         )
-        if touched > TOUCHED.value or share < SHARE.value:
-            return self.clear(min(0.99, share / SHARE.value) if touched <= TOUCHED.value else 0.0, evidence)
+        if touched > TOUCHED or share < SHARE:
+            return self.clear(short_of(share / SHARE) if touched <= TOUCHED else 0.0, evidence)
         moved = DENSE_PASSES * case.value("embedding.table_bytes")
         gain = 1 / (1 - _claims.embedding_claim(case))
-        return self.fires(
+        summary = (
             f"a step uses {percent(touched, 1)} of the rows, but backward pass and optimizer move the whole table {DENSE_PASSES} times"
-            f" ({moved / 1e9:.2g} GB). They take {percent(share)} of the step",
-            recoverable=1 - 1 / gain,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"sparse": True},
-                    speedup_interval(gain, 0.4),
-                    "only rows in the batch get a gradient and an update; moments of other rows do not decay, which changes Adam a little",
-                    "table = nn.EmbeddingBag(rows, columns, mode='sum', sparse=True)\n"
-                    "optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.AdamW(the_rest)]",
-                )
-            ],
-            level=share / SHARE.value,
+            f" ({moved / 1e9:.2g} GB). They take {percent(share)} of the step"
         )
+        why = "only rows in the batch get a gradient and an update; moments of other rows do not decay, which changes Adam a little"
+        code = (
+            "table = nn.EmbeddingBag(rows, columns, mode='sum', sparse=True)\n"
+            "optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.AdamW(the_rest)]"
+        )
+        change = case.suggest({"sparse": True}, speedup_interval(gain, 0.4), why, code)
+        return self.fires(share / SHARE, evidence, summary, recoverable=1 - 1 / gain, confidence="high", suggestions=[change])

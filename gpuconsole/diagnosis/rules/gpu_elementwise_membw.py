@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _claims
-from gpuconsole.model.finding import Evidence, Finding, Interval
-from gpuconsole.model.text import percent
 
 SHARE = Threshold(
     "share_of_step", 0.35, "ratio", "healthy GPTs and convnets spend 10-15 % of the step in such operations, an unfused chain 85 %"
@@ -33,32 +31,24 @@ value, so they take the time of their memory traffic; run one by one, each reads
 torch.compile generates one kernel for such a chain. The gain is small where matrix products dominate, and may be a loss on a CPU: the trial
 decides. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         passes = case.value("forward_ratio") + case.value("backward_ratio")
         if case.knobs.get("torch_compile") != "off":
-            return self.clear(0.0, (), "the model is compiled already, or cannot be compiled")
-        found = tuple(case.evidence(f"profile.{name}_ratio") for name in CLASSES)
-        share = passes * sum(item.value for item in found) - _claims.embedding_claim(case)
+            return self.clear(summary="the model is compiled already, or cannot be compiled")
+        classes = case.evidence(*(f"profile.{name}_ratio" for name in CLASSES))
+        share = passes * sum(part.value for part in classes) - _claims.embedding_claim(case)
         source = "their shares of a pass, times the share of the passes in the step"
         whole = Evidence("elementwise, normalization, reduction", share, "ratio", SHARE.value, source)
-        evidence = (whole, *found, *case.if_known("profile.elementwise_bytes_per_s"))
-        level = share / SHARE.value
+        evidence = (whole, *classes, *case.if_known("profile.elementwise_bytes_per_s"))
+        level = share / SHARE
         if level < 1:
             return self.clear(max(0.0, level), evidence)
         gain = Interval(1 / (1 - share * (1 - LEFT[1])), 1 / (1 - share * (1 - LEFT[0])))
+        summary = (
+            f"operations with little arithmetic take {percent(share)} of the step; each of them reads from memory and writes to memory"
+        )
+        why = "one kernel replaces many and reads and writes once; compiling takes some seconds at the start"
+        change = case.suggest({"torch_compile": "default"}, gain, why, "model = torch.compile(model)")
         return self.fires(
-            f"operations with little arithmetic take {percent(share)} of the step; each of them reads from memory and writes to memory",
-            recoverable=1 - 1 / gain.middle,
-            confidence="high" if share >= 0.5 else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"torch_compile": "default"},
-                    gain,
-                    "one kernel replaces many and reads and writes once; compiling takes some seconds at the start",
-                    "model = torch.compile(model)",
-                )
-            ],
-            level=level,
+            level, evidence, summary, recoverable=1 - 1 / gain.middle, confidence="high" if share >= 0.5 else "medium", suggestions=[change]
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Suggestion, Threshold, short_of
 from gpuconsole.diagnosis.rules import _gpu, _swap
-from gpuconsole.model.finding import Finding, Suggestion
 
 COMPUTE = Threshold("compute", 0.50, "ratio", "the passes must take half of the step; otherwise their precision matters little")
 ACTIVE = Threshold("tensor_cores", 0.05, "ratio", "above 5 % of kernel time, tensor cores are in use already (for example TF32 by default)")
@@ -26,32 +25,33 @@ class GpuFp32NoTensorCore(Rule):
 AMX) have such units too. Probe P5 runs the present pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
 nothing. The rule is silent where a device only emulates bf16. On a CPU the finding is a note: most CPU training uses fp32 on purpose."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         compute, on_gpu = _gpu.compute_ratio(case), _gpu.on_gpu(case)
-        if case.knobs.get("precision") != "fp32" or compute < COMPUTE.value:
-            return self.clear(0.0, summary="the precision is already lower than fp32, or the passes take less than half of the step")
-        if on_gpu and case.get("profile.tensor_core_ratio", 0.0) >= ACTIVE.value:
-            return self.clear(0.0, (case.evidence("profile.tensor_core_ratio", ACTIVE.value),))
+        if case.knobs.get("precision") != "fp32" or compute < COMPUTE:
+            return self.clear(summary="the precision is already lower than fp32, or the passes take less than half of the step")
+        if on_gpu and case.get("profile.tensor_core_ratio", 0.0) >= ACTIVE:
+            return self.clear(0.0, case.evidence(("profile.tensor_core_ratio", ACTIVE)))
         if case.value("probe.precision_bf16_native") <= 0:
-            return self.clear(0.0, (case.evidence("probe.precision_bf16_native"),), "this device has no bf16 instructions")
+            return self.clear(0.0, case.evidence("probe.precision_bf16_native"), "this device has no bf16 instructions")
         faster, recoverable = case.value("probe.precision_bf16_speedup"), _swap.saves(case, "precision_bf16")
-        evidence = (*_swap.evidence(case, "precision_bf16"), case.evidence("probe.precision_bf16_native"))
-        level = recoverable / _swap.GAIN.value
-        if recoverable < _swap.GAIN.value:
-            return self.clear(max(0.0, min(level, 0.99)), evidence)
+        evidence = _swap.evidence(case, "precision_bf16") + case.evidence("probe.precision_bf16_native")
+        level = recoverable / _swap.GAIN
+        if recoverable < _swap.GAIN:
+            return self.clear(short_of(level), evidence)
         where = "tensor cores" if on_gpu else "this CPU's bf16 instructions"
+        summary = f"the same pass in bf16 runs {faster:.2f}x as fast on {where}. Check by the loss whether 16 bits are enough"
         return self.fires(
-            f"the same pass in bf16 runs {faster:.2f}x as fast on {where}. Check by the loss whether 16 bits are enough",
+            level,
+            evidence,
+            summary,
             recoverable=recoverable if on_gpu else 0.0,
             confidence=_swap.confidence(case, "precision_bf16"),
-            evidence=evidence,
+            note=not on_gpu,
+            title="" if on_gpu else "Matrix products run in fp32 instead of with bf16 instructions",
             suggestions=[
                 _suggestion(case, "bf16", "autocast: products in bf16, sums and weights in fp32", BF16_CODE),
                 _suggestion(case, "tf32", "fp32 with products of 10 bits of mantissa: the smaller change", TF32_CODE),
             ],
-            level=level,
-            note=not on_gpu,
-            title="" if on_gpu else "Matrix products run in fp32 instead of with bf16 instructions",
         )
 
 
@@ -59,4 +59,4 @@ def _suggestion(case: Case, precision: str, why: str, code: str) -> Suggestion |
     """With the gain that probe P5 measured; None where the precision gains nothing."""
     if case.get(f"probe.precision_{precision}_speedup", 1.0) <= 1.0:
         return None
-    return suggest(case, {"precision": precision}, _swap.predicted(case, f"precision_{precision}"), why, code)
+    return case.suggest({"precision": precision}, _swap.predicted(case, f"precision_{precision}"), why, code)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, short_of, speedup_interval
 from gpuconsole.diagnosis.rules import _claims, _swap
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step no kernel can gain much")
 ERROR = 0.2
@@ -24,33 +22,18 @@ and one operation at a time moves several times these bytes and launches a kerne
 saves the traffic too, also on a CPU. Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the parameters.
 The share is largest with many parameters and few tokens per step. Gradient accumulation also helps: the update runs less often."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         share = case.value("optimizer_ratio")
-        if case.knobs.get("optim") not in _claims.UNFUSED or share < SHARE.value:
-            return self.clear(0.0, (case.evidence("optimizer_ratio", SHARE.value),))
+        if case.knobs.get("optim") not in _claims.UNFUSED or share < SHARE:
+            return self.clear(0.0, case.evidence(("optimizer_ratio", SHARE)))
         present, fused = case.value("probe.optim_present_step_s"), case.value("probe.optim_fused_step_s")
         recoverable = _claims.optimizer_claim(case)
-        evidence = (
-            case.evidence("optimizer_ratio", SHARE.value),
-            case.evidence("probe.optim_present_step_s"),
-            case.evidence("probe.optim_fused_step_s"),
-        )
-        level = recoverable / _swap.GAIN.value
-        if recoverable < _swap.GAIN.value:
-            return self.clear(max(0.0, min(level, 0.99)), evidence)
-        return self.fires(
-            f"the optimizer takes {percent(share)} of the step; fused, the same update takes {fused * 1e3:.1f} ms instead of {present * 1e3:.1f} ms",
-            recoverable=recoverable,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"optim": "adamw_fused"},
-                    speedup_interval(1 / (1 - recoverable), ERROR),
-                    "one kernel reads and writes each value once; the moments are kept and nothing else changes",
-                    "torch.optim.AdamW(model.parameters(), fused=True)",
-                )
-            ],
-            level=level,
-        )
+        evidence = case.evidence(("optimizer_ratio", SHARE), "probe.optim_present_step_s", "probe.optim_fused_step_s")
+        level = recoverable / _swap.GAIN
+        if recoverable < _swap.GAIN:
+            return self.clear(short_of(level), evidence)
+        summary = f"the optimizer takes {percent(share)} of the step; fused, the same update takes {fused * 1e3:.1f} ms instead of {present * 1e3:.1f} ms"
+        why = "one kernel reads and writes each value once; the moments are kept and nothing else changes"
+        code = "torch.optim.AdamW(model.parameters(), fused=True)"
+        change = case.suggest({"optim": "adamw_fused"}, speedup_interval(1 / (1 - recoverable), ERROR), why, code)
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=[change])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold
 from gpuconsole.diagnosis.rules import _claims
-from gpuconsole.model.finding import Finding, Interval
 
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch takes 3.1x the time or less: fixed cost is 30 % or more of the step")
 GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time the gain is not worth a change of training")
@@ -31,37 +30,40 @@ one small kernel runs. A larger batch changes training, and the suggestion says 
 job has more threads than other programs leave cores, threads that wait for each other look like fixed cost: host.cpu_contention then fires
 instead."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if "batch_size" not in case.knobs:
-            return self.clear(0.0, (), "this workload has no batches")
+            return self.clear(summary="this workload has no batches")
         cost = case.value("probe.batch_cost_ratio")
-        level = (1 - cost) / (1 - COST.value)
-        evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
+        level = (1 - cost) / (1 - COST)
+        evidence = case.evidence(("probe.batch_cost_ratio", COST), "probe.batch_factor")
         gain = predicted(case)
         recoverable = max(0.0, 1 - 1 / gain - _claims.optimizer_claim(case) - _claims.embedding_claim(case)) if gain > 1 else 0.0
-        if cost > COST.value or recoverable < GAIN.value:
+        if cost > COST or recoverable < GAIN:
             return self.clear(min(level, 0.99), evidence)
         factor = int(case.value("probe.batch_factor"))
         batch = int(case.knobs["batch_size"]) * factor
-        room = case.get("memory_used_ratio", 0.0) < MEMORY.value
+        room = case.get("memory_used_ratio", 0.0) < MEMORY
         spread = case.get("probe.batch_cost_spread", 0.1)
+        summary = f"a batch {factor}x as large takes only {cost * factor:.1f}x the time: most of a step is fixed cost"
+        why = "more samples/s. This changes training: scale the learning rate, or check the loss per sample"
+        code = f"DataLoader(dataset, batch_size={batch}, ...)"
+        change = (
+            case.suggest(
+                {"batch_size": batch},
+                Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
+                why,
+                code,
+            )
+            if room
+            else None
+        )
         return self.fires(
-            f"a batch {factor}x as large takes only {cost * factor:.1f}x the time: most of a step is fixed cost",
+            level,
+            evidence,
+            summary,
             recoverable=recoverable,
-            confidence="high" if cost + spread <= COST.value + 0.1 else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"batch_size": batch},
-                    Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
-                    "more samples/s. This changes training: scale the learning rate, or check the loss per sample",
-                    f"DataLoader(dataset, batch_size={batch}, ...)",
-                )
-                if room
-                else None
-            ],
-            level=level,
+            confidence="high" if cost + spread <= COST + 0.1 else "medium",
+            suggestions=[change],
         )
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Knobs, Rule, Threshold, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.text import percent
 
 SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
 SERIOUS = 0.20
@@ -24,6 +21,7 @@ class H2dPageable(Rule):
     id = "h2d.pageable_or_serial"
     title = "The GPU waits for batches to be copied"
     clear_title = "Copies to the GPU take little time"
+    gpu_only = True
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory", "h2d_stream")
     reads = ("is_gpu", "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies")
@@ -32,13 +30,11 @@ previous step would be charged for that wait. From pageable memory the driver co
 Pinned memory makes the copy faster: probe P10 copies the present batch both ways and measures the difference. A separate stream hides the
 copy behind the work. In a user's own job the agent counts for a few steps which copies begin in pageable memory. If both are in use already, only fewer bytes help."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         share = case.value("h2d_ratio")
-        evidence = (case.evidence("h2d_ratio", SHARE.value), *case.if_known("probe.h2d_pageable_s", PROBE, COPIES))
-        if share < SHARE.value:
-            return self.clear(share / SHARE.value * 0.99, evidence)
+        evidence = case.evidence(("h2d_ratio", SHARE)) + case.if_known("probe.h2d_pageable_s", PROBE, COPIES)
+        if share < SHARE:
+            return self.clear(share / SHARE * 0.99, evidence)
         copies = case.get(COPIES, 0.0) > 0
         pageable = copies or _differs(case, PINNED)
         serial = case.knobs.get("h2d_stream") is False
@@ -51,36 +47,28 @@ copy behind the work. In a user's own job the agent counts for a few steps which
         )
         fixable = pageable or serial
         by_hand = f"; a change in the program's own code: {BY_HAND_CODE}" if copies and not _changes(case, PINNED) else ""
-        return self.fires(
+        summary = (
             f"copying the batch to the GPU takes {percent(share)} of a step, {how}{by_hand}"
             if fixable
-            else f"copying takes {percent(share)} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)",
+            else f"copying takes {percent(share)} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)"
+        )
+        why0 = "copies from page-locked memory are faster, and the host need not wait for them"
+        change0 = (
+            case.suggest(_changes(case, PINNED), _by_pinning(case, share), why0, PINNED_CODE)
+            if pageable and _changes(case, PINNED)
+            else None
+        )
+        why1 = "the next batch is copied while the present batch computes"
+        change1 = case.suggest(_changes(case, {**PINNED, "h2d_stream": True}), _by_overlap(share), why1, AHEAD_CODE) if serial else None
+        return self.fires(
+            share / SHARE,
+            evidence,
+            summary,
             recoverable=share if fixable else 0.0,
             confidence="high" if share >= SERIOUS else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    _changes(case, PINNED),
-                    _by_pinning(case, share),
-                    "copies from page-locked memory are faster, and the host need not wait for them",
-                    PINNED_CODE,
-                )
-                if pageable and _changes(case, PINNED)
-                else None,
-                suggest(
-                    case,
-                    _changes(case, {**PINNED, "h2d_stream": True}),
-                    _by_overlap(share),
-                    "the next batch is copied while the present batch computes",
-                    AHEAD_CODE,
-                )
-                if serial
-                else None,
-            ],
-            level=share / SHARE.value,
             note=not fixable,
             for_prediction=(PROBE,) if pageable and not case.has(PROBE) else (),
+            suggestions=[change0, change1],
         )
 
 

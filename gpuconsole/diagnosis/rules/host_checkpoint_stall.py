@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent
 from gpuconsole.diagnosis.rules import _side_work
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 
 class HostCheckpointStall(Rule):
@@ -19,26 +17,18 @@ class HostCheckpointStall(Rule):
 interval with the smallest loss, with C the time of one checkpoint. torch.distributed.checkpoint.async_save copies the state and writes the
 copy while training continues."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         share = case.value("checkpoint_ratio")
-        limit = _side_work.SHARE.value
+        limit = _side_work.SHARE
         if share < limit:
-            return self.clear(share / limit, (case.evidence("checkpoint_ratio", limit),))
+            return self.clear(share / limit, case.evidence(("checkpoint_ratio", limit)))
         case.value("probe.step_no_side_work_s")
         every = _side_work.rarer(case, "save_every")
+        summary = f"writing checkpoints takes {percent(share)} of training time (save_every is {case.knobs['save_every']})"
+        evidence = case.evidence(("checkpoint_ratio", limit), "probe.step_no_side_work_s", "step_s")
+        why = "checkpoints 20 times less often; after a failure, 20 times more steps are repeated"
+        code = f"if step % {every} == 0:\n    torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # and off the training thread"
+        change = case.suggest({"save_every": every}, _side_work.predicted(case, share), why, code)
         return self.fires(
-            f"writing checkpoints takes {percent(share)} of training time (save_every is {case.knobs['save_every']})",
-            recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
-            confidence="high",
-            evidence=(case.evidence("checkpoint_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),
-            suggestions=[
-                suggest(
-                    case,
-                    {"save_every": every},
-                    _side_work.predicted(case, share),
-                    "checkpoints 20 times less often; after a failure, 20 times more steps are repeated",
-                    f"if step % {every} == 0:\n    torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # and off the training thread",
-                )
-            ],
-            level=share / limit,
+            share / limit, evidence, summary, recoverable=share * (1 - 1 / _side_work.TIMES_RARER), confidence="high", suggestions=[change]
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules._cores import DELAY
-from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.text import percent
 
 NOISE = Threshold("noise", 0.1, "cores", "other programs that use less than a tenth of a core are ignored")
 
@@ -24,11 +22,11 @@ two causes. The job itself has more active threads than cores: fewer threads hel
 workers and other programs use. Or other programs use the cores: no change of this job helps, and every timing is less certain. All other
 rules use times without this delay."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         delay = case.value("runq_ratio")
-        level = delay / DELAY.value
+        level = delay / DELAY
         if level < 1:
-            return self.clear(level, (case.evidence("runq_ratio", DELAY.value),))
+            return self.clear(level, case.evidence(("runq_ratio", DELAY)))
         cores, threads = case.value("cores"), case.value("threads")
         workers = int(case.knobs.get("num_workers", 0))
         own = threads + workers > cores
@@ -38,31 +36,14 @@ rules use times without this delay."""
             else "other processes on this machine use the cores. All timings are less certain"
         )
         fewer = _threads_with_a_core(case)
-        fix = (
-            suggest(
-                case,
-                {"num_threads": fewer},
-                Interval(
-                    1 / (1 - 0.8 * delay), 1 / (1 - min(0.9, 1.4 * delay))
-                ),  # at a barrier all threads wait for the thread without a core
-                "as many threads as free cores",
-                f"torch.set_num_threads({fewer})",
-            )
-            if own and fewer < threads
-            else None
-        )
+        # at a barrier all threads wait for the thread without a core
+        gain = Interval(1 / (1 - 0.8 * delay), 1 / (1 - min(0.9, 1.4 * delay)))
+        code = f"torch.set_num_threads({fewer})"
+        fix = case.suggest({"num_threads": fewer}, gain, "as many threads as free cores", code) if own and fewer < threads else None
+        summary = f"the training thread waits {percent(delay)} of step time for a core: {who}"
+        evidence = case.evidence(("runq_ratio", DELAY), "cores", "threads") + case.if_known("host.others_cpu_ratio")
         return self.fires(
-            f"the training thread waits {percent(delay)} of step time for a core: {who}",
-            recoverable=delay if fix else 0.0,
-            confidence="medium",
-            evidence=tuple(
-                case.evidence(name, threshold)
-                for name, threshold in (("runq_ratio", DELAY.value), ("cores", None), ("threads", None), ("host.others_cpu_ratio", None))
-                if case.has(name)
-            ),
-            suggestions=[fix],
-            level=level,
-            note=fix is None,
+            level, evidence, summary, recoverable=delay if fix else 0.0, confidence="medium", note=fix is None, suggestions=[fix]
         )
 
 
@@ -76,4 +57,4 @@ def _foreign_cores(case: Case, cores: float, workers: int) -> int:
     """Cores to leave to other programs. If their use is not measured: one, unless there are workers to share with."""
     if not case.has("host.others_cpu_ratio"):
         return 0 if workers else 1
-    return math.ceil(max(0.0, case.value("host.others_cpu_ratio") * cores - NOISE.value))
+    return math.ceil(max(0.0, case.value("host.others_cpu_ratio") * cores - NOISE))

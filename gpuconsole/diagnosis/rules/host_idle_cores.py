@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, short_of
 from gpuconsole.diagnosis.rules import _comm, _gpu, _swap
-from gpuconsole.model.finding import Finding, Interval
 
 OTHERS = Threshold("others", 0.5, "ratio", "free cores are not idle if other programs use half of them")
 ERROR = 0.25
@@ -27,43 +26,39 @@ alternately on the present number of threads, in wall-clock time, so that the ne
 nothing, since their distribution to threads costs more than it saves. With num_threads = 0 the finding is a note: one core was left free on
 purpose."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if _gpu.on_gpu(case):
-            return self.clear(0.0, summary="the run computes on a GPU")
+            return self.clear(summary="the run computes on a GPU")
         if _comm.several(case):
-            return self.clear(0.0, summary="several processes share the cores")
+            return self.clear(summary="several processes share the cores")
         compute, threads, cores = _gpu.compute_ratio(case), case.value("threads"), case.value("cores")
         most = cores - int(case.knobs.get("num_workers", 0))
-        seen = (case.evidence("threads"), case.evidence("cores"), *case.if_known("host.others_cpu_ratio"))
+        seen = case.evidence("threads", "cores") + case.if_known("host.others_cpu_ratio")
         if most <= threads:
             return self.clear(0.0, seen, "no core is free")
-        if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS.value * (most - threads):
+        if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS * (most - threads):
             return self.clear(0.0, seen, "other programs use the free cores")
-        if compute * (1 - threads / most) < _swap.GAIN.value:
+        if compute * (1 - threads / most) < _swap.GAIN:
             return self.clear(0.0, seen, "the passes take too little of the step")
         tried, faster = case.value("probe.threads_tried"), case.value("probe.threads_speedup")
         recoverable = _swap.saves(case, "threads")
-        evidence = (*_swap.evidence(case, "threads"), case.evidence("probe.threads_tried"), *seen)
-        level = recoverable / _swap.GAIN.value
-        if recoverable < _swap.GAIN.value:
-            return self.clear(max(0.0, min(level, 0.99)), evidence)
+        evidence = _swap.evidence(case, "threads") + case.evidence("probe.threads_tried") + seen
+        level = recoverable / _swap.GAIN
+        if recoverable < _swap.GAIN:
+            return self.clear(short_of(level), evidence)
         on_purpose = case.knobs.get("num_threads") == 0
+        summary = f"{threads:.0f} of {cores:.0f} cores compute; the same pass runs {faster:.2f}x as fast on {tried:.0f} cores"
+        why = "all cores that the loader's workers leave; the console and other programs need some of their time"
+        code = f"torch.set_num_threads({tried:.0f})"
+        change = case.suggest({"num_threads": int(tried)}, _predicted(case, compute, faster), why, code)
         return self.fires(
-            f"{threads:.0f} of {cores:.0f} cores compute; the same pass runs {faster:.2f}x as fast on {tried:.0f} cores",
+            level,
+            evidence,
+            summary,
             recoverable=0.0 if on_purpose else recoverable,
             confidence=_swap.confidence(case, "threads"),
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"num_threads": int(tried)},
-                    _predicted(case, compute, faster),
-                    "all cores that the loader's workers leave; the console and other programs need some of their time",
-                    f"torch.set_num_threads({tried:.0f})",
-                )
-            ],
-            level=level,
             note=on_purpose,
+            suggestions=[change],
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, short_of
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding, Interval
 
 ISSUE = Threshold("issue", 0.90, "ratio", "the host issues kernels for 90 % of a pass or more (survey T09)")
 BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 80 % of that time for its own work (survey T09)")
@@ -18,6 +17,7 @@ class HostLaunchBound(Rule):
     id = "host.launch_bound"
     title = "The GPU waits for kernel launches"
     clear_title = "Kernel launches keep up with the GPU"
+    gpu_only = True
     thresholds = (ISSUE, BUSY)
     knobs = ("torch_compile",)
     reads = (
@@ -29,41 +29,27 @@ pass was issued beforehand, behind a kernel that only waits. If issuing takes ne
 is idle between small kernels, although utilisation reads 100 %. Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch
 (gpu.small_batch predicts that gain). Other rules cover waiting for a core, for data, or in a synchronisation."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         compute = _gpu.compute_ratio(case)
         if compute < 0.2 or case.get("mfu_ratio", 0.0) >= HEALTHY_MFU or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
-            return self.clear(0.0, summary="the GPU is busy, or the passes take less than 20 % of the step")
+            return self.clear(summary="the GPU is busy, or the passes take less than 20 % of the step")
         issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
         issuing, busy = issue / whole, min(1.0, alone / whole)
-        evidence = (
-            case.evidence("probe.issue_s", ISSUE.value * whole),
-            case.evidence("probe.pass_gpu_s", BUSY.value * whole),
-            case.evidence("probe.pass_s"),
-            *case.if_known("profile.mean_kernel_s", "profile.launches_per_s"),
+        evidence = case.evidence(("probe.issue_s", ISSUE * whole), ("probe.pass_gpu_s", BUSY * whole), "probe.pass_s") + case.if_known(
+            "profile.mean_kernel_s", "profile.launches_per_s"
         )
-        level = min(issuing / ISSUE.value, (1 - busy) / (1 - BUSY.value))
-        if issuing < ISSUE.value or busy >= BUSY.value:
-            return self.clear(min(0.99, level), evidence)
+        level = min(issuing / ISSUE, (1 - busy) / (1 - BUSY))
+        if issuing < ISSUE or busy >= BUSY:
+            return self.clear(short_of(level), evidence)
         share = min(_gpu.MOST, compute * (1 - busy))
         graphs = _gpu.graphs_keep_gradients(case)
         mode = "reduce-overhead" if graphs else "default"
-        return self.fires(
-            f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them",
-            recoverable=share,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"torch_compile": mode},
-                    Interval(1.0, 1 / (1 - share)),
-                    f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains",
-                    f'model = torch.compile(model, mode="{mode}")',
-                )
-                if case.knobs.get("torch_compile") in ("off", "default") and case.knobs.get("torch_compile") != mode
-                else None
-            ],
-            level=level,
+        summary = f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them"
+        why = f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains"
+        code = f'model = torch.compile(model, mode="{mode}")'
+        change = (
+            case.suggest({"torch_compile": mode}, Interval(1.0, 1 / (1 - share)), why, code)
+            if case.knobs.get("torch_compile") in ("off", "default") and case.knobs.get("torch_compile") != mode
+            else None
         )
+        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=[change])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent
 from gpuconsole.diagnosis.rules import _side_work
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 
 class HostLoggingIo(Rule):
@@ -20,26 +18,17 @@ measured around the logging itself, so checkpoints and the loader are not includ
 and evaluation, and so measures their total cost. Predicted for records N times less often: 1 / (1 - s (1 - 1/N)), with s the share
 of logging."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         share = case.value("logging_ratio")
-        limit = _side_work.SHARE.value
+        limit = _side_work.SHARE
         if share < limit:
-            return self.clear(share / limit, (case.evidence("logging_ratio", limit),))
+            return self.clear(share / limit, case.evidence(("logging_ratio", limit)))
         case.value("probe.step_no_side_work_s")
         every = _side_work.rarer(case, "log_every")
+        summary = f"log records take {percent(share)} of step time (log_every is {case.knobs['log_every']})"
+        evidence = case.evidence(("logging_ratio", limit), "probe.step_no_side_work_s", "step_s")
+        code = f"if step % {every} == 0:\n    logger.log(metrics)   # or hand records to a writer thread"
+        change = case.suggest({"log_every": every}, _side_work.predicted(case, share), "the same records, 20 times less often", code)
         return self.fires(
-            f"log records take {percent(share)} of step time (log_every is {case.knobs['log_every']})",
-            recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
-            confidence="high",
-            evidence=(case.evidence("logging_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),
-            suggestions=[
-                suggest(
-                    case,
-                    {"log_every": every},
-                    _side_work.predicted(case, share),
-                    "the same records, 20 times less often",
-                    f"if step % {every} == 0:\n    logger.log(metrics)   # or hand records to a writer thread",
-                )
-            ],
-            level=share / limit,
+            share / limit, evidence, summary, recoverable=share * (1 - 1 / _side_work.TIMES_RARER), confidence="high", suggestions=[change]
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Suggestion, Threshold, percent
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
-from gpuconsole.model.text import percent
 
 SHARE = Threshold(
     "share", 0.10, "ratio", "10 % of step time outside all named phases; without a DataLoader also the time in which batches are made"
@@ -35,33 +33,36 @@ A program without a DataLoader makes its batches in its own lines: a simulator, 
 time of the training thread says whether the line computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
 vectorised code. A line that waits, for an answer or by time.sleep, runs in a thread while the model trains on the batch before."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         batches = 0.0 if _input.has_loader(case) else case.value("data_wait_ratio")
         share = case.value("other_ratio") + batches
-        evidence: tuple[Evidence, ...] = (case.evidence("other_ratio", SHARE.value),)
+        evidence = case.evidence(("other_ratio", SHARE))
         if batches:
-            evidence += (case.evidence("data_wait_ratio", SHARE.value),)
-        if share < SHARE.value:
-            return self.clear(share / SHARE.value, evidence)
+            evidence += case.evidence(("data_wait_ratio", SHARE))
+        if share < SHARE:
+            return self.clear(share / SHARE, evidence)
         pause = case.get("gc.pause_ratio", 0.0)
-        collects = pause >= GC.value and pause >= share / 2
-        if not collects and case.value("stack.script_ratio") < IN_SCRIPT.value and pause < GC.value:
+        collects = pause >= GC and pause >= share / 2
+        if not collects and case.value("stack.script_ratio") < IN_SCRIPT and pause < GC:
             return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
-        waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS.value
+        waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS
         if collects:
             words = f" is Python between the phases: the garbage collector, {percent(pause)}"
         elif batches or waits:
             words = f" is the script's own code, {_line(case, waits)}{BATCHES if batches else ''}"
         else:
             words = f" is Python between the phases: {_line(case, waits)}"
+        summary = f"{percent(share)} of step time{words}"
+        evidence = evidence + self._measured(case)
+        change = _collect_less(case, share) if collects else _by_tensors(case, share)
         return self.fires(
-            f"{percent(share)} of step time{words}",
+            share / SHARE,
+            evidence,
+            summary,
             recoverable=share * 0.9,
-            confidence="high" if share >= 2 * SHARE.value else "medium",
-            evidence=evidence + self._measured(case),
-            suggestions=[_collect_less(case, share) if collects else _by_tensors(case, share)],
-            level=share / SHARE.value,
+            confidence="high" if share >= 2 * SHARE else "medium",
             title="The script's own code waits in every step" if waits else "",
+            suggestions=[change],
         )
 
     def _measured(self, case: Case) -> tuple[Evidence, ...]:
@@ -77,8 +78,7 @@ def _line(case: Case, waits: bool) -> str:
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:
-    return suggest(
-        case,
+    return case.suggest(
         {"gc_collect_every": 0},
         _interval(case.value("gc.pause_ratio"), share),
         "automatic collection only: a full collection visits every object",
@@ -89,8 +89,7 @@ def _collect_less(case: Case, share: float) -> Suggestion | None:
 def _by_tensors(case: Case, share: float) -> Suggestion | None:
     if case.knobs.get("gradient_percentiles") != "python":
         return None
-    return suggest(
-        case,
+    return case.suggest(
         {"gradient_percentiles": "torch"},
         _interval(share, share),
         "the same figures with tensor operations, without a Python object per value",

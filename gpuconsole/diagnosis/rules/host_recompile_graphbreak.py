@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
-from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.text import percent
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Knobs, Rule, Suggestion, Threshold, percent
 
 EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer compilations pay off within some minutes")
 COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None, torch finds the sizes that change at the second shape")
@@ -29,18 +26,13 @@ steady, so this rule reads torch's own counters from the second message on. Comp
 of the time went into compilation, the rule predicts no gain. Graph breaks alone are a note without a share: their cost depends on what lies
 between them."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         begun = case.evidence("seconds_not_steady")  # this signal exists from the first step on
         if case.knobs.get("torch_compile", "off") == "off":
-            return self.clear(0.0, (begun,), "the model is not compiled")
+            return self.clear(0.0, begun, "the model is not compiled")
         recompiles, given_up, breaks = (case.value(f"compile.{name}") for name in ("recompiles", "given_up", "graph_breaks"))
-        evidence = (
-            case.evidence("compile.recompiles", COUNT.value),
-            case.evidence("compile.time_ratio"),
-            case.evidence("compile.given_up", 1),
-            case.evidence("compile.graph_breaks"),
-        )
-        often = min(recompiles / COUNT.value, recompiles / case.value("compile.steps") / EVERY.value)
+        evidence = case.evidence(("compile.recompiles", COUNT), "compile.time_ratio", ("compile.given_up", 1), "compile.graph_breaks")
+        often = min(recompiles / COUNT, recompiles / case.value("compile.steps") / EVERY)
         if given_up:
             return self._compiles(
                 case, evidence, "torch has reached its recompile limit and runs the model uncompiled from now on", given_up=True
@@ -52,24 +44,20 @@ between them."""
             words = (
                 f"the graph breaks at {breaks:.0f} places, so the model is compiled in pieces (TORCH_LOGS=graph_breaks names the places)"
             )
-            return self.fires(words, recoverable=0.0, confidence="low", evidence=evidence, level=max(often, 0.6), note=True)
+            return self.fires(max(often, 0.6), evidence, words, recoverable=0.0, confidence="low", note=True)
         return self.clear(often, evidence)
 
     def _compiles(self, case: Case, evidence: tuple[Evidence, ...], words: str, given_up: bool) -> Finding:
         ratio = case.value("compile.time_ratio")
-        gain = None if given_up or ratio > MOSTLY.value else Interval(1.0, 1 / (1 - ratio))
+        gain = None if given_up or ratio > MOSTLY else Interval(1.0, 1 / (1 - ratio))
         return self.fires(
-            words,
-            recoverable=ratio,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[_dynamic(case, gain), _padded(case, gain)],
+            1.0, evidence, words, recoverable=ratio, confidence="high", suggestions=[_dynamic(case, gain), _padded(case, gain)]
         )
 
 
 def _dynamic(case: Case, gain: Interval | None) -> Suggestion | None:
     why = "one graph for all sizes is compiled once"
-    return suggest(case, {"compile_dynamic": "true"}, gain, why, "model = torch.compile(model, dynamic=True)")
+    return case.suggest({"compile_dynamic": "true"}, gain, why, "model = torch.compile(model, dynamic=True)")
 
 
 def _padded(case: Case, gain: Interval | None) -> Suggestion | None:
@@ -78,4 +66,4 @@ def _padded(case: Case, gain: Interval | None) -> Suggestion | None:
         return None
     why = "a handful of lengths instead of hundreds, at the cost of some arithmetic on padding"
     changes: Knobs = {"pad_to_multiple_of": LENGTHS, "compile_dynamic": "auto"}
-    return suggest(case, changes, gain, why, f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})")
+    return case.suggest(changes, gain, why, f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.text import percent
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
@@ -16,6 +14,7 @@ class HostSyncStall(Rule):
     id = "host.sync_stall"
     title = "The GPU is idle after synchronisations"
     clear_title = "Synchronisations cost little GPU time"
+    gpu_only = True
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory")
     reads = (
@@ -28,43 +27,37 @@ all gaps is applied to the idle time of the GPU in steps without the profiler, l
 for data after a synchronisation belongs to the input rules. The source of the signal names the operator that waited most. Other rules cover
 gaps with other causes (launches, data)."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         step = case.value("step_s")
         if case.get("mfu_ratio", 0.0) >= HEALTHY_MFU:
-            return self.clear(0.0, (case.evidence("mfu_ratio"),), "the GPU is busy")
+            return self.clear(0.0, case.evidence("mfu_ratio"), "the GPU is busy")
         after_sync, gaps, busy = case.value("probe.sync_gaps_s"), case.value("probe.gaps_s"), case.value("probe.busy_s")
         # The profiler makes gaps longer and kernels not. The idle time therefore comes from ordinary steps, and its causes from profiled steps,
         # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
         idle = max(0.0, 1 - busy / step - sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval")))
         share = min(_gpu.MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
-        evidence = (
-            case.evidence("probe.sync_gaps_s"),
-            case.evidence("probe.gaps_s"),
-            case.evidence("probe.busy_s", step * (1 - SHARE.value)),
-            case.evidence("step_s"),
-            case.evidence("probe.syncs_per_step"),
+        evidence = case.evidence(
+            "probe.sync_gaps_s", "probe.gaps_s", ("probe.busy_s", step * (1 - SHARE)), "step_s", "probe.syncs_per_step"
         )
-        level = share / SHARE.value
+        level = share / SHARE
         if level < 1:
             return self.clear(level, evidence)
-        return self.fires(
+        summary = (
             f"the GPU is idle for {percent(share)} of a step right after the host has waited for the GPU ({case.value('probe.syncs_per_step'):.0f} times per step)."
-            " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step",
-            recoverable=share,
-            confidence="high" if share >= SERIOUS else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True},
-                    Interval(1.0, 1 / (1 - share)),
-                    "the host then does not wait for the copy of a batch",
-                    "batch = batch.to(device, non_blocking=True)   # from DataLoader(..., pin_memory=True)",
-                )
-                if case.knobs.get("non_blocking") is False
-                else None
-            ],
-            level=level,
+            " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step"
+        )
+        why = "the host then does not wait for the copy of a batch"
+        code = "batch = batch.to(device, non_blocking=True)   # from DataLoader(..., pin_memory=True)"
+        change = (
+            case.suggest(
+                {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True},
+                Interval(1.0, 1 / (1 - share)),
+                why,
+                code,
+            )
+            if case.knobs.get("non_blocking") is False
+            else None
+        )
+        return self.fires(
+            level, evidence, summary, recoverable=share, confidence="high" if share >= SERIOUS else "medium", suggestions=[change]
         )

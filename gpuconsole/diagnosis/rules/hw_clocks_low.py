@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, short_of
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 CLOCK = Threshold("clock", 0.90, "ratio", "90 % of the highest SM clock (survey T40)")
 HELD = Threshold("held", 0.10, "ratio", "heat, power or another cause for 10 % of the time explains a low clock; other rules report these")
@@ -17,6 +15,7 @@ class HwClocksLow(Rule):
     title = "The GPU clock is set too low"
     clear_title = "The GPU clock is not set too low"
     subject = "hardware"
+    gpu_only = True
     thresholds = (CLOCK, HELD)
     reads = (
         "is_gpu", "hw.sm_clock_ratio", "hw.thermal_time_ratio", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio",
@@ -26,9 +25,7 @@ class HwClocksLow(Rule):
 of its maximum under load and the driver names a setting or no reason at all (the driver has no reason for locked clocks), a person has set
 the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         clock, loss = case.value("hw.sm_clock_ratio"), _gpu.clock_loss(case)
         causes = {
             "heat": case.value("hw.thermal_time_ratio"),
@@ -36,27 +33,22 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
             "other": case.value("hw.other_hold_time_ratio"),
         }
         by_setting = case.value("hw.app_clocks_ratio") >= SET
-        evidence = (
-            case.evidence("hw.sm_clock_ratio", CLOCK.value),
-            case.evidence("hw.app_clocks_ratio"),
-            case.evidence("hw.thermal_time_ratio", HELD.value),
-            case.evidence("hw.power_cap_time_ratio", HELD.value),
-            case.evidence("hw.other_hold_time_ratio", HELD.value),
+        evidence = case.evidence(
+            ("hw.sm_clock_ratio", CLOCK),
+            "hw.app_clocks_ratio",
+            ("hw.thermal_time_ratio", HELD),
+            ("hw.power_cap_time_ratio", HELD),
+            ("hw.other_hold_time_ratio", HELD),
         )
-        level = loss / (1 - CLOCK.value)
-        if clock >= CLOCK.value:
-            return self.clear(min(0.99, level), evidence)
-        if max(causes.values()) >= HELD.value:
+        level = loss / (1 - CLOCK)
+        if clock >= CLOCK:
+            return self.clear(short_of(level), evidence)
+        if max(causes.values()) >= HELD:
             return self.clear(0.5, evidence, "the driver names the cause of the low clock: heat, power, sync boost or voltage")
         why = (
             "a setting of application clocks is the cause: nvidia-smi -rac resets it (root)"
             if by_setting
             else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows locks, nvidia-smi -rgc removes them (root)"
         )
-        return self.fires(
-            f"under load the SM clock is {percent(clock)} of its maximum; {why}",
-            recoverable=min(_gpu.MOST, loss),
-            confidence="high" if by_setting else "medium",
-            evidence=evidence,
-            level=level,
-        )
+        summary = f"under load the SM clock is {percent(clock)} of its maximum; {why}"
+        return self.fires(level, evidence, summary, recoverable=min(_gpu.MOST, loss), confidence="high" if by_setting else "medium")

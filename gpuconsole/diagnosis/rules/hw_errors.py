@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
-from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 
 ANY = Threshold("errors", 1.0, "", "one is enough: lost data, a row that waits for replacement, a hardware XID (survey T42)")
 NVLINK = Threshold("nvlink_errors", 1.0, "", "one replay or recovery is a failure (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_ERROR)")
@@ -27,6 +25,7 @@ class HwErrors(Rule):
     title = "The GPU reports hardware errors"
     clear_title = "No GPU hardware errors"
     subject = "hardware"
+    gpu_only = True
     thresholds = (ANY, NVLINK, CRC)
     reads = (
         "is_gpu", "hw.lost", "hw.xid_errors", "hw.ecc_uncorrected", "hw.row_remap_failed", "hw.row_remap_pending", "hw.nvlink_errors",
@@ -37,21 +36,14 @@ memory errors that could not be corrected since the driver was loaded, memory ro
 NVLinks that send again, recover or receive damaged packets while this console watches. Such a GPU may compute wrong results or stop, so this
 finding comes before all others, although it is not about speed."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
-        known = {name: report for name, report in REPORTS.items() if case.has(name)}
-        evidence = tuple(case.evidence(name, limit.value) for name, (limit, _) in known.items())
-        levels = {name: case.value(name) / limit.value for name, (limit, _) in known.items()}
-        found = [name for name, level in levels.items() if level >= 1]
-        if not found:
+    def judge(self, case: Case) -> Finding:
+        measured = {name: report for name, report in REPORTS.items() if case.has(name)}
+        evidence = case.evidence(*((name, limit) for name, (limit, _) in measured.items()))
+        levels = {name: case.value(name) / limit for name, (limit, _) in measured.items()}
+        broken = [name for name, level in levels.items() if level >= 1]
+        if not broken:
             case.value(NEEDED)  # no errors count as healthy only if the driver reports errors at all
             return self.clear(max(levels.values()), evidence)
-        words = "; ".join(f"{known[name][1]} ({case.value(name):.0f})" for name in found)
-        return self.fires(
-            f"{words}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run dcgmi diag -r 3",
-            recoverable=0.0,
-            confidence="high",
-            evidence=evidence,
-            level=max(levels.values()),
-        )
+        reports = "; ".join(f"{measured[name][1]} ({case.value(name):.0f})" for name in broken)
+        summary = f"{reports}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run dcgmi diag -r 3"
+        return self.fires(max(levels.values()), evidence, summary, recoverable=0.0, confidence="high")

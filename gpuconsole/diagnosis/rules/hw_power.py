@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 TIME = Threshold("power_time", 0.10, "ratio", "10 % of the time (survey T39)")
 LOSS = Threshold(
@@ -20,6 +18,7 @@ class HwPower(Rule):
     title = "The power limit lowers the GPU clock"
     clear_title = "The power limit costs little GPU clock"
     subject = "hardware"
+    gpu_only = True
     thresholds = (TIME, LOSS)
     reads = (
         "is_gpu", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio", "hw.sm_clock_ratio", "hw.power_ratio", "hw.power_limit_w",
@@ -29,33 +28,27 @@ class HwPower(Rule):
 load; it is no fault. The lost clock decides: 5 % or more under load. If the limit is below the highest limit of the board, a person has
 set it. Otherwise the finding is a note. An external brake is different: the power supply or the management of the server requests it."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         held, loss = _gpu.held_by_power(case), _gpu.clock_loss(case)
-        evidence = (
-            case.evidence("hw.power_cap_time_ratio", TIME.value),
-            case.evidence("hw.sm_clock_ratio", 1 - LOSS.value),
-            *case.if_known("hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_max_w"),
+        evidence = case.evidence(("hw.power_cap_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known(
+            "hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_max_w"
         )
-        level = min(held / TIME.value, loss / LOSS.value)
+        level = min(held / TIME, loss / LOSS)
         if level < 1:
             return self.clear(level, evidence)
         cure = _cure(case)
-        return self.fires(
+        summary = (
             f"power lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum. "
-            + (cure or "The limit is at its maximum, so the board cannot do more"),
-            recoverable=_gpu.lost_to_power(case) if cure else 0.0,
-            confidence="medium",
-            evidence=evidence,
-            level=level,
-            note=not cure,
+            + (cure or "The limit is at its maximum, so the board cannot do more")
+        )
+        return self.fires(
+            level, evidence, summary, recoverable=_gpu.lost_to_power(case) if cure else 0.0, confidence="medium", note=not cure
         )
 
 
 def _cure(case: Case) -> str:
     """The advice; "" if nothing helps, or if the highest limit is not known."""
-    if case.get("hw.power_brake_time_ratio", 0.0) >= TIME.value:
+    if case.get("hw.power_brake_time_ratio", 0.0) >= TIME:
         return "An external brake signal is the cause: check the power supply, and a cap for the whole server (BMC)"
     limit, most = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_max_w", 0.0)
     if 0 < limit < RAISABLE * most:

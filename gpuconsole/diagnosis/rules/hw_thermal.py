@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 TIME = Threshold(
     "thermal_time", 0.05, "ratio", "the driver counts the time in which heat lowers clocks; a healthy GPU has none (survey T38)"
@@ -19,6 +17,7 @@ class HwThermal(Rule):
     title = "The GPU is too hot and lowers its clock"
     clear_title = "Heat does not lower the GPU clock"
     subject = "hardware"
+    gpu_only = True
     thresholds = (TIME, LOSS)
     reads = (
         "is_gpu", "hw.thermal_time_ratio", "hw.sm_clock_ratio", "hw.temperature_c", "hw.power_cap_time_ratio",
@@ -28,23 +27,14 @@ class HwThermal(Rule):
 decides together with the SM clock under load. The temperature does not decide: 85 °C is no problem while no clock is lost. Readings without load
 are left out, since an idle GPU lowers its clocks to save power. Memory-bound work loses less than the clock suggests."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         held, loss = case.value("hw.thermal_time_ratio"), _gpu.clock_loss(case)
-        evidence = (
-            case.evidence("hw.thermal_time_ratio", TIME.value),
-            case.evidence("hw.sm_clock_ratio", 1 - LOSS.value),
-            *case.if_known("hw.temperature_c"),
-        )
-        level = min(held / TIME.value, loss / LOSS.value)
+        evidence = case.evidence(("hw.thermal_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known("hw.temperature_c")
+        level = min(held / TIME, loss / LOSS)
         if level < 1:
             return self.clear(level, evidence)
-        return self.fires(
+        summary = (
             f"heat lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum."
-            " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps",
-            recoverable=_gpu.lost_to_heat(case),
-            confidence="high" if held >= SURE else "medium",
-            evidence=evidence,
-            level=level,
+            " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps"
         )
+        return self.fires(level, evidence, summary, recoverable=_gpu.lost_to_heat(case), confidence="high" if held >= SURE else "medium")

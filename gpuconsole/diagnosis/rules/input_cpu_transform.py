@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 
 class InputCpuTransform(Rule):
@@ -25,28 +23,18 @@ by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less t
 transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,
 torch.set_num_threads(1) is right."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
-        level = wait / _input.WAIT.value
+        level = wait / _input.WAIT
         if _input.cause(case) != "cpu_transform":
-            return self.clear(level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
+            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", _input.WAIT)))
         cpu = _input.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
+        summary = f"a step waits {percent(wait)} of its time for data. The transforms compute {percent(cpu)} of the time, and no core is free for more workers"
+        evidence = _input.evidence(case, _input.SATURATED)
+        why = "half of the blur in the augmentation; the gain depends on its share of the transform"
+        code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"
+        change = case.suggest({"transform_cost": cost // 2}, speedup_interval(1 / (1 - wait / 2), 0.8), why, code) if cost else None
         return self.fires(
-            f"a step waits {percent(wait)} of its time for data. The transforms compute {percent(cpu)} of the time, and no core is free for more workers",
-            recoverable=wait,
-            confidence="high" if cpu >= _input.SATURATED.value else "medium",
-            evidence=_input.evidence(case, _input.SATURATED),
-            suggestions=[
-                suggest(
-                    case,
-                    {"transform_cost": cost // 2},
-                    speedup_interval(1 / (1 - wait / 2), 0.8),
-                    "half of the blur in the augmentation; the gain depends on its share of the transform",
-                    "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU",
-                )
-                if cost
-                else None
-            ],
-            level=level,
+            level, evidence, summary, recoverable=wait, confidence="high" if cpu >= _input.SATURATED else "medium", suggestions=[change]
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, percent, short_of
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.text import percent
 
 
 class InputEpochRestart(Rule):
@@ -26,35 +24,34 @@ of the time is the threshold, as for other long waits. Short epochs make it wors
 Predicted: 1 / (1 - s). For the lower end, s is the share of the restarts minus the time to fill the queue. For the upper end, s is the whole
 wait for data, because the batches after the first batch are late too."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if not _input.has_loader(case):
-            return self.clear(0.0, summary="there is no DataLoader")
+            return self.clear(summary="there is no DataLoader")
         ratio = case.value("loader.restart_ratio")
         if not int(case.knobs.get("num_workers", 0)):
-            return self.clear(0.0, summary="there are no loader processes to restart")
+            return self.clear(summary="there are no loader processes to restart")
         limit = _input.least_restart(case).value
-        evidence = (
-            case.evidence("loader.restart_ratio", limit),
-            case.evidence("data_wait_ratio"),
-            *case.if_known("loader.restarts", threshold=_input.RESTARTS.value),
+        evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio") + case.if_known(
+            "loader.restarts", threshold=_input.RESTARTS
         )
         cause = _input.cause(case)
         if cause != "epoch_restart":  # where another cause explains the waits, a finding shown before closes at once
-            return self.clear(0.0 if cause else min(0.99, ratio / limit), evidence)
+            return self.clear(0.0 if cause else short_of(ratio / limit), evidence)
         keep = not case.knobs.get("persistent_workers", True)
+        summary = f"{percent(ratio)} of the time passes between the end of an epoch and the first batch of the next epoch"
+        why = "the processes stay; only their queue is filled again"
+        code = "DataLoader(dataset, ..., persistent_workers=True)"
+        change = case.suggest(
+            {"persistent_workers": True},
+            Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
+            why,
+            code,
+        )
         return self.fires(
-            f"{percent(ratio)} of the time passes between the end of an epoch and the first batch of the next epoch",
+            ratio / limit,
+            evidence,
+            summary,
             recoverable=0.9 * ratio if keep else 0.5 * ratio,
             confidence="high" if keep and ratio >= 2 * limit else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"persistent_workers": True},
-                    Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
-                    "the processes stay; only their queue is filled again",
-                    "DataLoader(dataset, ..., persistent_workers=True)",
-                )
-            ],
-            level=ratio / limit,
+            suggestions=[change],
         )

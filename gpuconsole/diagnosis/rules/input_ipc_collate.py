@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, percent, short_of, speedup_interval
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Evidence, Finding, Interval
-from gpuconsole.model.text import percent
 
 
 class InputIpcCollate(Rule):
@@ -26,36 +24,31 @@ does not wait for a message. If this is half of the time or more, and more than 
 and more workers would not help. What helps: stack in the loader's processes, send fewer and larger tensors, use smaller types (uint8,
 normalise later). Where batches arrive as lists of samples, P6 also drains a loader that stacks; its rate is the prediction."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
         if not int(case.knobs.get("num_workers", 0)):
-            return self.clear(0.0, summary="the training process loads the data itself and receives nothing")
-        level = wait / _input.WAIT.value
+            return self.clear(summary="the training process loads the data itself and receives nothing")
+        level = wait / _input.WAIT
         cause = _input.cause(case)
         if cause != "ipc_collate":  # where another cause explains the waits, a finding shown before closes at once
-            return self.clear(0.0 if cause else min(0.99, level), (case.evidence("data_wait_ratio", _input.WAIT.value),))
+            return self.clear(0.0 if cause else short_of(level), case.evidence(("data_wait_ratio", _input.WAIT)))
         receive = case.value("probe.loader_receive_ratio")
         predicted, evidence = _stacked(case)
+        summary = f"a step waits {percent(wait)} of its time for data; receiving takes {percent(receive)} of the time of the loader alone"
+        evidence = (
+            case.evidence(("data_wait_ratio", _input.WAIT), ("probe.loader_receive_ratio", _input.RECEIVES), "probe.loader_cpu_ratio")
+            + evidence
+        )
+        why = "the loader's processes stack a batch into one tensor, and only this tensor is sent"
+        code = "DataLoader(dataset, ..., collate_fn=default_collate)   # not a list of samples"
+        change = case.suggest({"collate_fn": "stack"}, predicted, why, code)
         return self.fires(
-            f"a step waits {percent(wait)} of its time for data; receiving takes {percent(receive)} of the time of the loader alone",
+            level,
+            evidence,
+            summary,
             recoverable=1 - 1 / predicted.middle if predicted else 0.8 * wait,
             confidence="high" if receive >= 0.7 else "medium",
-            evidence=(
-                case.evidence("data_wait_ratio", _input.WAIT.value),
-                case.evidence("probe.loader_receive_ratio", _input.RECEIVES.value),
-                case.evidence("probe.loader_cpu_ratio"),
-                *evidence,
-            ),
-            suggestions=[
-                suggest(
-                    case,
-                    {"collate_fn": "stack"},
-                    predicted,
-                    "the loader's processes stack a batch into one tensor, and only this tensor is sent",
-                    "DataLoader(dataset, ..., collate_fn=default_collate)   # not a list of samples",
-                )
-            ],
-            level=level,
+            suggestions=[change],
         )
 
 
@@ -66,4 +59,4 @@ def _stacked(case: Case) -> tuple[Interval | None, tuple[Evidence, ...]]:
     load_s = case.value("samples_per_step") / case.value("probe.loader_stacked_samples_per_s")
     speedup = case.value("step_s") / max(_input.compute_s(case), load_s)
     shown = ("probe.loader_stacked_samples_per_s", "probe.loader_samples_per_s", "samples_per_step", "step_s")
-    return speedup_interval(speedup, _input.PREDICTION_ERROR), tuple(case.evidence(name) for name in shown)
+    return speedup_interval(speedup, _input.PREDICTION_ERROR), case.evidence(*shown)

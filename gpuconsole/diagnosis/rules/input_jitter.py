@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent, short_of, speedup_interval
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.text import percent
 
 TIMES_DEEPER = 4
 REFILLS = Threshold("refills", 1.5, "x", "a queue is refilled soon if the loader delivers 1.5x as many samples as the model uses")
@@ -32,49 +30,47 @@ batches cover a long wait. A batch is begun num_workers * prefetch_factor steps 
 Similar cases: several workers that are too slow on average deliver batches in bursts; probe P6 shows whether they are fast enough. One worker
 that is too slow for ordinary batches makes every step wait."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         excess = case.value("data_wait_excess_ratio")
         if not int(case.knobs.get("num_workers", 0)):
-            return self.clear(0.0, summary="there is no queue: the training process loads the data itself")
-        limit = _input.EXCESS.value
+            return self.clear(summary="there is no queue: the training process loads the data itself")
+        limit = _input.EXCESS
         cause = _input.cause(case)
         if cause != "jitter":  # where another cause explains the waits, a finding shown before closes at once
-            return self.clear(0.0 if cause else min(0.99, excess / limit), (case.evidence("data_wait_excess_ratio", limit),))
+            return self.clear(0.0 if cause else short_of(excess / limit), case.evidence(("data_wait_excess_ratio", limit)))
         deeper, workers = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER, _workers_that_outlast(case)
         without_waits = 1 / (1 - min(0.9, excess))
         capacity = _capacity(case)
         changes = [
-            suggest(
-                case,
+            case.suggest(
                 {"prefetch_factor": deeper},
                 _up_to(without_waits if capacity is None else min(without_waits, capacity)),
                 "a deeper queue covers the wait for a slow sample",
                 f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter",
             ),
-            suggest(
-                case,
+            case.suggest(
                 {"num_workers": workers},
                 speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case)),
                 "other workers have batches ready while one worker waits",
                 _input.worker_code(case, workers),
             ),
         ]
-        if capacity is not None and capacity * (1 - excess) < REFILLS.value:
+        if capacity is not None and capacity * (1 - excess) < REFILLS:
             changes.reverse()
+        summary = f"most steps find their batch ready, but a few wait long. The long waits take {percent(excess)} of the time"
+        evidence = (
+            case.evidence(("data_wait_excess_ratio", limit), ("data_wait_typical_ratio", _input.TYPICAL))
+            + case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s", "probe.loader_cpu_ratio")
+            + case.evidence("samples_per_step", "step_s")
+        )
         return self.fires(
-            f"most steps find their batch ready, but a few wait long. The long waits take {percent(excess)} of the time",
+            excess / limit,
+            evidence,
+            summary,
             recoverable=0.8 * excess,
             confidence="medium",
-            evidence=(
-                case.evidence("data_wait_excess_ratio", limit),
-                case.evidence("data_wait_typical_ratio", _input.TYPICAL.value),
-                *case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s", "probe.loader_cpu_ratio"),
-                case.evidence("samples_per_step"),
-                case.evidence("step_s"),
-            ),
-            suggestions=[*changes],
             for_prediction=() if capacity is not None else ("probe.loader_samples_per_s",),
-            level=excess / limit,
+            suggestions=[*changes],
         )
 
 
@@ -88,7 +84,7 @@ def _capacity(case: Case) -> float | None:
 def _workers_that_outlast(case: Case) -> int:
     """Number of workers whose ready batches cover a long wait. The maximum is the number that probe P6 tries, or that the cores can run."""
     now = int(case.knobs["num_workers"])
-    computes = case.get("probe.loader_cpu_ratio", 0.0) >= _input.SLEEPS.value
+    computes = case.get("probe.loader_cpu_ratio", 0.0) >= _input.SLEEPS
     most = _input.next_workers(case) if computes else now + _input.MORE_WORKERS
     return next((workers for workers in range(now + 1, most) if _outlasted(case, workers) == 1.0), most)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 HELPS = Threshold("helps", 1.05, "x", "more workers are suggested from a predicted gain of 5 % on: less is not worth a trial")
 
@@ -27,30 +25,25 @@ workers than cores. Throughput grows in proportion to the workers until the stor
 more. Local copies, packed formats and read-ahead remove the cause.
 Similar case: a transform that computes (input.cpu_transform) has a CPU share near 1."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
-        level = wait / _input.WAIT.value
+        level = wait / _input.WAIT
         if _input.cause(case) != "slow_storage":
-            return self.clear(level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
+            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", _input.WAIT)))
         workers = _input.enough_workers(case)
         cpu = _input.loading_cpu_ratio(case)
-        helps = _input.predicted(case, workers) >= HELPS.value
+        helps = _input.predicted(case, workers) >= HELPS
         limit = "" if helps else ". More workers would get no more from the storage"
+        summary = f"a step waits {percent(wait)} of its time for data. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}"
+        evidence = _input.evidence(case, _input.SLEEPS)
+        why = "waiting workers need no core, so their waits overlap"
+        code = _input.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
+        change = case.suggest({"num_workers": workers}, _input.predicted_interval(case, workers), why, code) if helps else None
         return self.fires(
-            f"a step waits {percent(wait)} of its time for data. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}",
+            level,
+            evidence,
+            summary,
             recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
             confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
-            evidence=_input.evidence(case, _input.SLEEPS),
-            suggestions=[
-                suggest(
-                    case,
-                    {"num_workers": workers},
-                    _input.predicted_interval(case, workers),
-                    "waiting workers need no core, so their waits overlap",
-                    _input.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards",
-                )
-                if helps
-                else None
-            ],
-            level=level,
+            suggestions=[change],
         )

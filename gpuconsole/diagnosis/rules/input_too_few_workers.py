@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 
 class InputTooFewWorkers(Rule):
@@ -25,26 +23,23 @@ present number of workers and with one more. If T' = max(T_compute, T_load / k) 
 few workers.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
-        level = wait / _input.WAIT.value
+        level = wait / _input.WAIT
         if _input.cause(case) != "too_few_workers":
-            return self.clear(level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
+            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", _input.WAIT)))
         workers = _input.next_workers(case)
         now = int(case.knobs["num_workers"])
+        summary = f"a step waits {percent(wait)} of its time for data. {now} workers are too slow, and a core is free for another worker"
+        evidence = _input.evidence(case, _input.SATURATED)
+        why = "more batches are made while the model computes"
+        code = _input.worker_code(case, workers)
+        change = case.suggest({"num_workers": workers}, _input.predicted_interval(case, workers), why, code)
         return self.fires(
-            f"a step waits {percent(wait)} of its time for data. {now} workers are too slow, and a core is free for another worker",
+            level,
+            evidence,
+            summary,
             recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
             confidence="high" if wait >= 0.2 else "medium",
-            evidence=_input.evidence(case, _input.SATURATED),
-            suggestions=[
-                suggest(
-                    case,
-                    {"num_workers": workers},
-                    _input.predicted_interval(case, workers),
-                    "more batches are made while the model computes",
-                    _input.worker_code(case, workers),
-                )
-            ],
-            level=level,
+            suggestions=[change],
         )

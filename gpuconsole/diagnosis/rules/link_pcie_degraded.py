@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
-from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 
 REACHED = Threshold("reached", 0.60, "ratio", "pinned copies reach 60 % of the bandwidth of a healthy link, or more (survey T08)")
 REPLAYS = Threshold("replays", 8.0, "/min", "NVIDIA recommends at most 8 replays per minute (DCGM_LIMIT_MAX_PCIREPLAY_RATE)")
@@ -17,6 +15,7 @@ class LinkPcieDegraded(Rule):
     title = "The PCIe link is slower than it should be"
     clear_title = "The PCIe link runs at full speed"
     subject = "hardware"
+    gpu_only = True
     thresholds = (REACHED, REPLAYS)
     reads = (
         "is_gpu", "link.pcie_generation", "link.pcie_width", "link.pcie_generation_max", "link.pcie_width_max",
@@ -27,9 +26,7 @@ with fewer lanes or an older generation than card and slot support indicates the
 that are sent again. If probe P10 has measured copies from pinned memory, their bandwidth is compared with the link's. The cost is the
 exposed part of the copies from host to device; without such copies the finding is a note."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         now = case.value("link.pcie_generation"), case.value("link.pcie_width")
         most = case.value("link.pcie_generation_max"), case.value("link.pcie_width_max")
         peak = case.value("link.pcie_peak_bytes_per_s")
@@ -38,13 +35,12 @@ exposed part of the copies from host to device; without such copies the finding 
         of_most = 2.0 ** (now[0] - most[0]) * now[1] / max(1.0, most[1])
         measured = case.get("probe.h2d_bytes_per_s", peak)
         evidence = (
-            case.evidence("link.pcie_generation", most[0]),
-            case.evidence("link.pcie_width", most[1]),
-            *case.if_known("h2d_ratio"),
-            *case.if_known("probe.h2d_bytes_per_s", threshold=REACHED.value * peak),
-            *case.if_known("link.pcie_replays_per_min", threshold=REPLAYS.value),
+            case.evidence(("link.pcie_generation", most[0]), ("link.pcie_width", most[1]))
+            + case.if_known("h2d_ratio")
+            + case.if_known("probe.h2d_bytes_per_s", threshold=REACHED * peak)
+            + case.if_known("link.pcie_replays_per_min", threshold=REPLAYS)
         )
-        degraded, slow, sick = of_most < 1, measured < REACHED.value * peak, replays > REPLAYS.value
+        degraded, slow, sick = of_most < 1, measured < REACHED * peak, replays > REPLAYS
         if not (degraded or slow or sick):
             return self.clear(0.0, evidence)
         reports = [
@@ -52,12 +48,13 @@ exposed part of the copies from host to device; without such copies the finding 
             f"copies reach {measured / 1e9:.1f} of {peak / 1e9:.1f} GB/s" if slow else "",
             f"{replays:.0f} packets per minute are sent again" if sick else "",
         ]
-        share = case.get("h2d_ratio", 0.0) * (1 - min(1.0, of_most) * (min(1.0, measured / peak / REACHED.value)))
+        share = case.get("h2d_ratio", 0.0) * (1 - min(1.0, of_most) * (min(1.0, measured / peak / REACHED)))
+        summary = f"{'; '.join(filter(None, reports))} (under load). Reseat the card; check slot, riser and BIOS settings"
         return self.fires(
-            f"{'; '.join(filter(None, reports))} (under load). Reseat the card; check slot, riser and BIOS settings",
+            max(1 / of_most if of_most > 0 else 1.0, 1.0),
+            evidence,
+            summary,
             recoverable=share,
             confidence="high" if degraded else "medium",
-            evidence=evidence,
-            level=max(1 / of_most if of_most > 0 else 1.0, 1.0),
             note=share < MATTERS,
         )

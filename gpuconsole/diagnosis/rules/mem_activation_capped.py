@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Knobs, Rule, Suggestion, Threshold, percent, short_of
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
-from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.training import GRAPH_MODES
-from gpuconsole.model.text import percent
 
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of the limit (PyTorch profiler 90 %, TraceML 92 %)")
 PART = Threshold("activations", 0.50, "ratio", "half of the used memory: otherwise the states are larger")
@@ -35,20 +32,21 @@ once, without parameters and batch. The limit is `memory_limit_mb`, or without i
 trades time for memory and alone is slower: it pays if the memory then holds a larger batch or a longer sequence. The share of this
 finding is a share of memory, not of time."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         memory = memory_of(case)
-        evidence = memory_evidence(case, USED.value)
+        evidence = memory_evidence(case, USED)
         part = memory.activations / memory.used
-        level = memory.used_ratio / USED.value
-        if memory.used_ratio < USED.value or part < PART.value:
-            return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
+        level = memory.used_ratio / USED
+        if memory.used_ratio < USED or part < PART:
+            return self.clear(short_of(level) if part >= PART else 0.0, evidence)
+        summary = f"{percent(memory.used_ratio)} of the memory is used, and activations are {percent(part)} of it. A longer sequence or a larger batch will fail"
         return self.fires(
-            f"{percent(memory.used_ratio)} of the memory is used, and activations are {percent(part)} of it. A longer sequence or a larger batch will fail",
+            level,
+            evidence,
+            summary,
             recoverable=CHECKPOINTED * memory.activations / memory.limit,
             confidence="high",
-            evidence=evidence,
             suggestions=[_fused(case), _checkpointing(case), _smaller_passes(case)],
-            level=level,
         )
 
 
@@ -56,13 +54,13 @@ def _fused(case: Case) -> Suggestion | None:
     if case.knobs.get("attention") != "math":
         return None
     why = "the scores of all heads, T x T each, are no longer kept; the step becomes faster too"
-    return suggest(case, {"attention": "sdpa"}, None, why, "F.scaled_dot_product_attention(q, k, v, is_causal=True)")
+    return case.suggest({"attention": "sdpa"}, None, why, "F.scaled_dot_product_attention(q, k, v, is_causal=True)")
 
 
 def _checkpointing(case: Case) -> Suggestion | None:
     why = "about 90 % less activation memory for about 25 % more time: the backward pass computes the inside of each block again"
     code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
-    return suggest(case, {"gradient_checkpointing": True}, SLOWER, why, code)
+    return case.suggest({"gradient_checkpointing": True}, SLOWER, why, code)
 
 
 def _smaller_passes(case: Case) -> Suggestion | None:
@@ -73,4 +71,4 @@ def _smaller_passes(case: Case) -> Suggestion | None:
     if case.knobs.get("torch_compile") in GRAPH_MODES and not _gpu.graphs_keep_gradients(case, 2 * passes):
         return None
     changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * passes}
-    return suggest(case, changes, None, "half of the activations, with the same samples per optimizer step", "(loss / passes).backward()")
+    return case.suggest(changes, None, "half of the activations, with the same samples per optimizer step", "(loss / passes).backward()")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
-from gpuconsole.model.finding import Evidence, Finding, Suggestion
-from gpuconsole.model.text import percent
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Rule, Suggestion, Threshold, percent
 
 LOST = Threshold(
     "lost_of_reserved", 0.30, "ratio", "30 % of the reserved memory (TraceML: reserved is 2x allocated, at 30 % of the memory)"
@@ -32,48 +30,50 @@ mostly because some tensors live longer than others. On a GPU, expandable_segmen
 glibc before 2.38 gains nothing from few sizes: a freed aligned block cannot hold the next block of the same size. There, a fixed mmap
 threshold or another malloc returns large blocks to the system."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")
         allocated, reserved = _peaks(case)
         lost = max(0.0, reserved.value - allocated.value)
         of_reserved, of_limit = lost / max(reserved.value, 1.0), lost / limit
-        evidence = (reserved, allocated, Evidence("lost", of_reserved, "ratio", LOST.value, "1 - allocated / reserved"))
-        level = min(of_reserved / LOST.value, of_limit / MATTERS.value)
+        whole = Evidence("lost", of_reserved, "ratio", LOST.value, "1 - allocated / reserved")
+        level = min(of_reserved / LOST, of_limit / MATTERS)
         if level < 1:
-            return self.clear(level, evidence)
-        return self.fires(
+            return self.clear(level, (reserved, allocated, whole))
+        summary = (
             f"at the peak, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {percent(of_limit)}"
-            " of the memory limit",
+            " of the memory limit"
+        )
+        evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))
+        return self.fires(
+            level,
+            evidence,
+            summary,
             recoverable=of_limit,
             confidence="high",
-            evidence=(*evidence, case.evidence("memory.limit_bytes")),
             suggestions=[*(_on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case))],
-            level=level,
         )
 
 
-def _peaks(case: Case) -> tuple[Evidence, Evidence]:
+def _peaks(case: Case) -> tuple[Evidence, ...]:
     """Allocated and reserved bytes at the peak. On a CPU this needs a probe, unless the figures between steps already decide. Raises Missing."""
     if case.value("is_gpu"):
-        return case.evidence("memory.allocated_peak_bytes"), case.evidence("memory.reserved_peak_bytes")
-    at_rest = case.evidence("memory.heap_allocated_bytes"), case.evidence("memory.heap_reserved_bytes")
-    lost = at_rest[1].value - at_rest[0].value
-    if lost < LOST.value * at_rest[1].value or lost < MATTERS.value * case.value("memory.limit_bytes"):
+        return case.evidence("memory.allocated_peak_bytes", "memory.reserved_peak_bytes")
+    allocated, reserved = at_rest = case.evidence("memory.heap_allocated_bytes", "memory.heap_reserved_bytes")
+    lost = reserved.value - allocated.value
+    if lost < LOST * reserved.value or lost < MATTERS * case.value("memory.limit_bytes"):
         return at_rest  # more memory in use can only raise the allocated part
-    return case.evidence("memory.heap_allocated_peak_bytes"), case.evidence("memory.heap_reserved_peak_bytes")
+    return case.evidence("memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes")
 
 
 def _on_gpu(case: Case) -> tuple[Suggestion | None, ...]:
     return (
-        suggest(
-            case,
+        case.suggest(
             {"pytorch_alloc_conf": "expandable_segments:True"},
             None,
             "the allocator maps pages into segments that grow, instead of reserving new segments",
             "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py",
         ),
-        suggest(
-            case,
+        case.suggest(
             {"pad_to_multiple_of": LENGTHS},
             None,
             "a handful of sizes instead of hundreds, so that blocks can be reused",
@@ -86,8 +86,7 @@ def _on_gpu(case: Case) -> tuple[Suggestion | None, ...]:
 
 def _on_cpu(case: Case) -> tuple[Suggestion | None, ...]:
     return (
-        suggest(
-            case,
+        case.suggest(
             {"malloc_mmap_threshold_kb": MMAP_KB},
             None,
             "large blocks are mapped one by one and returned when freed; new pages are zeroed each time, which costs time",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Finding
 
 GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed; survey T29)")
 SURE = 1e9
@@ -17,30 +16,32 @@ class MemLeakGpu(Rule):
     title = "GPU memory grows with every step"
     clear_title = "No GPU memory leak"
     resource = "memory"
+    gpu_only = True
     thresholds = (GROWN,)
     reads = ("is_gpu", "memory.growth_bytes_per_s", "memory.grown_bytes", "memory.room_bytes")
     text = """The peak of allocated memory (tensors, not the cache of the allocator) since the run became steady, over 50 steps or more. It is a leak if the
 slope is positive with certainty (lower 95 % bound of Theil and Sen's median of slopes) and as steep in the second half as in the first: inputs
 of varied length also raise the peak, but less and less often. The time until memory is full comes from the lower bound."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         growth, grown = case.value("memory.growth_bytes_per_s"), case.value("memory.grown_bytes")
-        evidence = [case.evidence("memory.growth_bytes_per_s", 0.0), case.evidence("memory.grown_bytes", GROWN.value)]
-        level = grown / GROWN.value if growth > 0 else 0.0
+        evidence = case.evidence(("memory.growth_bytes_per_s", 0.0), ("memory.grown_bytes", GROWN))
+        level = grown / GROWN if growth > 0 else 0.0
         if level < 1:
-            return self.clear(max(0.0, level), tuple(evidence))
+            return self.clear(max(0.0, level), evidence)
         room = case.value("memory.room_bytes")
         left_s = room / growth
-        evidence.append(case.evidence("memory.room_bytes"))
-        return self.fires(
+        evidence += case.evidence("memory.room_bytes")
+        summary = (
             f"allocated memory has grown by {grown / 1e6:.0f} MB and still grows; memory is full in {_span(left_s)} or sooner."
-            " Search for tensors that keep their graph: losses added up without .item() or .detach(), outputs in a list, hooks",
+            " Search for tensors that keep their graph: losses added up without .item() or .detach(), outputs in a list, hooks"
+        )
+        return self.fires(
+            level,
+            evidence,
+            summary,
             recoverable=min(_gpu.MOST, grown / (grown + room)),
             confidence="high" if grown >= SURE else "medium",
-            evidence=tuple(evidence),
-            level=level,
             note=left_s > SOON_S,
         )
 

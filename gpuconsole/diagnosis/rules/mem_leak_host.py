@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, short_of
 
 GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed)")
 STEADY = Threshold(
@@ -29,27 +28,28 @@ the first, the slope explains at least half of the growth, and nearly every read
 batches do not count. Usual causes: losses stored with their graph, lists of outputs, unbounded caches. Use tracemalloc or
 gc.get_objects() between two steps to find the cause."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         slope = case.value("host.memory_growth_bytes_per_s")
         grown, rises = case.value("host.memory_grown_bytes"), case.value("host.memory_rises_ratio")
-        evidence = (
-            case.evidence("host.memory_growth_bytes_per_s", 0.0),
-            case.evidence("host.memory_grown_bytes", GROWN.value),
-            case.evidence("host.memory_rises_ratio", RISES.value),
-            case.evidence("host.memory_steady_ratio", STEADY.value),
-            case.evidence("host.private_bytes"),
+        evidence = case.evidence(
+            ("host.memory_growth_bytes_per_s", 0.0),
+            ("host.memory_grown_bytes", GROWN),
+            ("host.memory_rises_ratio", RISES),
+            ("host.memory_steady_ratio", STEADY),
+            "host.private_bytes",
         )
         steady = case.value("host.memory_steady_ratio")
-        if slope <= 0 or grown < GROWN.value or rises < RISES.value or steady < STEADY.value:
-            return self.clear(min(0.99, max(0.0, grown / GROWN.value)) if slope > 0 else 0.0, evidence)
+        if slope <= 0 or grown < GROWN or rises < RISES or steady < STEADY:
+            return self.clear(short_of(max(0.0, grown / GROWN)) if slope > 0 else 0.0, evidence)
         left = case.get("host.memory_available_bytes", 0.0) / slope
-        if left > HORIZON.value:
+        if left > HORIZON:
             return self.clear(0.5, evidence, f"at this rate the memory lasts {left / 3600:.0f} hours")
         until = f". At this rate the memory is full in {left / 60:.0f} minutes" if left else ""
+        summary = f"host memory grows by {slope / 1e6:.1f} MB per second, {grown / 1e6:.0f} MB since the run became steady{until}"
         return self.fires(
-            f"host memory grows by {slope / 1e6:.1f} MB per second, {grown / 1e6:.0f} MB since the run became steady{until}",
+            grown / GROWN,
+            evidence,
+            summary,
             recoverable=min(1.0, grown / max(1.0, case.value("host.private_bytes"))),
-            confidence="high" if grown >= 2 * GROWN.value else "medium",
-            evidence=evidence,
-            level=grown / GROWN.value,
+            confidence="high" if grown >= 2 * GROWN else "medium",
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of device memory (PyTorch profiler 90 %, TraceML 92 %)")
 
@@ -19,35 +17,16 @@ class MemNearCapacity(Rule):
     text = """Device memory in use by all processes over its size; on a CPU, host memory that is not available to new programs. Near the limit, an allocation
 may fail at the next larger input. On a GPU, the caching allocator also starts to free and retry, which stalls the step."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         used = case.value("memory_used_ratio")
-        evidence = (case.evidence("memory_used_ratio", USED.value),)
-        if used < USED.value:
-            return self.clear(used / USED.value * 0.99, evidence)
+        evidence = case.evidence(("memory_used_ratio", USED))
+        if used < USED:
+            return self.clear(used / USED * 0.99, evidence)
         batch = int(case.knobs.get("batch_size", 1))
-        return self.fires(
-            f"{percent(used)} of the memory is in use",
-            recoverable=0.0,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"gradient_checkpointing": True},
-                    None,
-                    "activations are computed again instead of kept; a step takes about 20 % longer",
-                    "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-                ),
-                suggest(
-                    case,
-                    {"batch_size": max(1, batch // 2)},
-                    None,
-                    "half of the activations",
-                    f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)",
-                )
-                if batch > 1
-                else None,
-            ],
-            level=used / USED.value,
-            note=True,
-        )
+        summary = f"{percent(used)} of the memory is in use"
+        why0 = "activations are computed again instead of kept; a step takes about 20 % longer"
+        code0 = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+        change0 = case.suggest({"gradient_checkpointing": True}, None, why0, code0)
+        code1 = f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)"
+        change1 = case.suggest({"batch_size": max(1, batch // 2)}, None, "half of the activations", code1) if batch > 1 else None
+        return self.fires(used / USED, evidence, summary, recoverable=0.0, confidence="high", note=True, suggestions=[change0, change1])

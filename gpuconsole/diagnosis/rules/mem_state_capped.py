@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold, percent, short_of
 from gpuconsole.diagnosis.rules._memory import Memory, memory_evidence, memory_of
-from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.text import percent
 
 USED = Threshold(
     "memory_used", 0.70, "ratio", "70 % of the limit: states do not shrink with the batch, so only the rest is left for training"
@@ -35,21 +33,22 @@ Fine-tuning can use low-rank adapters, whose gradients and moments are a few per
 state. Bytes are those of the tensors of this process. The limit is `memory_limit_mb`, or without it the memory of the device. The share of this
 finding is a share of memory, not of time."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         memory = memory_of(case)
-        evidence = memory_evidence(case, USED.value)
+        evidence = memory_evidence(case, USED)
         part = memory.states / memory.used
-        level = memory.used_ratio / USED.value
-        if memory.used_ratio < USED.value or part < PART.value:
-            return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
+        level = memory.used_ratio / USED
+        if memory.used_ratio < USED or part < PART:
+            return self.clear(short_of(level) if part >= PART else 0.0, evidence)
         found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
+        summary = f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it. A smaller batch would not help"
         return self.fires(
-            f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it. A smaller batch would not help",
+            level,
+            evidence,
+            summary,
             recoverable=found[0][1] / memory.limit if found else 0.0,
             confidence="high",
-            evidence=evidence,
             suggestions=[*(suggestion for suggestion, _ in found)],
-            level=level,
         )
 
 
@@ -75,7 +74,7 @@ def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
     )
     codes = {"zero1": "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)"}
     return [
-        _freeing(suggest(case, {"sharding": stage}, None, why, codes.get(stage, f"fully_shard(block, {flag})")), saved * size)
+        _freeing(case.suggest({"sharding": stage}, None, why, codes.get(stage, f"fully_shard(block, {flag})")), saved * size)
         for stage, size, why, flag in stages
     ]
 
@@ -86,7 +85,7 @@ def _lora(case: Case, memory: Memory) -> Freed | None:
     adapters = BYTES * ADAPTED * int(case.knobs["lora_rank"]) * int(case.knobs["d_model"]) * int(case.knobs["n_layer"])
     freed = memory.gradients + memory.optimizer - 4 * adapters
     why = "for fine-tuning: gradients and optimizer state of low-rank adapters only; the model can learn less"
-    return _freeing(suggest(case, {"peft": "lora"}, LORA_FASTER, why, "peft.get_peft_model(model, LoraConfig(r=8, ...))"), freed)
+    return _freeing(case.suggest({"peft": "lora"}, LORA_FASTER, why, "peft.get_peft_model(model, LoraConfig(r=8, ...))"), freed)
 
 
 def _eight_bit(case: Case, memory: Memory) -> Freed | None:
@@ -94,7 +93,7 @@ def _eight_bit(case: Case, memory: Memory) -> Freed | None:
         return None
     why = "moments in one byte instead of four; needs torchao or bitsandbytes"
     return _freeing(
-        suggest(case, {"optim": "adamw_8bit"}, None, why, "torchao.optim.AdamW8bit(model.parameters())"), 0.75 * memory.optimizer
+        case.suggest({"optim": "adamw_8bit"}, None, why, "torchao.optim.AdamW8bit(model.parameters())"), 0.75 * memory.optimizer
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 
 PATIENCE = Threshold("patience", 15.0, "s", "warm-up, compilation and autotuning take less in the built-in scenarios")
 
@@ -17,16 +16,10 @@ class MetaNotSteady(Rule):
     text = """A run is steady once the medians of two successive halves of the last steps (at least 8 steps and 2 s) differ by less than 2 %, or by no more
 than 2.5 standard errors. Until then no other rule judges the run. If it takes longer than 15 s, something keeps changing."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         seconds = case.value("seconds_not_steady")
-        evidence = (case.evidence("seconds_not_steady", PATIENCE.value),)
-        if seconds < PATIENCE.value:
+        evidence = case.evidence(("seconds_not_steady", PATIENCE))
+        if seconds < PATIENCE:
             return self.clear(0.0, evidence)
-        return self.fires(
-            f"after {seconds:.0f} s the step time still drifts by more than its noise. Possible causes: warm-up, recompilation, other programs",
-            recoverable=0.0,
-            confidence="medium",
-            evidence=evidence,
-            level=seconds / PATIENCE.value,
-            note=True,
-        )
+        summary = f"after {seconds:.0f} s the step time still drifts by more than its noise. Possible causes: warm-up, recompilation, other programs"
+        return self.fires(seconds / PATIENCE, evidence, summary, recoverable=0.0, confidence="medium", note=True)

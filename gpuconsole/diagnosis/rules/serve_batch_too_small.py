@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, speedup_interval
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.rules._serving import MORE_USERS as GAIN
-from gpuconsole.model.finding import Evidence, Finding
 
 DOMINATE = Threshold(
     "dominate", 8.0, "ratio", "if weights are 8 times the keys and values of an iteration, another sequence costs almost nothing"
@@ -31,42 +30,28 @@ time of one, and eight hardly more than two. The gain is therefore measured (pro
 The rule ignores a single user, because one user needs latency (serve.decode_bandwidth_bound). The latency of one request hardly changes. The
 load is small here; the server has no fault."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         weights, kv, running = case.value("server.weight_bytes"), _serving.kv_bytes(case), case.value("server.requests_running")
-        evidence: tuple[Evidence, ...] = (
-            case.evidence("server.weight_bytes"),
-            case.evidence("server.kv_bytes_per_token"),
-            case.evidence("server.requests_running"),
-            case.evidence("server.requests_waiting"),
-        )
+        evidence = case.evidence("server.weight_bytes", "server.kv_bytes_per_token", "server.requests_running", "server.requests_waiting")
         if (
             _serving.open_loop(case)
             or int(case.knobs["concurrency"]) < 2
             or running <= 0
-            or weights < DOMINATE.value * kv
+            or weights < DOMINATE * kv
             or case.value("server.requests_waiting") >= _serving.NOTABLE_QUEUE
         ):
-            return self.clear(weights / max(1.0, kv) / DOMINATE.value * 0.5, evidence)
+            return self.clear(weights / max(1.0, kv) / DOMINATE * 0.5, evidence)
         gain, factor = case.value("probe.concurrency_gain"), case.value("probe.concurrency_factor")
-        evidence += (case.evidence("probe.concurrency_gain", GAIN.value),)
-        if gain < GAIN.value:
-            return self.clear(gain / GAIN.value * 0.5, evidence, "the server answered more users no faster (probe P12)")
+        evidence += case.evidence(("probe.concurrency_gain", GAIN))
+        if gain < GAIN:
+            return self.clear(gain / GAIN * 0.5, evidence, "the server answered more users no faster (probe P12)")
         users = round(factor * int(case.knobs["concurrency"]))
         bound = factor * (weights + kv) / (weights + factor * kv)
-        return self.fires(
+        summary = (
             f"an iteration reads {weights / 1e6:.0f} MB of weights and {kv / 1e6:.1f} MB of keys and values for {running:.1f} sequences; "
-            f"{factor:.0f} times the users received {gain:.2f}x the tokens (the bytes alone allow {bound:.1f}x)",
-            recoverable=1 - 1 / gain,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"concurrency": users},
-                    speedup_interval(gain, PREDICTION_ERROR),
-                    "more sequences share each reading of the weights",
-                    "send more requests at once; collect requests of several clients",
-                )
-            ],
-            level=gain / GAIN.value,
+            f"{factor:.0f} times the users received {gain:.2f}x the tokens (the bytes alone allow {bound:.1f}x)"
         )
+        why = "more sequences share each reading of the weights"
+        code = "send more requests at once; collect requests of several clients"
+        change = case.suggest({"concurrency": users}, speedup_interval(gain, PREDICTION_ERROR), why, code)
+        return self.fires(gain / GAIN, evidence, summary, recoverable=1 - 1 / gain, confidence="high", suggestions=[change])

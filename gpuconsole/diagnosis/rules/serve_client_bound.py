@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.session.figures.summary import STARVED
 
 LATE = Threshold("late", 0.010, "s", "10 ms late (survey I01): 10 % of a time to first token of 100 ms")
@@ -27,22 +25,21 @@ client that waits for a CPU 38 % of the time may still wake only 3 ms late. A Py
 and answers are read late. What helps: less load, fewer and larger chunks, a higher priority for the client, or a separate machine for the client.
 The rule also fires if other programs use the machine."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         late, busy = case.value("client.lateness_s"), case.value("client.cpu_ratio")
         waited = case.get("client.runq_ratio", 0.0)
-        evidence = (
-            *case.if_known("client.runq_ratio", threshold=WAIT.value),
-            case.evidence("client.lateness_s", LATE.value),
-            case.evidence("client.cpu_ratio", BUSY.value),
+        evidence = case.if_known("client.runq_ratio", threshold=WAIT) + case.evidence(
+            ("client.lateness_s", LATE), ("client.cpu_ratio", BUSY)
         )
-        level = max(waited / WAIT.value, late / LATE.value, busy / BUSY.value)
+        level = max(waited / WAIT, late / LATE, busy / BUSY)
         if level < 1:
             return self.clear(level, evidence)
-        wait = f"waits for a CPU {percent(waited)} of the time, " if waited >= WAIT.value else ""
+        wait = f"waits for a CPU {percent(waited)} of the time, " if waited >= WAIT else ""
+        summary = f"the load generator {wait}wakes {late * 1e3:.0f} ms late and uses {percent(busy)} of a core. Measured latencies are too high and rates too low"
         return self.fires(
-            f"the load generator {wait}wakes {late * 1e3:.0f} ms late and uses {percent(busy)} of a core. Measured latencies are too high and rates too low",
-            recoverable=min(0.9, busy if busy >= BUSY.value else max(0.1, waited if waited >= WAIT.value else 0.0)),
-            confidence="high" if max(busy / BUSY.value, waited / WAIT.value) >= 1 else "medium",
-            evidence=evidence,
-            level=level,
+            level,
+            evidence,
+            summary,
+            recoverable=min(0.9, busy if busy >= BUSY else max(0.1, waited if waited >= WAIT else 0.0)),
+            confidence="high" if max(busy / BUSY, waited / WAIT) >= 1 else "medium",
         )

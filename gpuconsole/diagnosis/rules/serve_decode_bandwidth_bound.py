@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Evidence, Finding, Interval
 from gpuconsole.model.serving import served_precision
-from gpuconsole.model.text import percent
 
 REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory bandwidth is the practical limit (tensward; survey I08)")
 DOMINATE = Threshold("dominate", 8.0, "ratio", "if weights are 8 times the keys and values, the bytes per weight decide")
@@ -37,40 +35,26 @@ it at its start, with many matrices of the model's largest shape times a vector 
 Predicted: 1 / (1 - r (1 - b)), with b the remaining bytes over the present bytes, and r the share of reading in a token's time. The lower
 end of r is the reached share of the bandwidth (all of the bandwidth is available); the upper end is 90 % (the reached rate is the limit)."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
         if not case.has(BANDWIDTH):
             return self.cant_tell(UNKNOWN, (BANDWIDTH,))
         gap, bandwidth = _serving.usual_gap_s(case), case.value(BANDWIDTH)
         reached = (weights + kv) / gap / bandwidth
-        evidence: tuple[Evidence, ...] = (
-            case.evidence("server.weight_bytes"),
-            case.evidence("client.chunk_gap_p50_s"),
-            case.evidence(BANDWIDTH),
-            case.evidence("server.requests_running"),
-        )
-        if weights < DOMINATE.value * kv or reached < REACHED.value or case.setting("quantization") != "none":
-            return self.clear(min(0.5, reached / REACHED.value), evidence)
+        evidence = case.evidence("server.weight_bytes", "client.chunk_gap_p50_s", BANDWIDTH, "server.requests_running")
+        if weights < DOMINATE * kv or reached < REACHED or case.setting("quantization") != "none":
+            return self.clear(min(0.5, reached / REACHED), evidence)
         if _serving.several_users(case):
-            evidence += (case.evidence("probe.concurrency_gain", _serving.MORE_USERS.value),)
+            evidence += case.evidence(("probe.concurrency_gain", _serving.MORE_USERS))
         kind = "int8" if case.setting("server") == "embedded" else "fp8"
         on_cpu = case.setting("server") == "embedded" and not case.get("is_gpu", 0.0) and case.knobs.get("dtype") == "auto"
         per_weight = LEFT["fp32" if on_cpu else served_precision(case.knobs)]
         left = (weights * per_weight + kv) / (weights + kv)
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
-        return self.fires(
+        summary = (
             f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {percent(reached)} of the memory bandwidth. "
-            "Only fewer bytes or more sequences per reading help",
-            recoverable=1 - 1 / gain,
-            confidence="medium",
-            evidence=evidence,
-            suggestions=[
-                _serving.restart(
-                    case,
-                    {"quantization": kind},
-                    Interval(gain, most),
-                    f"{percent(per_weight)} of the bytes per weight; the trial also compares perplexity",
-                )
-            ],
-            level=reached / REACHED.value,
+            "Only fewer bytes or more sequences per reading help"
         )
+        why = f"{percent(per_weight)} of the bytes per weight; the trial also compares perplexity"
+        change = _serving.restart(case, {"quantization": kind}, Interval(gain, most), why)
+        return self.fires(reached / REACHED, evidence, summary, recoverable=1 - 1 / gain, confidence="medium", suggestions=[change])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules._serving import FRONTEND_BUSY as BUSY
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 FULL = 0.9
 LATER = Threshold("later", 1.2, "ratio", "the time between tokens is 20 % longer at the client than in the engine (survey I11)")
@@ -25,33 +23,25 @@ most. When the core is fully used, the engine waits for requests and tokens wait
 tokens at the client over the time between tokens in the engine. What helps: --api-server-count, fewer stop strings, no logprobs, a larger
 --stream-interval."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if case.get("server.frontend_processes", 1) == 0:
-            return self.clear(0.0, (case.evidence("server.frontend_processes"),), "this server answers from the process of the engine")
+            return self.clear(0.0, case.evidence("server.frontend_processes"), "this server answers from the process of the engine")
         busy = case.value("server.frontend_cpu_ratio")
         made, got = case.value("server.itl_s"), case.value("client.tpot_s")
         later = got / max(1e-9, made)
-        evidence = (
-            case.evidence("server.frontend_cpu_ratio", BUSY.value),
-            case.evidence("server.itl_s"),
-            case.evidence("client.tpot_s", made * LATER.value),
-        )
-        if busy < BUSY.value or (busy < FULL and later < LATER.value):
-            return self.clear(min(0.59, busy / BUSY.value), evidence)
+        evidence = case.evidence(("server.frontend_cpu_ratio", BUSY), "server.itl_s", ("client.tpot_s", made * LATER))
+        if busy < BUSY or (busy < FULL and later < LATER):
+            return self.clear(min(0.59, busy / BUSY), evidence)
         processes = int(case.setting("api_server_count"))
+        summary = f"the API server process uses {percent(busy)} of a core. The engine makes a token every {made * 1e3:.1f} ms, the client receives one every {got * 1e3:.1f} ms"
+        why = "more processes take requests and turn tokens into text"
+        code = f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval"
+        change = case.suggest({"api_server_count": processes * 2}, None, why, code)
         return self.fires(
-            f"the API server process uses {percent(busy)} of a core. The engine makes a token every {made * 1e3:.1f} ms, the client receives one every {got * 1e3:.1f} ms",
+            busy / BUSY,
+            evidence,
+            summary,
             recoverable=max(0.05, 1 - 1 / max(1.0, later)),
-            confidence="high" if later >= LATER.value and busy >= FULL else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"api_server_count": processes * 2},
-                    None,
-                    "more processes take requests and turn tokens into text",
-                    f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval",
-                )
-            ],
-            level=busy / BUSY.value,
+            confidence="high" if later >= LATER and busy >= FULL else "medium",
+            suggestions=[change],
         )

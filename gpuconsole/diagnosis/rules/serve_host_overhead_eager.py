@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Confidence, Finding, Interval, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _gpu, _serving
-from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.text import percent
 
 BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than 75 % of the time (survey I10)")
 ROOF = Threshold(
@@ -24,6 +22,7 @@ class ServeHostOverheadEager(Rule):
     title = "The server's GPU waits for the host"
     clear_title = "The host does not hold back the server's GPU"
     subject = "serving"
+    gpu_only = True
     thresholds = (BUSY, ROOF, RUNNING)
     knobs = ("enforce_eager",)
     reads = ("is_gpu", "server.requests_running", "mbu_ratio", "mfu_ratio", "client.request_rate", "hw.busy_ratio")
@@ -32,38 +31,24 @@ then idle in between: it runs a kernel for less than 75 % of the time although r
 graphs launch all kernels at once. The embedded server has no CUDA graphs, so its small models are bound by the host. If graphs are already on, scheduling or sampling on the host is the likely cause. A GPU without requests, or
 behind an API server process that is short of CPU, is a different case."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         running, roof = case.value("server.requests_running"), max(case.value("mbu_ratio"), case.get("mfu_ratio", 0.0))
-        least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING.value
-        evidence = [case.evidence("server.requests_running", least), case.evidence("mbu_ratio", ROOF.value)]
-        if running < least or roof >= ROOF.value:
-            return self.clear(0.0, tuple(evidence), "the load is too small, or the GPU is near its limit")
+        least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING
+        evidence = case.evidence(("server.requests_running", least), ("mbu_ratio", ROOF))
+        if running < least or roof >= ROOF:
+            return self.clear(0.0, evidence, "the load is too small, or the GPU is near its limit")
         busy = case.value("hw.busy_ratio")
-        evidence.append(case.evidence("hw.busy_ratio", BUSY.value))
-        level = (1 - busy) / (1 - BUSY.value)
-        if busy >= BUSY.value:
-            return self.clear(min(0.99, level), tuple(evidence))
+        evidence += case.evidence(("hw.busy_ratio", BUSY))
+        level = (1 - busy) / (1 - BUSY)
+        if busy >= BUSY:
+            return self.clear(min(level, 0.99), evidence)
         embedded = case.knobs.get("server") == "embedded"
         eager = bool(case.knobs.get("enforce_eager", False)) and not embedded  # a server that was not started here does not report it
         share = min(_gpu.MOST, 1 - busy)
-        return self.fires(
-            f"with {running:.0f} requests running, the GPU works only {percent(busy)} of the time"
-            + (EMBEDDED if embedded else EAGER if eager else GRAPHS),
-            recoverable=share,
-            confidence="high" if eager or embedded else "low",
-            evidence=tuple(evidence),
-            suggestions=[
-                suggest(
-                    case,
-                    {"enforce_eager": False},
-                    Interval(1.0, 1 / (1 - share)),
-                    "CUDA graphs launch an iteration at once; the server starts more slowly and uses a little more memory",
-                    "vllm serve ...   # without --enforce-eager",
-                )
-                if eager
-                else None
-            ],
-            level=level,
-        )
+        cause = EMBEDDED if embedded else EAGER if eager else GRAPHS
+        summary = f"with {running:.0f} requests running, the GPU works only {percent(busy)} of the time{cause}"
+        why = "CUDA graphs launch an iteration at once; the server starts more slowly and uses a little more memory"
+        code = "vllm serve ...   # without --enforce-eager"
+        change = case.suggest({"enforce_eager": False}, Interval(1.0, 1 / (1 - share)), why, code) if eager else None
+        confidence: Confidence = "high" if eager or embedded else "low"
+        return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=[change])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Suggestion, Threshold, percent
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.text import percent
 
 RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable, 5 are high (tensward; survey I04)")
 FULL = Threshold("full", 0.9, "ratio", "peak use of the KV cache of 90 % or more (survey I04)")
@@ -29,25 +27,28 @@ so far are prefilled again. Preemptions are counted over the window, not since t
 cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8 keys and values, tensor
 parallelism. vLLM's counter lags by some seconds; a falling number of running requests with a full cache shows preemptions earlier."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         rate, peak = case.value("server.preemptions_per_request"), case.value("server.kv_cache_peak_ratio")
-        evidence = (
-            case.evidence("server.preemptions_per_request", RATE.value),
-            case.evidence("server.kv_cache_peak_ratio", FULL.value),
-            case.evidence("server.requests_running"),
-            case.evidence("server.requests_waiting"),
+        evidence = case.evidence(
+            ("server.preemptions_per_request", RATE),
+            ("server.kv_cache_peak_ratio", FULL),
+            "server.requests_running",
+            "server.requests_waiting",
         )
-        if rate < RATE.value or peak < FULL.value:
-            return self.clear(min(rate / RATE.value, peak / FULL.value), evidence)
+        if rate < RATE or peak < FULL:
+            return self.clear(min(rate / RATE, peak / FULL), evidence)
         again, waiting = _computed_again(case), _serving.queue_ratio(case)
-        return self.fires(
+        summary = (
             f"{rate:.2f} preemptions per request, with the KV cache {percent(peak)} full. Requests wait in the queue for {percent(waiting)} of their time, and "
-            f"{percent(again)} of the prompt tokens were computed again",
+            f"{percent(again)} of the prompt tokens were computed again"
+        )
+        return self.fires(
+            rate / RATE,
+            evidence,
+            summary,
             recoverable=max(0.05, min(0.9, max(again, waiting))),
             confidence="high",
-            evidence=evidence,
             suggestions=_suggestions(case),
-            level=rate / RATE.value,
         )
 
 
@@ -70,7 +71,7 @@ def _more_cache(case: Case) -> Suggestion | None:
     """A larger cache: without the limit that a start argument set, or with a larger share of the device."""
     if case.knobs.get("num_gpu_blocks_override", 0):
         why = "let the KV cache use all free memory"
-        return suggest(case, {"num_gpu_blocks_override": 0}, None, why, "omit --num-gpu-blocks-override")
+        return case.suggest({"num_gpu_blocks_override": 0}, None, why, "omit --num-gpu-blocks-override")
     utilization = case.knobs.get("gpu_memory_utilization")
     if case.knobs.get("server") == "embedded" or (isinstance(utilization, int | float) and utilization >= MOST_UTILIZATION):
         return None

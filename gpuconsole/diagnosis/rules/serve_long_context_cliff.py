@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding
 
 RATIO = Threshold(
     "ratio",
@@ -30,33 +29,20 @@ class ServeLongContextCliff(Rule):
 token grows in proportion to the context, and a larger batch no longer helps. What helps: fewer bytes per token (fp8 keys and values,
 grouped-query attention), fewer tokens, or more devices."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         weights, kv, context = case.value("server.weight_bytes"), _serving.kv_bytes(case), _serving.context_tokens(case)
         ratio = kv / max(1.0, weights)
-        evidence = (
-            case.evidence("client.prompt_tokens", LONG.value),
-            case.evidence("server.kv_bytes_per_token"),
-            case.evidence("server.weight_bytes"),
-            case.evidence("client.tpot_s"),
+        evidence = case.evidence(("client.prompt_tokens", LONG), "server.kv_bytes_per_token", "server.weight_bytes", "client.tpot_s")
+        if context < LONG or ratio < RATIO:
+            return self.clear(min(context / LONG, ratio / RATIO), evidence)
+        summary = f"an iteration reads {kv / 1e6:.0f} MB of keys and values and {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context"
+        change0 = (
+            _serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
+            if case.knobs.get("server") == "vllm"
+            else None
         )
-        if context < LONG.value or ratio < RATIO.value:
-            return self.clear(min(context / LONG.value, ratio / RATIO.value), evidence)
+        code1 = "retrieve less; summarise the conversation so far; cap max_model_len"
+        change1 = case.suggest({"prompt_tokens": max(1, round(context / 2))}, None, "half the context", code1)
         return self.fires(
-            f"an iteration reads {kv / 1e6:.0f} MB of keys and values and {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context",
-            recoverable=kv / (kv + weights) * 0.5,
-            confidence="medium",
-            evidence=evidence,
-            suggestions=[
-                _serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
-                if case.knobs.get("server") == "vllm"
-                else None,
-                suggest(
-                    case,
-                    {"prompt_tokens": max(1, round(context / 2))},
-                    None,
-                    "half the context",
-                    "retrieve less; summarise the conversation so far; cap max_model_len",
-                ),
-            ],
-            level=ratio / RATIO.value,
+            ratio / RATIO, evidence, summary, recoverable=kv / (kv + weights) * 0.5, confidence="medium", suggestions=[change0, change1]
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 QUEUE = Threshold("queue", 0.2, "ratio", "20 % of a request's time in the queue is notable, 50 % is high (tensward; survey I02)")
 BELOW_KNEE = 0.85
@@ -24,34 +22,28 @@ class ServeOverCapacity(Rule):
 end, and with it every latency; throughput stays the same. The suggestion is a rate to admit: the answered requests per second less 15 %.
 A trial of it measures fewer tokens per second and far shorter latencies: that is the trade-off."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         if not _serving.open_loop(case):
-            return self.clear(0.0, summary="a closed loop never sends more requests than the server answers")
+            return self.clear(summary="a closed loop never sends more requests than the server answers")
         queue, offered = _serving.queue_ratio(case), case.value("client.request_rate")
         served = case.value("server.requests_per_s")
-        evidence = (
-            case.evidence("server.queue_s"),
-            case.evidence("server.e2e_s"),
-            case.evidence("server.requests_waiting"),
-            case.evidence("client.request_rate"),
-            case.evidence("server.requests_per_s"),
+        evidence = case.evidence(
+            "server.queue_s", "server.e2e_s", "server.requests_waiting", "client.request_rate", "server.requests_per_s"
         )
-        if queue < QUEUE.value or case.value("server.requests_waiting") < _serving.NOTABLE_QUEUE:
-            return self.clear(queue / QUEUE.value, evidence)
+        if queue < QUEUE or case.value("server.requests_waiting") < _serving.NOTABLE_QUEUE:
+            return self.clear(queue / QUEUE, evidence)
         rate = float(f"{BELOW_KNEE * min(offered, served):.2g}")
+        summary = (
+            f"{offered:.3g} requests/s arrive and {served:.3g} are answered. Requests wait in the queue for {percent(queue)} of their time"
+        )
+        why = "this server sustains that rate with short queues; the rest needs another replica or must be refused"
+        code = f"admit at most {rate:g} requests/s per replica"
+        change = case.suggest({"request_rate": rate}, None, why, code)
         return self.fires(
-            f"{offered:.3g} requests/s arrive and {served:.3g} are answered. Requests wait in the queue for {percent(queue)} of their time",
+            queue / QUEUE,
+            evidence,
+            summary,
             recoverable=min(0.95, queue),
             confidence="high" if queue >= 0.5 else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"request_rate": rate},
-                    None,
-                    "this server sustains that rate with short queues; the rest needs another replica or must be refused",
-                    f"admit at most {rate:g} requests/s per replica",
-                )
-            ],
-            level=queue / QUEUE.value,
+            suggestions=[change],
         )

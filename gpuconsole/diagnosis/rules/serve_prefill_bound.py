@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, suggest
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 
 SHARE = Threshold("share", 0.5, "ratio", "half of the time in prefill is notable, 70 % is high (tensward; survey I05)")
 
@@ -21,31 +19,19 @@ class ServePrefillBound(Rule):
 cache for their shared part, lower precision, tensor parallelism for the latency, separate machines for prefill. The rule compares the server's
 own times of prefill and decode, both from admission on, without the queue."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
         share = prefill / max(1e-9, prefill + decode)
-        evidence = (
-            case.evidence("server.prefill_s"),
-            case.evidence("server.decode_s"),
-            case.evidence("client.prompt_tokens"),
-            case.evidence("client.output_tokens"),
-        )
-        if share < SHARE.value:
-            return self.clear(share / SHARE.value, evidence)
-        return self.fires(
+        evidence = case.evidence("server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens")
+        if share < SHARE:
+            return self.clear(share / SHARE, evidence)
+        summary = (
             f"prefill takes {percent(share)} of the time from admission to the last token: {case.value('client.prompt_tokens'):.0f} prompt tokens "
-            f"for {case.value('client.output_tokens'):.0f} output tokens",
-            recoverable=share * 0.5,
-            confidence="high" if share >= 0.7 else "medium",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))},
-                    None,
-                    "half the prompt: retrieve less text, or summarise it",
-                    "shorten the prompts; or put their shared part first and keep --enable-prefix-caching",
-                )
-            ],
-            level=share / SHARE.value,
+            f"for {case.value('client.output_tokens'):.0f} output tokens"
+        )
+        why = "half the prompt: retrieve less text, or summarise it"
+        code = "shorten the prompts; or put their shared part first and keep --enable-prefix-caching"
+        change = case.suggest({"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))}, None, why, code)
+        return self.fires(
+            share / SHARE, evidence, summary, recoverable=share * 0.5, confidence="high" if share >= 0.7 else "medium", suggestions=[change]
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding
 
 EVENED_OUT = 0.3
 """Share of the stalls that smaller pieces remove from the latency of a token; the work for the prompts remains."""
@@ -25,35 +24,28 @@ class ServePrefillStallsDecode(Rule):
 max_num_batched_tokens cuts prompts into smaller pieces. Gaps between tokens become even, the first token of the long prompt comes later, and
 throughput falls a little. The vLLM documentation recommends 2048 for better ITL and more than 8192 for throughput."""
 
-    def check(self, case: Case) -> Finding:
-        evidence = (
-            case.evidence("client.chunk_gap_p99_s"),
-            case.evidence("client.chunk_gap_p50_s"),
-            case.evidence("client.prompt_tokens"),
-            case.evidence("server.requests_running"),
-        )
+    def judge(self, case: Case) -> Finding:
+        evidence = case.evidence("client.chunk_gap_p99_s", "client.chunk_gap_p50_s", "client.prompt_tokens", "server.requests_running")
         budget, prompt = int(case.setting("max_num_batched_tokens")), case.value("client.prompt_tokens")
         running = max(1.0, case.value("server.requests_running"))
         piece = min(float(budget), prompt)
-        if running < 2 or piece < LONG.value * running:
+        if running < 2 or piece < LONG * running:
             return self.clear(0.0, evidence, "prompts are short compared with the batch, or no other request decodes")
         spike = _serving.spike(case)
-        if spike < _serving.SPIKE.value:
-            return self.clear(spike / _serving.SPIKE.value, evidence)
+        if spike < _serving.SPIKE:
+            return self.clear(spike / _serving.SPIKE, evidence)
         smaller = max(64, int(piece // 4))
-        return self.fires(
+        summary = (
             f"one gap in a hundred is {spike:.1f} times the median of {case.value('client.chunk_gap_p50_s') * 1e3:.1f} ms. An iteration takes up to "
-            f"{piece:.0f} prompt tokens while {running:.0f} requests decode",
+            f"{piece:.0f} prompt tokens while {running:.0f} requests decode"
+        )
+        why = "smaller pieces of prompt per iteration: more even tokens, a later first token"
+        change = _serving.restart(case, {"max_num_batched_tokens": smaller}, None, why)
+        return self.fires(
+            spike / _serving.SPIKE,
+            evidence,
+            summary,
             recoverable=EVENED_OUT * _serving.stalled_ratio(case),
             confidence="medium",
-            evidence=evidence,
-            suggestions=[
-                _serving.restart(
-                    case,
-                    {"max_num_batched_tokens": smaller},
-                    None,
-                    "smaller pieces of prompt per iteration: more even tokens, a later first token",
-                )
-            ],
-            level=spike / _serving.SPIKE.value,
+            suggestions=[change],
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval, suggest
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Evidence, Finding, Interval
-from gpuconsole.model.text import percent
 
 SHARED = Threshold("shared", 0.2, "ratio", "20 % of the text of the prompts is a prefix of another prompt too (survey I13)")
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "10 %: the resolution of a probe with 2.5 s per side on a quiet machine")
@@ -36,54 +34,49 @@ For a server that reports no hits, probe P13 sends the same prompts, each with a
 fast, nothing was reused. P13 also sends the prompts without their shared part, which gives the gain if that part did not exist. Every generated
 token still attends to a reused prefix. The prediction subtracts that: bytes of its keys and values over the bandwidth."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         predicted: Interval | None
         for_prediction: tuple[str, ...]
         shared = case.value("client.shared_prefix_ratio")
-        if shared < SHARED.value:
-            return self.clear(shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
-        evidence: tuple[Evidence, ...] = (case.evidence("client.shared_prefix_ratio", SHARED.value), case.evidence("client.ttft_s"))
+        if shared < SHARED:
+            return self.clear(shared / SHARED, case.evidence(("client.shared_prefix_ratio", SHARED)))
+        evidence = case.evidence(("client.shared_prefix_ratio", SHARED), "client.ttft_s")
         if not case.knobs.get("enable_prefix_caching", True):
             reuse = "prefix caching is off"
         elif case.has("server.prefix_hit_ratio"):
             found = case.value("server.prefix_hit_ratio")
-            evidence += (case.evidence("server.prefix_hit_ratio", FOUND.value * shared),)
+            evidence += case.evidence(("server.prefix_hit_ratio", FOUND * shared))
             reuse = f"{percent(found)} of the prompt tokens came from the cache"
-            if found >= FOUND.value * shared:
-                return self.clear(min(0.59, FOUND.value * shared / max(found, 1e-9)), evidence)
+            if found >= FOUND * shared:
+                return self.clear(min(0.59, FOUND * shared / max(found, 1e-9)), evidence)
         else:  # the server reports no hits: probe P13 decides
             salt = case.value("probe.prefix_salt_ratio")
-            evidence += (case.evidence("probe.prefix_salt_ratio", NO_DIFFERENCE.value),)
+            evidence += case.evidence(("probe.prefix_salt_ratio", NO_DIFFERENCE))
             reuse = f"prompts with unique prefixes are answered as fast ({salt:.2f}x): nothing is reused"
-            if salt >= NO_DIFFERENCE.value:
-                return self.clear(min(0.59, NO_DIFFERENCE.value / salt), evidence)
+            if salt >= NO_DIFFERENCE:
+                return self.clear(min(0.59, NO_DIFFERENCE / salt), evidence)
         if case.has("probe.prefix_cut_gain"):
             gain = case.value("probe.prefix_cut_gain")
-            evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
+            evidence += case.evidence(("probe.prefix_cut_gain", GAIN))
             evidence += case.if_known(*ATTENDED)
             reuse += f". Without the shared part they are answered {gain:.2f}x as fast"
             predicted = _predicted(case, shared, gain)
-            if predicted.middle < GAIN.value:
-                return self.clear(gain / GAIN.value * 0.5, evidence, "a cached prefix would make the answers no faster")
+            if predicted.middle < GAIN:
+                return self.clear(gain / GAIN * 0.5, evidence, "a cached prefix would make the answers no faster")
             recoverable, for_prediction = 1 - 1 / predicted.middle, ()
         else:
             recoverable, predicted, for_prediction = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
+        summary = f"{percent(shared)} of the text of the prompts is a shared prefix, and {reuse}"
+        code = "vllm serve ... --enable-prefix-caching; put what varies (dates, names) at the end of the prompt"
+        change = case.suggest({"enable_prefix_caching": True}, predicted, "the shared prefix is computed once", code)
         return self.fires(
-            f"{percent(shared)} of the text of the prompts is a shared prefix, and {reuse}",
+            shared / SHARED,
+            evidence,
+            summary,
             recoverable=recoverable,
             confidence="high",
-            evidence=evidence,
-            suggestions=[
-                suggest(
-                    case,
-                    {"enable_prefix_caching": True},
-                    predicted,
-                    "the shared prefix is computed once",
-                    "vllm serve ... --enable-prefix-caching; put what varies (dates, names) at the end of the prompt",
-                )
-            ],
-            level=shared / SHARED.value,
             for_prediction=for_prediction,
+            suggestions=[change],
         )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding
-from gpuconsole.model.text import percent
 
 TAKEN = Threshold(
     "taken",
@@ -32,35 +30,30 @@ larger batch would serve them at once. Each iteration takes longer but reads the
 the device, so the gain is measured and not predicted. Not every reading shows all slots in use: answers of one length end together, and
 the server is read while slots change. In an open loop any number of slots fills in the end: see serve.over_capacity."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
-        evidence = (
-            case.evidence("server.seats_taken_ratio", TAKEN.value),
-            case.evidence("server.requests_waiting", _serving.NOTABLE_QUEUE),
-            case.evidence("server.requests_running"),
-            case.evidence("server.kv_cache_usage_ratio", ROOM.value),
+        evidence = case.evidence(
+            ("server.seats_taken_ratio", TAKEN),
+            ("server.requests_waiting", _serving.NOTABLE_QUEUE),
+            "server.requests_running",
+            ("server.kv_cache_usage_ratio", ROOM),
         )
         if waiting < _serving.NOTABLE_QUEUE or _serving.open_loop(case):
             why = "an open loop fills any number of sequence slots" if _serving.open_loop(case) else "no request waits"
-            return self.clear(min(taken / TAKEN.value, 0.5), evidence, why)
-        if case.value("server.kv_cache_usage_ratio") >= ROOM.value:
+            return self.clear(min(taken / TAKEN, 0.5), evidence, why)
+        if case.value("server.kv_cache_usage_ratio") >= ROOM:
             return self.clear(0.5, evidence, "the KV cache is full: more sequence slots would stay empty")
-        if taken < TAKEN.value:
-            return self.clear(taken / TAKEN.value, evidence)
+        if taken < TAKEN:
+            return self.clear(taken / TAKEN, evidence)
         slots = int(case.setting("max_num_seqs"))
         wanted = _power_of_two(slots + waiting)
         queue = _serving.queue_ratio(case)
-        return self.fires(
+        summary = (
             f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {percent(queue)} of a request's time, "
-            f"although the KV cache is only {percent(case.value('server.kv_cache_usage_ratio'))} full",
-            recoverable=queue,
-            confidence="high",
-            evidence=evidence,
-            suggestions=[
-                _serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch"),
-            ],
-            level=taken / TAKEN.value,
+            f"although the KV cache is only {percent(case.value('server.kv_cache_usage_ratio'))} full"
         )
+        change = _serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch")
+        return self.fires(taken / TAKEN, evidence, summary, recoverable=queue, confidence="high", suggestions=[change])
 
 
 def _power_of_two(least: float) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Evidence, Finding
-from gpuconsole.model.text import percent
 
 PIECES = Threshold("pieces", 4.0, "pieces", "a prompt takes four iterations or more (survey I07)")
 IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the FLOP/s there is room for larger pieces (survey I07)")
@@ -30,33 +28,26 @@ in many pieces pays that cost many times before its first token. While the FLOP/
 evenly, max_num_batched_tokens may grow; gaps between tokens then grow too. The vLLM documentation recommends more than 8192 for
 throughput and 2048 for better inter-token latency."""
 
-    def check(self, case: Case) -> Finding:
+    def judge(self, case: Case) -> Finding:
         prompt, budget = case.value("client.prompt_tokens"), int(case.setting("max_num_batched_tokens"))
         pieces = prompt / max(1, budget)
-        evidence: tuple[Evidence, ...] = (case.evidence("client.prompt_tokens"), case.evidence("client.ttft_s"))
-        if pieces < PIECES.value or not case.knobs.get("enable_chunked_prefill", True):
-            return self.clear(min(0.59, pieces / PIECES.value), evidence)
+        evidence = case.evidence("client.prompt_tokens", "client.ttft_s")
+        if pieces < PIECES or not case.knobs.get("enable_chunked_prefill", True):
+            return self.clear(min(0.59, pieces / PIECES), evidence)
         prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
         share, used = prefill / max(1e-9, prefill + decode), case.value("mfu_ratio")
-        evidence += (case.evidence("server.prefill_s"), case.evidence("server.decode_s"), case.evidence("mfu_ratio", IDLE.value))
-        if used >= IDLE.value or share < PREFILL.value:
-            return self.clear(min(0.59, IDLE.value / max(used, 1e-9), share / PREFILL.value), evidence)
+        evidence += case.evidence("server.prefill_s", "server.decode_s", ("mfu_ratio", IDLE))
+        if used >= IDLE or share < PREFILL:
+            return self.clear(min(0.59, IDLE / max(used, 1e-9), share / PREFILL), evidence)
         if _serving.tokens_stall(case):
             return self.clear(0.5, evidence, "tokens of other requests already stall: larger pieces would stall them longer")
         larger = min(round(prompt), 4 * budget)
-        return self.fires(
+        summary = (
             f"{prompt:.0f} prompt tokens take {pieces:.0f} iterations of {budget} and {percent(share)} of a request's time, at {percent(used)} of the "
-            "FLOP/s, while the tokens of other requests come evenly",
-            recoverable=share * (1 - used / IDLE.value) * 0.5,
-            confidence="medium",
-            evidence=evidence,
-            suggestions=[
-                _serving.restart(
-                    case,
-                    {"max_num_batched_tokens": larger},
-                    None,
-                    "larger pieces: an earlier first token, and longer gaps between the tokens of running requests",
-                )
-            ],
-            level=pieces / PIECES.value,
+            "FLOP/s, while the tokens of other requests come evenly"
+        )
+        why = "larger pieces: an earlier first token, and longer gaps between the tokens of running requests"
+        change = _serving.restart(case, {"max_num_batched_tokens": larger}, None, why)
+        return self.fires(
+            pieces / PIECES, evidence, summary, recoverable=share * (1 - used / IDLE) * 0.5, confidence="medium", suggestions=[change]
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Rule, Threshold, speedup_interval
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Suggestion, Threshold, percent, speedup_interval
 from gpuconsole.diagnosis.rules import _gpu, _serving
-from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.text import percent
 
 SHARE = Threshold("share", 0.20, "ratio", "the link is in use for 20 % of the time (survey I15: share of all-reduces in a step)")
 FITS = 0.8
@@ -18,6 +16,7 @@ class ServeTpOverPcie(Rule):
     title = "Tensor parallelism runs over PCIe"
     clear_title = "Tensor parallelism does not load PCIe"
     subject = "serving"
+    gpu_only = True
     thresholds = (SHARE,)
     knobs = ("tensor_parallel_size",)
     reads = (
@@ -29,35 +28,29 @@ take a large part of each token's time. The used share of the link's bandwidth u
 latency, which traffic does not show. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) predicts the gain of half the
 GPUs. The rule suggests half the GPUs only if the weights fit and the exchange costs more than the other half gains."""
 
-    def check(self, case: Case) -> Finding:
-        if not _gpu.on_gpu(case):
-            return self.not_on_gpu()
+    def judge(self, case: Case) -> Finding:
         size = int(case.knobs.get("tensor_parallel_size", 1))
         if size < 2 or case.knobs.get("server") == "embedded":
-            return self.clear(0.0, summary="one GPU serves alone and exchanges nothing")
+            return self.clear(summary="one GPU serves alone and exchanges nothing")
         if case.value("link.nvlink_joined"):
-            return self.clear(0.0, (case.evidence("link.nvlink_joined"),), "NVLink connects these GPUs")
+            return self.clear(0.0, case.evidence("link.nvlink_joined"), "NVLink connects these GPUs")
         peak = case.value("link.pcie_peak_bytes_per_s")
         share = max(case.value("link.pcie_rx_bytes_per_s"), case.value("link.pcie_tx_bytes_per_s")) / peak
-        evidence = (
-            case.evidence("link.nvlink_joined"),
-            case.evidence("link.pcie_rx_bytes_per_s", SHARE.value * peak),
-            case.evidence("link.pcie_tx_bytes_per_s", SHARE.value * peak),
-            case.evidence("link.pcie_peak_bytes_per_s"),
+        evidence = case.evidence(
+            "link.nvlink_joined",
+            ("link.pcie_rx_bytes_per_s", SHARE * peak),
+            ("link.pcie_tx_bytes_per_s", SHARE * peak),
+            "link.pcie_peak_bytes_per_s",
         )
-        level = share / SHARE.value
+        level = share / SHARE
         if level < 1:
             return self.clear(level, evidence, "there is little traffic; the latency of small exchanges does not show in traffic")
         share = min(_gpu.MOST, share)
-        return self.fires(
+        summary = (
             f"{size} GPUs without NVLink keep PCIe busy for {percent(share)} of the time. Several servers with fewer GPUs each give more tokens per GPU;"
-            " pipeline parallelism exchanges far less",
-            recoverable=share,
-            confidence="medium",
-            evidence=evidence,
-            suggestions=[_smaller(case, size, share)],
-            level=level,
+            " pipeline parallelism exchanges far less"
         )
+        return self.fires(level, evidence, summary, recoverable=share, confidence="medium", suggestions=[_smaller(case, size, share)])
 
 
 def _smaller(case: Case, size: int, share: float) -> Suggestion | None:
