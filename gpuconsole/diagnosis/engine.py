@@ -88,9 +88,10 @@ CLOSE_BELOW = 0.6
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, sorted by id: the classes in the modules of `rules/` whose names do not begin with an underscore."""
-    names = [module.name for module in pkgutil.iter_modules(rules_package.__path__) if not module.name.startswith("_")]
-    modules = [importlib.import_module(f"{rules_package.__name__}.{name}") for name in names]
+    """Every rule, sorted by id: the classes in the modules of `rules/`."""
+    modules = [
+        importlib.import_module(f"{rules_package.__name__}.{module.name}") for module in pkgutil.iter_modules(rules_package.__path__)
+    ]
     classes = [
         entry for module in modules for entry in vars(module).values() if isinstance(entry, type) and entry.__module__ == module.__name__
     ]

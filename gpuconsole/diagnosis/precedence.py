@@ -1,4 +1,4 @@
-"""Decides which of several findings has priority, and the order of findings. Rules do not refer to each other; only this module compares them.
+"""Decides which of several findings has priority, and the order of findings. Rules do not refer to each other; only this module compares them, and no module of `families/` or `signals/` imports it.
 
 Three things are decided here:
 - `CAUSES_OF_DATA_WAIT`: a step that waits for data has one cause. The rules about input share this order.
@@ -15,18 +15,35 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.diagnosis.families import host, loader, serving
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case
-from gpuconsole.diagnosis.rules import _cores, _serving
 from gpuconsole.model.finding import Finding
 
 FIRST = "hw.errors"
 """This finding recovers no time, but comes before all other findings, because the results may be wrong."""
 
 Cause = Literal["epoch_restart", "jitter", "ipc_collate", "slow_storage", "too_few_workers", "cpu_transform"]
-CAUSES_OF_DATA_WAIT: tuple[Cause, ...] = ("epoch_restart", "jitter", "ipc_collate", "slow_storage", "too_few_workers", "cpu_transform")
+CAUSES_OF_DATA_WAIT: dict[Cause, Callable[[Case], bool]] = {
+    "epoch_restart": loader.restarting,
+    "jitter": loader.stalling,
+    "ipc_collate": loader.receiving,
+    "slow_storage": loader.sleeping,
+    "too_few_workers": loader.lacking_workers,
+    "cpu_transform": loader.waits,
+}
 """Only the first cause that applies is reported. Restarts and single slow samples come first, because they also look like a slow loader.
 More cores do not help a process that is busy receiving, or a slow storage. Cheaper transforms are the last resort."""
+
+
+def cause_of_data_wait(case: Case) -> Cause | None:
+    """Why the step waits for data: the first of CAUSES_OF_DATA_WAIT that applies; None if the step waits too little.
+
+    Needs probe P6 once the wait is large enough; raises Missing until the probe has run.
+    """
+    if not loader.has_loader(case):
+        return None
+    return next((cause for cause, applies in CAUSES_OF_DATA_WAIT.items() if applies(case)), None)
 
 
 @dataclass(frozen=True)
@@ -55,10 +72,10 @@ PRECEDENCE = (
         "gpu.small_batch",
         "host.cpu_contention",
         "threads of this job wait for each other, at any batch size",
-        when=_cores.threads_wait_for_each_other,
+        when=host.threads_wait_for_each_other,
     ),
     Yields(
-        "host.launch_bound", "host.cpu_contention", "the host issues kernels late because it waits for a core", when=_cores.waits_for_core
+        "host.launch_bound", "host.cpu_contention", "the host issues kernels late because it waits for a core", when=host.waits_for_core
     ),
     Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=True),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
@@ -72,13 +89,13 @@ PRECEDENCE = (
         "serve.host_overhead_eager",
         "serve.frontend_cpu",
         "the engine waits for requests while the API server process is short of CPU",
-        when=_serving.frontend_is_busy,
+        when=serving.frontend_is_busy,
     ),
     Yields(
         "serve.decode_bandwidth_bound",
         "serve.batch_too_small",
         "more concurrent requests would share each reading of the weights",
-        when=_serving.more_users_gain,
+        when=serving.more_users_gain,
     ),
     Yields("serve.saturated_healthy", "serve.client_bound", "the load generator, not the server, sets the rates"),
     Yields("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=True),

@@ -14,8 +14,8 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.text import percent
 
 __all__ = [
-    "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence", "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal",
-    "Suggestion", "Threshold", "Value", "percent", "short_of", "speedup_interval",
+    "MOST", "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence", "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal",
+    "Suggestion", "Threshold", "Value", "high_if", "percent", "short_of", "speedup_interval",
 ]  # fmt: skip
 """With the plain data of the model that nearly every rule uses: a rule file needs one import."""
 
@@ -45,6 +45,11 @@ def short_of(level: float) -> float:
 
 TRIAL_ERROR = 0.06
 """Relative difference between two trials of the same change on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
+
+
+def high_if(certain: bool) -> Confidence:
+    """High confidence, or else medium."""
+    return "high" if certain else "medium"
 
 
 def speedup_interval(estimate: float, relative_error: float) -> Interval:
@@ -121,6 +126,11 @@ class Case:
         found = self.signals.get(signal)
         return default if found is None else found.value
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the run is on a GPU. Rules ask this first, so that runs on a CPU need no GPU signals. Raises Missing."""
+        return self.value("is_gpu") > 0
+
     def evidence(self, *shown: str | tuple[str, float]) -> tuple[Evidence, ...]:
         """Evidence from signals; with a threshold, or alone for context. Raises Missing."""
         return tuple(self._shown(entry) if isinstance(entry, str) else self._shown(*entry) for entry in shown)
@@ -153,6 +163,8 @@ class Case:
 
 # --- what a rule is ------------------------------------------------------------------------------------------
 
+MOST = 0.9
+"""The largest share of a step that a rule claims."""
 NOT_ON_GPU = "the run is not on a GPU"
 """The summary of a rule about GPUs for a run on a CPU."""
 
@@ -179,7 +191,7 @@ class Rule(ABC):
 
     def check(self, case: Case) -> Finding:
         """The conclusion about one run, independent of other rules. Raises CantTell, or Missing for a signal that was not measured."""
-        if self.gpu_only and case.value("is_gpu") <= 0:
+        if self.gpu_only and not case.on_gpu:
             return self.clear(summary=NOT_ON_GPU)
         return self.judge(case)
 
@@ -231,3 +243,16 @@ class Rule(ABC):
             level,
             self.resource,
         )
+
+    def note(
+        self,
+        level: float,
+        evidence: tuple[Evidence, ...],
+        summary: str,
+        *,
+        confidence: Confidence,
+        suggestions: Iterable[Suggestion | None] = (),
+        title: str = "",
+    ) -> Finding:
+        """A finding that informs and has nothing to recover. See `fires`."""
+        return self.fires(level, evidence, summary, recoverable=0.0, confidence=confidence, suggestions=suggestions, note=True, title=title)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.expected.card import CONTEXT_BYTES, Card
-from gpuconsole.diagnosis.expected.check import WORKS
 from gpuconsole.engine.children.worker import WorkerHandle
+from gpuconsole.expected.card import CONTEXT_BYTES, Card
+from gpuconsole.expected.works import WORKS
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run

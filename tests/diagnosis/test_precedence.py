@@ -18,7 +18,7 @@ RULES = {rule.id: rule for rule in all_rules()}
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_a_rule_imports_no_other_rule(rule: object) -> None:
-    """Modules whose names begin with an underscore hold what rules share."""
+    """The package `families` holds what rules share."""
     others = {type(entry).__module__ for entry in all_rules()}
     tree = ast.parse(inspect.getsource(inspect.getmodule(type(rule))))  # type: ignore[arg-type]
     for node in ast.walk(tree):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import comm
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _comm
 
 TOO_MANY = Threshold("exchanges", 1.5, "", "one exchange per optimizer step is enough (train-doctor has the same rule)")
 GAIN = Threshold("recoverable", 0.05, "ratio", "below 5 % of step time the gain is not worth a finding")
@@ -23,7 +23,7 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
 
     def judge(self, case: Case) -> Finding:
         passes = int(case.knobs.get("gradient_accumulation_steps", 1))
-        if not _comm.several(case) or passes == 1:
+        if not comm.several(case) or passes == 1:
             return self.clear(summary="one process only, or one pass per optimizer step")
         exchanges = case.value("comm.exchanges_per_step")
         evidence = case.evidence(("comm.exchanges_per_step", TOO_MANY))
@@ -42,4 +42,4 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
 
 def superfluous_ratio(case: Case) -> float:
     """Share of a step in exchanges after the first exchange. Each exchange takes the time that probe P7 measured for a pass."""
-    return min(0.9, (case.value("comm.exchanges_per_step") - 1) * case.value("comm.exposed_s") / _comm.step_s(case))
+    return min(0.9, (case.value("comm.exchanges_per_step") - 1) * case.value("comm.exposed_s") / comm.step_s(case))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import comm
 from gpuconsole.diagnosis.rule import Case, Finding, Knobs, Rule, Suggestion, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _comm
 
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
@@ -13,7 +13,7 @@ class CommExposed(Rule):
     id = "comm.exposed"
     title = "The step waits for communication"
     clear_title = "Computation hides the communication"
-    thresholds = (_comm.EXPOSED,)
+    thresholds = (comm.EXPOSED,)
     knobs = ("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook")
     reads = (
         "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s", "comm.pass_s", "comm.pass_alone_s",
@@ -28,12 +28,12 @@ the exposed time of gradients. E is all exposed time with ddp and zero1, a half 
 gather parameters in every pass."""
 
     def judge(self, case: Case) -> Finding:
-        if not _comm.several(case):
+        if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio = _comm.exposed_ratio(case)
-        limit = _comm.EXPOSED
+        ratio = comm.exposed_ratio(case)
+        limit = comm.EXPOSED
         evidence = case.evidence(
-            ("comm.exposed_s", limit * _comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s"
+            ("comm.exposed_s", limit * comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s"
         ) + case.if_known("ranks.least_comm_ratio", threshold=limit)
         if ratio < limit:
             return self.clear(ratio / limit, evidence)
@@ -44,7 +44,7 @@ gather parameters in every pass."""
             ratio / limit,
             evidence,
             summary,
-            recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
+            recoverable=ratio if matrices else comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
             confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
             suggestions=_suggestions(case, ratio),
         )
@@ -53,7 +53,7 @@ gather parameters in every pass."""
 def _what(case: Case) -> str:
     if int(case.knobs.get("tensor_parallel", 1)) > 1:
         return "every layer sums its results over the processes"
-    gathers = ", and the parameters that each pass gathers" if _comm.share_of_gradients(case) < 1 else ""
+    gathers = ", and the parameters that each pass gathers" if comm.share_of_gradients(case) < 1 else ""
     return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients per step{gathers}"
 
 
@@ -90,6 +90,6 @@ def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
 
 def predicted(case: Case, rarer: int) -> float:
     """Speed-up in samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
-    step = _comm.step_s(case)
-    saved = (_comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
+    step = comm.step_s(case)
+    saved = (comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, short_of
-from gpuconsole.diagnosis.rules import _comm, _gpu
+from gpuconsole.diagnosis.families import comm
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if, short_of
 
 REACHED = Threshold("reached", 0.50, "ratio", "half of the NVLink bandwidth in one direction (survey T34)")
 LARGE = Threshold(
@@ -28,7 +28,7 @@ of the NVLink bandwidth. NCCL then uses PCIe or host memory: peer access is disa
 share memory. The rule is silent without NVLink and across several machines."""
 
     def judge(self, case: Case) -> Finding:
-        if not _comm.several(case):
+        if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
         if not case.value("link.nvlink_joined"):
             return self.clear(0.0, case.evidence("link.nvlink_joined"), "no NVLink connects these GPUs")
@@ -46,7 +46,7 @@ share memory. The rule is silent without NVLink and across several machines."""
         level = limit / max(1.0, measured)
         if measured >= limit:
             return self.clear(short_of(level), evidence)
-        exposed = min(_gpu.MOST, case.get("comm.exposed_s", 0.0) / case.value("step_s"))
+        exposed = min(MOST, case.get("comm.exposed_s", 0.0) / case.value("step_s"))
         summary = (
             f"an all-reduce reaches {measured / 1e9:.1f} GB/s, less than PCIe ({pcie / 1e9:.0f} GB/s); the NVLink between these GPUs reaches"
             f" {expected / 1e9:.0f} GB/s. Check the transport with NCCL_DEBUG=INFO; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL;"
@@ -57,5 +57,5 @@ share memory. The rule is silent without NVLink and across several machines."""
             evidence,
             summary,
             recoverable=exposed * (1 - measured / (REACHED * expected)),
-            confidence="high" if 0 <= traffic < UNUSED * expected else "medium",
+            confidence=high_if(0 <= traffic < UNUSED * expected),
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import comm
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, speedup_interval
-from gpuconsole.diagnosis.rules import _comm
 
 GAIN = Threshold("gain", 0.05, "ratio", "below 5 % of a step the gain is not worth a restart")
 PREDICTION_ERROR = 0.4
@@ -21,18 +21,18 @@ takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandw
 communication (probe P7) that larger pieces save. comm.exposed claims the rest."""
 
     def judge(self, case: Case) -> Finding:
-        if not _comm.buckets_can_be_small(case):
+        if not comm.buckets_can_be_small(case):
             return self.clear(summary="no DDP, or buckets of 25 MB or more")
-        recoverable = _comm.lost_to_small_buckets(case) * case.value("comm.exposed_s") / _comm.step_s(case)
+        recoverable = comm.lost_to_small_buckets(case) * case.value("comm.exposed_s") / comm.step_s(case)
         evidence = case.evidence("comm.exchange_now_s", "comm.exchange_large_s", "comm.bus_bytes_per_s", "comm.exposed_s", "step_s")
         if recoverable < GAIN:
             return self.clear(recoverable / GAIN, evidence)
         share = min(0.9, recoverable)
         summary = (
-            f"buckets of {_comm.LARGE_MB:g} MB would exchange the same gradients in {case.value('comm.exchange_large_s') * 1e3:.1f} ms "
+            f"buckets of {comm.LARGE_MB:g} MB would exchange the same gradients in {case.value('comm.exchange_large_s') * 1e3:.1f} ms "
             f"instead of {case.value('comm.exchange_now_s') * 1e3:.1f} ms: every piece adds latency"
         )
         why = "the default of torch: fewer and larger all-reduces"
-        code = f"DistributedDataParallel(model, bucket_cap_mb={_comm.LARGE_MB:g})"
-        change = case.suggest({"bucket_cap_mb": _comm.LARGE_MB}, speedup_interval(1 / (1 - share), PREDICTION_ERROR), why, code)
+        code = f"DistributedDataParallel(model, bucket_cap_mb={comm.LARGE_MB:g})"
+        change = case.suggest({"bucket_cap_mb": comm.LARGE_MB}, speedup_interval(1 / (1 - share), PREDICTION_ERROR), why, code)
         return self.fires(recoverable / GAIN, evidence, summary, recoverable=share, confidence="high", suggestions=[change])

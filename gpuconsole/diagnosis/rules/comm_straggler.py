@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _comm
+from gpuconsole.diagnosis.families import comm
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent, speedup_interval
 
 PREDICTION_ERROR = 0.3
 
@@ -12,7 +12,7 @@ class CommStraggler(Rule):
     id = "comm.straggler"
     title = "One process is slower than the others"
     clear_title = "No process is slower than the others"
-    thresholds = (_comm.LATE, _comm.LATE_OUTSIDE)
+    thresholds = (comm.LATE, comm.LATE_OUTSIDE)
     knobs = ("straggler_ms",)
     reads = (
         "step_s", "comm.straggler_ratio", "comm.straggler_spread", "ranks.busy_ratio", "comm.late_s", "comm.pass_alone_s",
@@ -23,9 +23,9 @@ equal on all processes, because all wait in the all-reduce. Time outside the pas
 of a step without communication, per process. A slow link is different: it makes no pass without communication longer."""
 
     def judge(self, case: Case) -> Finding:
-        if not _comm.several(case):
+        if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio, limit = _comm.late_ratio(case), _comm.LATE
+        ratio, limit = comm.late_ratio(case), comm.LATE
         level = (ratio - 1) / (limit - 1)
         alone = case.value("comm.straggler_ratio")
         evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s") + case.if_known(
@@ -37,7 +37,7 @@ of a step without communication, per process. A slow link is different: it makes
         rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
         share = min(
             0.9,
-            int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / _comm.step_s(case)
+            int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / comm.step_s(case)
             if in_passes
             else 1 - 1 / ratio,
         )
@@ -54,7 +54,7 @@ of a step without communication, per process. A slow link is different: it makes
             evidence,
             summary,
             recoverable=share,
-            confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
+            confidence=high_if(ratio >= 1 + 2 * (limit - 1)),
             suggestions=[change],
         )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _comm, _healthy
+from gpuconsole.diagnosis.families import comm, passes
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
 
@@ -26,12 +26,12 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
         if not case.has("mfu_ratio") and case.has("mbu_ratio"):
             return self.clear(0.0, case.evidence("mbu_ratio"), "there are no matrix products to compare with a peak")
         mfu = case.value("mfu_ratio")
-        phases, lost = _healthy.lost_beside_passes(case)
+        phases, lost = passes.lost_beside_passes(case)
         evidence = case.evidence(("mfu_ratio", MFU)) + phases
         if lost:
             return self.clear(0.0, evidence, lost)
-        if _comm.several(case) and _comm.exposed_ratio(case) >= _comm.EXPOSED:
-            return self.clear(0.0, evidence, f"{percent(_comm.exposed_ratio(case))} of a step is communication")
+        if comm.several(case) and comm.exposed_ratio(case) >= comm.EXPOSED:
+            return self.clear(0.0, evidence, f"{percent(comm.exposed_ratio(case))} of a step is communication")
         if mfu < MFU:
             return self.clear(min(0.59, mfu / MFU), evidence)
         threads, cores = case.get("threads", 0), case.get("cores", 0)
@@ -41,4 +41,4 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
             else ""
         )
         summary = f"{percent(mfu)} of the peak, no wait above its threshold, no gain from a larger batch{on_cpu}"
-        return self.fires(mfu / MFU, evidence, summary, recoverable=0.0, confidence="high" if mfu >= 0.5 else "medium", note=True)
+        return self.note(mfu / MFU, evidence, summary, confidence=high_if(mfu >= 0.5))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import passes
+from gpuconsole.diagnosis.families.passes import SHARE, TOUCHED
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, short_of, speedup_interval
-from gpuconsole.diagnosis.rules import _claims
-from gpuconsole.diagnosis.rules._claims import SHARE, TOUCHED
 
 DENSE_PASSES = 8
 """The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments are written."""
@@ -34,7 +34,7 @@ subtracts the time that this rule claims."""
         if touched > TOUCHED or share < SHARE:
             return self.clear(short_of(share / SHARE) if touched <= TOUCHED else 0.0, evidence)
         moved = DENSE_PASSES * case.value("embedding.table_bytes")
-        gain = 1 / (1 - _claims.embedding_claim(case))
+        gain = 1 / (1 - passes.embedding_claim(case))
         summary = (
             f"a step uses {percent(touched, 1)} of the rows, but backward pass and optimizer move the whole table {DENSE_PASSES} times"
             f" ({moved / 1e9:.2g} GB). They take {percent(share)} of the step"

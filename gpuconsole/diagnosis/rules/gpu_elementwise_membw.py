@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _claims
+from gpuconsole.diagnosis.families import passes
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Threshold, high_if, percent
 
 SHARE = Threshold(
     "share_of_step", 0.35, "ratio", "healthy GPTs and convnets spend 10-15 % of the step in such operations, an unfused chain 85 %"
@@ -32,11 +32,11 @@ torch.compile generates one kernel for such a chain. The gain is small where mat
 decides. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims."""
 
     def judge(self, case: Case) -> Finding:
-        passes = case.value("forward_ratio") + case.value("backward_ratio")
+        compute = passes.compute_ratio(case)
         if case.knobs.get("torch_compile") != "off":
             return self.clear(summary="the model is compiled already, or cannot be compiled")
         classes = case.evidence(*(f"profile.{name}_ratio" for name in CLASSES))
-        share = passes * sum(part.value for part in classes) - _claims.embedding_claim(case)
+        share = compute * sum(part.value for part in classes) - passes.embedding_claim(case)
         source = "their shares of a pass, times the share of the passes in the step"
         whole = Evidence("elementwise, normalization, reduction", share, "ratio", SHARE.value, source)
         evidence = (whole, *classes, *case.if_known("profile.elementwise_bytes_per_s"))
@@ -49,6 +49,4 @@ decides. The gradient of an embedding table is also filled elementwise; the rule
         )
         why = "one kernel replaces many and reads and writes once; compiling takes some seconds at the start"
         change = case.suggest({"torch_compile": "default"}, gain, why, "model = torch.compile(model)")
-        return self.fires(
-            level, evidence, summary, recoverable=1 - 1 / gain.middle, confidence="high" if share >= 0.5 else "medium", suggestions=[change]
-        )
+        return self.fires(level, evidence, summary, recoverable=1 - 1 / gain.middle, confidence=high_if(share >= 0.5), suggestions=[change])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import passes
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, short_of, speedup_interval
-from gpuconsole.diagnosis.rules import _claims, _swap
 
 SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step no kernel can gain much")
 ERROR = 0.2
@@ -14,7 +14,7 @@ class GpuOptimizerUnfused(Rule):
     id = "gpu.optimizer_unfused"
     title = "The optimizer is not fused"
     clear_title = "The optimizer costs no avoidable time"
-    thresholds = (SHARE, _swap.GAIN)
+    thresholds = (SHARE, passes.GAIN)
     knobs = ("optim",)
     reads = ("optimizer_ratio", "probe.optim_present_step_s", "probe.optim_fused_step_s")
     text = """AdamW reads the parameter, the gradient and two moments, and writes three of them: 28 bytes per parameter in fp32. An update that runs one tensor
@@ -24,13 +24,13 @@ The share is largest with many parameters and few tokens per step. Gradient accu
 
     def judge(self, case: Case) -> Finding:
         share = case.value("optimizer_ratio")
-        if case.knobs.get("optim") not in _claims.UNFUSED or share < SHARE:
+        if case.knobs.get("optim") not in passes.UNFUSED or share < SHARE:
             return self.clear(0.0, case.evidence(("optimizer_ratio", SHARE)))
         present, fused = case.value("probe.optim_present_step_s"), case.value("probe.optim_fused_step_s")
-        recoverable = _claims.optimizer_claim(case)
+        recoverable = passes.optimizer_claim(case)
         evidence = case.evidence(("optimizer_ratio", SHARE), "probe.optim_present_step_s", "probe.optim_fused_step_s")
-        level = recoverable / _swap.GAIN
-        if recoverable < _swap.GAIN:
+        level = recoverable / passes.GAIN
+        if recoverable < passes.GAIN:
             return self.clear(short_of(level), evidence)
         summary = f"the optimizer takes {percent(share)} of the step; fused, the same update takes {fused * 1e3:.1f} ms instead of {present * 1e3:.1f} ms"
         why = "one kernel reads and writes each value once; the moments are kept and nothing else changes"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold
-from gpuconsole.diagnosis.rules import _claims
+from gpuconsole.diagnosis.families import passes
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, high_if
 
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch takes 3.1x the time or less: fixed cost is 30 % or more of the step")
 GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time the gain is not worth a change of training")
@@ -37,7 +37,7 @@ instead."""
         level = (1 - cost) / (1 - COST)
         evidence = case.evidence(("probe.batch_cost_ratio", COST), "probe.batch_factor")
         gain = predicted(case)
-        recoverable = max(0.0, 1 - 1 / gain - _claims.optimizer_claim(case) - _claims.embedding_claim(case)) if gain > 1 else 0.0
+        recoverable = max(0.0, 1 - 1 / gain - passes.optimizer_claim(case) - passes.embedding_claim(case)) if gain > 1 else 0.0
         if cost > COST or recoverable < GAIN:
             return self.clear(min(level, 0.99), evidence)
         factor = int(case.value("probe.batch_factor"))
@@ -62,7 +62,7 @@ instead."""
             evidence,
             summary,
             recoverable=recoverable,
-            confidence="high" if cost + spread <= COST + 0.1 else "medium",
+            confidence=high_if(cost + spread <= COST + 0.1),
             suggestions=[change],
         )
 

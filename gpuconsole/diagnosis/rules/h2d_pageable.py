@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Knobs, Rule, Threshold, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, Threshold, high_if, percent, speedup_interval
 
 SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
 SERIOUS = 0.20
@@ -65,7 +64,7 @@ copy behind the work. In a user's own job the agent counts for a few steps which
             evidence,
             summary,
             recoverable=share if fixable else 0.0,
-            confidence="high" if share >= SERIOUS else "medium",
+            confidence=high_if(share >= SERIOUS),
             note=not fixable,
             for_prediction=(PROBE,) if pageable and not case.has(PROBE) else (),
             suggestions=[change0, change1],
@@ -86,7 +85,7 @@ def _by_pinning(case: Case, share: float) -> Interval | None:
     if case.knobs.get("pin_memory") is not False or not case.has(PROBE):
         return None
     saved = share * max(0.0, 1 - case.value(PROBE) / max(1e-9, case.value("probe.h2d_pageable_s")))
-    return speedup_interval(1 / (1 - min(_gpu.MOST, saved)), ERROR)
+    return speedup_interval(1 / (1 - min(MOST, saved)), ERROR)
 
 
 def _by_overlap(share: float) -> Interval:

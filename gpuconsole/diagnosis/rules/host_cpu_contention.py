@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from gpuconsole.diagnosis.families.host import DELAY
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules._cores import DELAY
 
 NOISE = Threshold("noise", 0.1, "cores", "other programs that use less than a tenth of a core are ignored")
 

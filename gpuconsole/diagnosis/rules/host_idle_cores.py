@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import comm, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, short_of
-from gpuconsole.diagnosis.rules import _comm, _gpu, _swap
 
 OTHERS = Threshold("others", 0.5, "ratio", "free cores are not idle if other programs use half of them")
 ERROR = 0.25
@@ -14,7 +14,7 @@ class HostIdleCores(Rule):
     id = "host.idle_cores"
     title = "CPU cores are idle while the training thread computes"
     clear_title = "More CPU cores would gain nothing"
-    thresholds = (OTHERS, _swap.GAIN)
+    thresholds = (OTHERS, passes.GAIN)
     knobs = ("num_threads",)
     reads = (
         "is_gpu", "step_s", "forward_ratio", "backward_ratio", "threads", "cores", "host.others_cpu_ratio", "probe.threads_tried",
@@ -27,43 +27,43 @@ nothing, since their distribution to threads costs more than it saves. With num_
 purpose."""
 
     def judge(self, case: Case) -> Finding:
-        if _gpu.on_gpu(case):
+        if case.on_gpu:
             return self.clear(summary="the run computes on a GPU")
-        if _comm.several(case):
+        if comm.several(case):
             return self.clear(summary="several processes share the cores")
-        compute, threads, cores = _gpu.compute_ratio(case), case.value("threads"), case.value("cores")
+        compute, threads, cores = passes.compute_ratio(case), case.value("threads"), case.value("cores")
         most = cores - int(case.knobs.get("num_workers", 0))
         seen = case.evidence("threads", "cores") + case.if_known("host.others_cpu_ratio")
         if most <= threads:
             return self.clear(0.0, seen, "no core is free")
         if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS * (most - threads):
             return self.clear(0.0, seen, "other programs use the free cores")
-        if compute * (1 - threads / most) < _swap.GAIN:
+        if compute * (1 - threads / most) < passes.GAIN:
             return self.clear(0.0, seen, "the passes take too little of the step")
-        tried, faster = case.value("probe.threads_tried"), case.value("probe.threads_speedup")
-        recoverable = _swap.saves(case, "threads")
-        evidence = _swap.evidence(case, "threads") + case.evidence("probe.threads_tried") + seen
-        level = recoverable / _swap.GAIN
-        if recoverable < _swap.GAIN:
+        tried, more = case.value("probe.threads_tried"), passes.Swap(case, "threads")
+        recoverable = more.saves
+        evidence = more.evidence + case.evidence("probe.threads_tried") + seen
+        level = recoverable / passes.GAIN
+        if recoverable < passes.GAIN:
             return self.clear(short_of(level), evidence)
         on_purpose = case.knobs.get("num_threads") == 0
-        summary = f"{threads:.0f} of {cores:.0f} cores compute; the same pass runs {faster:.2f}x as fast on {tried:.0f} cores"
+        summary = f"{threads:.0f} of {cores:.0f} cores compute; the same pass runs {more.speedup:.2f}x as fast on {tried:.0f} cores"
         why = "all cores that the loader's workers leave; the console and other programs need some of their time"
         code = f"torch.set_num_threads({tried:.0f})"
-        change = case.suggest({"num_threads": int(tried)}, _predicted(case, compute, faster), why, code)
+        change = case.suggest({"num_threads": int(tried)}, _predicted(more, compute), why, code)
         return self.fires(
             level,
             evidence,
             summary,
             recoverable=0.0 if on_purpose else recoverable,
-            confidence=_swap.confidence(case, "threads"),
+            confidence=more.confidence,
             note=on_purpose,
             suggestions=[change],
         )
 
 
-def _predicted(case: Case, compute: float, faster: float) -> Interval:
+def _predicted(more: passes.Swap, compute: float) -> Interval:
     """From the passes alone being faster, to the optimizer being faster by the same factor."""
-    low, high = (1 / (1 - share * (1 - 1 / faster)) for share in (compute, compute + case.get("optimizer_ratio", 0.0)))
-    error = max(ERROR, _swap.error(case, "threads"))
+    low, high = (1 / (1 - share * (1 - 1 / more.speedup)) for share in (compute, compute + more.case.get("optimizer_ratio", 0.0)))
+    error = max(ERROR, more.error)
     return Interval(1 + (low - 1) * (1 - error), 1 + (high - 1) * (1 + error))

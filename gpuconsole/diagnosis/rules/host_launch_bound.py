@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, short_of
-from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.families import passes
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Rule, Threshold, short_of
 
 ISSUE = Threshold("issue", 0.90, "ratio", "the host issues kernels for 90 % of a pass or more (survey T09)")
 BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 80 % of that time for its own work (survey T09)")
@@ -30,7 +30,7 @@ is idle between small kernels, although utilisation reads 100 %. Fewer and large
 (gpu.small_batch predicts that gain). Other rules cover waiting for a core, for data, or in a synchronisation."""
 
     def judge(self, case: Case) -> Finding:
-        compute = _gpu.compute_ratio(case)
+        compute = passes.compute_ratio(case)
         if compute < 0.2 or case.get("mfu_ratio", 0.0) >= HEALTHY_MFU or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
             return self.clear(summary="the GPU is busy, or the passes take less than 20 % of the step")
         issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
@@ -41,8 +41,8 @@ is idle between small kernels, although utilisation reads 100 %. Fewer and large
         level = min(issuing / ISSUE, (1 - busy) / (1 - BUSY))
         if issuing < ISSUE or busy >= BUSY:
             return self.clear(short_of(level), evidence)
-        share = min(_gpu.MOST, compute * (1 - busy))
-        graphs = _gpu.graphs_keep_gradients(case)
+        share = min(MOST, compute * (1 - busy))
+        graphs = passes.graphs_keep_gradients(case)
         mode = "reduce-overhead" if graphs else "default"
         summary = f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them"
         why = f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Suggestion, Threshold, percent
-from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Suggestion, Threshold, high_if, percent
 
 SHARE = Threshold(
     "share", 0.10, "ratio", "10 % of step time outside all named phases; without a DataLoader also the time in which batches are made"
@@ -34,7 +34,7 @@ time of the training thread says whether the line computes or waits. What helps:
 vectorised code. A line that waits, for an answer or by time.sleep, runs in a thread while the model trains on the batch before."""
 
     def judge(self, case: Case) -> Finding:
-        batches = 0.0 if _input.has_loader(case) else case.value("data_wait_ratio")
+        batches = 0.0 if loader.has_loader(case) else case.value("data_wait_ratio")
         share = case.value("other_ratio") + batches
         evidence = case.evidence(("other_ratio", SHARE))
         if batches:
@@ -60,7 +60,7 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
             evidence,
             summary,
             recoverable=share * 0.9,
-            confidence="high" if share >= 2 * SHARE else "medium",
+            confidence=high_if(share >= 2 * SHARE),
             title="The script's own code waits in every step" if waits else "",
             suggestions=[change],
         )

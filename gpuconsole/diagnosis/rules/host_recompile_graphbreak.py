@@ -44,7 +44,7 @@ between them."""
             words = (
                 f"the graph breaks at {breaks:.0f} places, so the model is compiled in pieces (TORCH_LOGS=graph_breaks names the places)"
             )
-            return self.fires(max(often, 0.6), evidence, words, recoverable=0.0, confidence="low", note=True)
+            return self.note(max(often, 0.6), evidence, words, confidence="low")
         return self.clear(often, evidence)
 
     def _compiles(self, case: Case, evidence: tuple[Evidence, ...], words: str, given_up: bool) -> Finding:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Rule, Threshold, high_if, percent
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
@@ -35,7 +34,7 @@ gaps with other causes (launches, data)."""
         # The profiler makes gaps longer and kernels not. The idle time therefore comes from ordinary steps, and its causes from profiled steps,
         # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
         idle = max(0.0, 1 - busy / step - sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval")))
-        share = min(_gpu.MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
+        share = min(MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
         evidence = case.evidence(
             "probe.sync_gaps_s", "probe.gaps_s", ("probe.busy_s", step * (1 - SHARE)), "step_s", "probe.syncs_per_step"
         )
@@ -58,6 +57,4 @@ gaps with other causes (launches, data)."""
             if case.knobs.get("non_blocking") is False
             else None
         )
-        return self.fires(
-            level, evidence, summary, recoverable=share, confidence="high" if share >= SERIOUS else "medium", suggestions=[change]
-        )
+        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(share >= SERIOUS), suggestions=[change])

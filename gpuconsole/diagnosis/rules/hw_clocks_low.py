@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, short_of
-from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.families import clocks
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if, percent, short_of
 
 CLOCK = Threshold("clock", 0.90, "ratio", "90 % of the highest SM clock (survey T40)")
 HELD = Threshold("held", 0.10, "ratio", "heat, power or another cause for 10 % of the time explains a low clock; other rules report these")
@@ -26,10 +26,10 @@ of its maximum under load and the driver names a setting or no reason at all (th
 the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
 
     def judge(self, case: Case) -> Finding:
-        clock, loss = case.value("hw.sm_clock_ratio"), _gpu.clock_loss(case)
+        clock, loss = case.value("hw.sm_clock_ratio"), clocks.clock_loss(case)
         causes = {
             "heat": case.value("hw.thermal_time_ratio"),
-            "power": _gpu.held_by_power(case),
+            "power": clocks.held_by_power(case),
             "other": case.value("hw.other_hold_time_ratio"),
         }
         by_setting = case.value("hw.app_clocks_ratio") >= SET
@@ -51,4 +51,4 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
             else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows locks, nvidia-smi -rgc removes them (root)"
         )
         summary = f"under load the SM clock is {percent(clock)} of its maximum; {why}"
-        return self.fires(level, evidence, summary, recoverable=min(_gpu.MOST, loss), confidence="high" if by_setting else "medium")
+        return self.fires(level, evidence, summary, recoverable=min(MOST, loss), confidence=high_if(by_setting))

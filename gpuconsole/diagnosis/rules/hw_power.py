@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import clocks
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _gpu
 
 TIME = Threshold("power_time", 0.10, "ratio", "10 % of the time (survey T39)")
 LOSS = Threshold(
@@ -29,7 +29,7 @@ load; it is no fault. The lost clock decides: 5 % or more under load. If the lim
 set it. Otherwise the finding is a note. An external brake is different: the power supply or the management of the server requests it."""
 
     def judge(self, case: Case) -> Finding:
-        held, loss = _gpu.held_by_power(case), _gpu.clock_loss(case)
+        held, loss = clocks.held_by_power(case), clocks.clock_loss(case)
         evidence = case.evidence(("hw.power_cap_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known(
             "hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_max_w"
         )
@@ -42,7 +42,7 @@ set it. Otherwise the finding is a note. An external brake is different: the pow
             + (cure or "The limit is at its maximum, so the board cannot do more")
         )
         return self.fires(
-            level, evidence, summary, recoverable=_gpu.lost_to_power(case) if cure else 0.0, confidence="medium", note=not cure
+            level, evidence, summary, recoverable=clocks.lost_to_power(case) if cure else 0.0, confidence="medium", note=not cure
         )
 
 

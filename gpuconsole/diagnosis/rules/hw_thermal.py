@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.families import clocks
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 TIME = Threshold(
     "thermal_time", 0.05, "ratio", "the driver counts the time in which heat lowers clocks; a healthy GPU has none (survey T38)"
@@ -28,7 +28,7 @@ decides together with the SM clock under load. The temperature does not decide: 
 are left out, since an idle GPU lowers its clocks to save power. Memory-bound work loses less than the clock suggests."""
 
     def judge(self, case: Case) -> Finding:
-        held, loss = case.value("hw.thermal_time_ratio"), _gpu.clock_loss(case)
+        held, loss = case.value("hw.thermal_time_ratio"), clocks.clock_loss(case)
         evidence = case.evidence(("hw.thermal_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known("hw.temperature_c")
         level = min(held / TIME, loss / LOSS)
         if level < 1:
@@ -37,4 +37,4 @@ are left out, since an idle GPU lowers its clocks to save power. Memory-bound wo
             f"heat lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum."
             " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps"
         )
-        return self.fires(level, evidence, summary, recoverable=_gpu.lost_to_heat(case), confidence="high" if held >= SURE else "medium")
+        return self.fires(level, evidence, summary, recoverable=clocks.lost_to_heat(case), confidence=high_if(held >= SURE))

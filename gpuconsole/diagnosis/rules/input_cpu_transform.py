@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.precedence import cause_of_data_wait
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent, speedup_interval
 
 
 class InputCpuTransform(Rule):
     id = "input.cpu_transform"
     title = "CPU transforms use all cores"
     clear_title = "CPU transforms are not the bottleneck"
-    thresholds = (_input.WAIT, _input.SATURATED, _input.WORKER_GAIN)
+    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN)
     knobs = ("transform_cost",)
     reads = (
         "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
@@ -25,16 +26,14 @@ torch.set_num_threads(1) is right."""
 
     def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
-        level = wait / _input.WAIT
-        if _input.cause(case) != "cpu_transform":
-            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", _input.WAIT)))
-        cpu = _input.loading_cpu_ratio(case)
+        level = wait / loader.WAIT
+        if cause_of_data_wait(case) != "cpu_transform":
+            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
+        cpu = loader.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
         summary = f"a step waits {percent(wait)} of its time for data. The transforms compute {percent(cpu)} of the time, and no core is free for more workers"
-        evidence = _input.evidence(case, _input.SATURATED)
+        evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
         code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"
         change = case.suggest({"transform_cost": cost // 2}, speedup_interval(1 / (1 - wait / 2), 0.8), why, code) if cost else None
-        return self.fires(
-            level, evidence, summary, recoverable=wait, confidence="high" if cpu >= _input.SATURATED else "medium", suggestions=[change]
-        )
+        return self.fires(level, evidence, summary, recoverable=wait, confidence=high_if(cpu >= loader.SATURATED), suggestions=[change])

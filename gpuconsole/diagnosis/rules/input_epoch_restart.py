@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, percent, short_of
-from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.precedence import cause_of_data_wait
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, high_if, percent, short_of
 
 
 class InputEpochRestart(Rule):
     id = "input.epoch_restart"
     title = "Every epoch restarts the loader processes"
     clear_title = "Epoch starts take little time"
-    thresholds = (_input.RESTART, _input.EXCESS, _input.RESTARTS)
+    thresholds = (loader.RESTART, loader.EXCESS, loader.RESTARTS)
     knobs = ("persistent_workers",)
     reads = (
         "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "data_wait_excess_ratio", "data_wait_typical_ratio",
@@ -25,16 +26,16 @@ Predicted: 1 / (1 - s). For the lower end, s is the share of the restarts minus 
 wait for data, because the batches after the first batch are late too."""
 
     def judge(self, case: Case) -> Finding:
-        if not _input.has_loader(case):
+        if not loader.has_loader(case):
             return self.clear(summary="there is no DataLoader")
         ratio = case.value("loader.restart_ratio")
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="there are no loader processes to restart")
-        limit = _input.least_restart(case).value
+        limit = loader.least_restart(case).value
         evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio") + case.if_known(
-            "loader.restarts", threshold=_input.RESTARTS
+            "loader.restarts", threshold=loader.RESTARTS
         )
-        cause = _input.cause(case)
+        cause = cause_of_data_wait(case)
         if cause != "epoch_restart":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(ratio / limit), evidence)
         keep = not case.knobs.get("persistent_workers", True)
@@ -52,6 +53,6 @@ wait for data, because the batches after the first batch are late too."""
             evidence,
             summary,
             recoverable=0.9 * ratio if keep else 0.5 * ratio,
-            confidence="high" if keep and ratio >= 2 * limit else "medium",
+            confidence=high_if(keep and ratio >= 2 * limit),
             suggestions=[change],
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, percent, short_of, speedup_interval
-from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.precedence import cause_of_data_wait
+from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, high_if, percent, short_of, speedup_interval
 
 
 class InputIpcCollate(Rule):
     id = "input.ipc_collate"
     title = "The training process is busy receiving batches"
     clear_title = "Receiving batches takes little time"
-    thresholds = (_input.WAIT, _input.RECEIVES)
+    thresholds = (loader.WAIT, loader.RECEIVES)
     knobs = ("collate_fn",)
     reads = (
         "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio", "data_wait_excess_ratio",
@@ -28,15 +29,15 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
         wait = case.value("data_wait_ratio")
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="the training process loads the data itself and receives nothing")
-        level = wait / _input.WAIT
-        cause = _input.cause(case)
+        level = wait / loader.WAIT
+        cause = cause_of_data_wait(case)
         if cause != "ipc_collate":  # where another cause explains the waits, a finding shown before closes at once
-            return self.clear(0.0 if cause else short_of(level), case.evidence(("data_wait_ratio", _input.WAIT)))
+            return self.clear(0.0 if cause else short_of(level), case.evidence(("data_wait_ratio", loader.WAIT)))
         receive = case.value("probe.loader_receive_ratio")
         predicted, evidence = _stacked(case)
         summary = f"a step waits {percent(wait)} of its time for data; receiving takes {percent(receive)} of the time of the loader alone"
         evidence = (
-            case.evidence(("data_wait_ratio", _input.WAIT), ("probe.loader_receive_ratio", _input.RECEIVES), "probe.loader_cpu_ratio")
+            case.evidence(("data_wait_ratio", loader.WAIT), ("probe.loader_receive_ratio", loader.RECEIVES), "probe.loader_cpu_ratio")
             + evidence
         )
         why = "the loader's processes stack a batch into one tensor, and only this tensor is sent"
@@ -47,7 +48,7 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
             evidence,
             summary,
             recoverable=1 - 1 / predicted.middle if predicted else 0.8 * wait,
-            confidence="high" if receive >= 0.7 else "medium",
+            confidence=high_if(receive >= 0.7),
             suggestions=[change],
         )
 
@@ -57,6 +58,6 @@ def _stacked(case: Case) -> tuple[Interval | None, tuple[Evidence, ...]]:
     if not case.has("probe.loader_stacked_samples_per_s"):
         return None, ()
     load_s = case.value("samples_per_step") / case.value("probe.loader_stacked_samples_per_s")
-    speedup = case.value("step_s") / max(_input.compute_s(case), load_s)
+    speedup = case.value("step_s") / max(loader.compute_s(case), load_s)
     shown = ("probe.loader_stacked_samples_per_s", "probe.loader_samples_per_s", "samples_per_step", "step_s")
-    return speedup_interval(speedup, _input.PREDICTION_ERROR), case.evidence(*shown)
+    return speedup_interval(speedup, loader.PREDICTION_ERROR), case.evidence(*shown)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.precedence import cause_of_data_wait
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent, short_of, speedup_interval
-from gpuconsole.diagnosis.rules import _input
 
 TIMES_DEEPER = 4
 REFILLS = Threshold("refills", 1.5, "x", "a queue is refilled soon if the loader delivers 1.5x as many samples as the model uses")
@@ -15,7 +16,7 @@ class InputJitter(Rule):
     id = "input.jitter"
     title = "Single slow samples stall the loader"
     clear_title = "No single slow samples stall the loader"
-    thresholds = (_input.EXCESS, _input.TYPICAL, REFILLS)
+    thresholds = (loader.EXCESS, loader.TYPICAL, REFILLS)
     knobs = ("prefetch_factor", "num_workers")
     reads = (
         "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
@@ -34,8 +35,8 @@ that is too slow for ordinary batches makes every step wait."""
         excess = case.value("data_wait_excess_ratio")
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="there is no queue: the training process loads the data itself")
-        limit = _input.EXCESS
-        cause = _input.cause(case)
+        limit = loader.EXCESS
+        cause = cause_of_data_wait(case)
         if cause != "jitter":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(excess / limit), case.evidence(("data_wait_excess_ratio", limit)))
         deeper, workers = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER, _workers_that_outlast(case)
@@ -52,14 +53,14 @@ that is too slow for ordinary batches makes every step wait."""
                 {"num_workers": workers},
                 speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case)),
                 "other workers have batches ready while one worker waits",
-                _input.worker_code(case, workers),
+                loader.worker_code(case, workers),
             ),
         ]
         if capacity is not None and capacity * (1 - excess) < REFILLS:
             changes.reverse()
         summary = f"most steps find their batch ready, but a few wait long. The long waits take {percent(excess)} of the time"
         evidence = (
-            case.evidence(("data_wait_excess_ratio", limit), ("data_wait_typical_ratio", _input.TYPICAL))
+            case.evidence(("data_wait_excess_ratio", limit), ("data_wait_typical_ratio", loader.TYPICAL))
             + case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s", "probe.loader_cpu_ratio")
             + case.evidence("samples_per_step", "step_s")
         )
@@ -84,8 +85,8 @@ def _capacity(case: Case) -> float | None:
 def _workers_that_outlast(case: Case) -> int:
     """Number of workers whose ready batches cover a long wait. The maximum is the number that probe P6 tries, or that the cores can run."""
     now = int(case.knobs["num_workers"])
-    computes = case.get("probe.loader_cpu_ratio", 0.0) >= _input.SLEEPS
-    most = _input.next_workers(case) if computes else now + _input.MORE_WORKERS
+    computes = case.get("probe.loader_cpu_ratio", 0.0) >= loader.SLEEPS
+    most = loader.next_workers(case) if computes else now + loader.MORE_WORKERS
     return next((workers for workers in range(now + 1, most) if _outlasted(case, workers) == 1.0), most)
 
 
@@ -95,12 +96,12 @@ def _outlasted(case: Case, workers: int) -> float:
     Batches come in order: while one batch is late, steps continue with the batches before it.
     """
     more = (workers - int(case.knobs["num_workers"])) * int(case.knobs["prefetch_factor"])
-    return min(1.0, more * _input.compute_s(case) / max(case.get("data_wait_long_s", 0.0), 1e-9))
+    return min(1.0, more * loader.compute_s(case) / max(case.get("data_wait_long_s", 0.0), 1e-9))
 
 
 def _error(case: Case) -> float:
     """Relative error of the gain. Slow samples are few, so their number varies by chance (Poisson), in the past and in the future."""
-    return min(1.0, math.hypot(_input.PREDICTION_ERROR, math.sqrt(2 / max(1.0, case.get("data_wait_long_steps", 1.0)))))
+    return min(1.0, math.hypot(loader.PREDICTION_ERROR, math.sqrt(2 / max(1.0, case.get("data_wait_long_steps", 1.0)))))
 
 
 def _up_to(most: float) -> Interval:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.precedence import cause_of_data_wait
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 HELPS = Threshold("helps", 1.05, "x", "more workers are suggested from a predicted gain of 5 % on: less is not worth a trial")
 
@@ -12,7 +13,7 @@ class InputSlowStorage(Rule):
     id = "input.slow_storage"
     title = "The DataLoader waits for storage"
     clear_title = "The DataLoader does not wait for storage"
-    thresholds = (_input.WAIT, _input.SLEEPS, HELPS)
+    thresholds = (loader.WAIT, loader.SLEEPS, HELPS)
     knobs = ("num_workers",)
     reads = (
         "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio", "data_wait_excess_ratio",
@@ -27,23 +28,23 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
 
     def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
-        level = wait / _input.WAIT
-        if _input.cause(case) != "slow_storage":
-            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", _input.WAIT)))
-        workers = _input.enough_workers(case)
-        cpu = _input.loading_cpu_ratio(case)
-        helps = _input.predicted(case, workers) >= HELPS
+        level = wait / loader.WAIT
+        if cause_of_data_wait(case) != "slow_storage":
+            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
+        workers = loader.enough_workers(case)
+        cpu = loader.loading_cpu_ratio(case)
+        helps = loader.predicted(case, workers) >= HELPS
         limit = "" if helps else ". More workers would get no more from the storage"
         summary = f"a step waits {percent(wait)} of its time for data. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}"
-        evidence = _input.evidence(case, _input.SLEEPS)
+        evidence = loader.evidence(case, loader.SLEEPS)
         why = "waiting workers need no core, so their waits overlap"
-        code = _input.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
-        change = case.suggest({"num_workers": workers}, _input.predicted_interval(case, workers), why, code) if helps else None
+        code = loader.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
+        change = case.suggest({"num_workers": workers}, loader.predicted_interval(case, workers), why, code) if helps else None
         return self.fires(
             level,
             evidence,
             summary,
-            recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
-            confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
+            recoverable=1 - 1 / max(1.0, loader.predicted(case, workers)),
+            confidence=high_if(wait >= 0.2 and cpu < 0.4),
             suggestions=[change],
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent
-from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.precedence import cause_of_data_wait
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
 
 class InputTooFewWorkers(Rule):
     id = "input.too_few_workers"
     title = "Too few DataLoader workers"
     clear_title = "Enough DataLoader workers"
-    thresholds = (_input.WAIT, _input.WORKER_GAIN)
+    thresholds = (loader.WAIT, loader.WORKER_GAIN)
     knobs = ("num_workers",)
     reads = (
         "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
@@ -25,21 +26,21 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
 
     def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
-        level = wait / _input.WAIT
-        if _input.cause(case) != "too_few_workers":
-            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", _input.WAIT)))
-        workers = _input.next_workers(case)
+        level = wait / loader.WAIT
+        if cause_of_data_wait(case) != "too_few_workers":
+            return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
+        workers = loader.next_workers(case)
         now = int(case.knobs["num_workers"])
         summary = f"a step waits {percent(wait)} of its time for data. {now} workers are too slow, and a core is free for another worker"
-        evidence = _input.evidence(case, _input.SATURATED)
+        evidence = loader.evidence(case, loader.SATURATED)
         why = "more batches are made while the model computes"
-        code = _input.worker_code(case, workers)
-        change = case.suggest({"num_workers": workers}, _input.predicted_interval(case, workers), why, code)
+        code = loader.worker_code(case, workers)
+        change = case.suggest({"num_workers": workers}, loader.predicted_interval(case, workers), why, code)
         return self.fires(
             level,
             evidence,
             summary,
-            recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
-            confidence="high" if wait >= 0.2 else "medium",
+            recoverable=1 - 1 / max(1.0, loader.predicted(case, workers)),
+            confidence=high_if(wait >= 0.2),
             suggestions=[change],
         )

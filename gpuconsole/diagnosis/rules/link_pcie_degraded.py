@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if
 
 REACHED = Threshold("reached", 0.60, "ratio", "pinned copies reach 60 % of the bandwidth of a healthy link, or more (survey T08)")
 REPLAYS = Threshold("replays", 8.0, "/min", "NVIDIA recommends at most 8 replays per minute (DCGM_LIMIT_MAX_PCIREPLAY_RATE)")
@@ -55,6 +55,6 @@ exposed part of the copies from host to device; without such copies the finding 
             evidence,
             summary,
             recoverable=share,
-            confidence="high" if degraded else "medium",
+            confidence=high_if(degraded),
             note=share < MATTERS,
         )

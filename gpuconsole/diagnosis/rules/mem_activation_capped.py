@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import passes
+from gpuconsole.diagnosis.families.memory import memory_evidence, memory_of
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Knobs, Rule, Suggestion, Threshold, percent, short_of
-from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
 from gpuconsole.model.knobs.training import GRAPH_MODES
 
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of the limit (PyTorch profiler 90 %, TraceML 92 %)")
@@ -65,10 +65,10 @@ def _checkpointing(case: Case) -> Suggestion | None:
 
 def _smaller_passes(case: Case) -> Suggestion | None:
     """The same training in twice the passes."""
-    batch, passes = int(case.knobs.get("batch_size", 1)), int(case.knobs.get("gradient_accumulation_steps", 1))
+    batch, count = int(case.knobs.get("batch_size", 1)), int(case.knobs.get("gradient_accumulation_steps", 1))
     if batch < 2 or batch % 2:
         return None
-    if case.knobs.get("torch_compile") in GRAPH_MODES and not _gpu.graphs_keep_gradients(case, 2 * passes):
+    if case.knobs.get("torch_compile") in GRAPH_MODES and not passes.graphs_keep_gradients(case, 2 * count):
         return None
-    changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * passes}
+    changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * count}
     return case.suggest(changes, None, "half of the activations, with the same samples per optimizer step", "(loss / passes).backward()")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
-from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if
 
 GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed; survey T29)")
 SURE = 1e9
@@ -40,8 +39,8 @@ of varied length also raise the peak, but less and less often. The time until me
             level,
             evidence,
             summary,
-            recoverable=min(_gpu.MOST, grown / (grown + room)),
-            confidence="high" if grown >= SURE else "medium",
+            recoverable=min(MOST, grown / (grown + room)),
+            confidence=high_if(grown >= SURE),
             note=left_s > SOON_S,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, short_of
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, short_of
 
 GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed)")
 STEADY = Threshold(
@@ -51,5 +51,5 @@ gc.get_objects() between two steps to find the cause."""
             evidence,
             summary,
             recoverable=min(1.0, grown / max(1.0, case.value("host.private_bytes"))),
-            confidence="high" if grown >= 2 * GROWN else "medium",
+            confidence=high_if(grown >= 2 * GROWN),
         )

@@ -29,4 +29,4 @@ may fail at the next larger input. On a GPU, the caching allocator also starts t
         change0 = case.suggest({"gradient_checkpointing": True}, None, why0, code0)
         code1 = f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)"
         change1 = case.suggest({"batch_size": max(1, batch // 2)}, None, "half of the activations", code1) if batch > 1 else None
-        return self.fires(used / USED, evidence, summary, recoverable=0.0, confidence="high", note=True, suggestions=[change0, change1])
+        return self.note(used / USED, evidence, summary, confidence="high", suggestions=[change0, change1])

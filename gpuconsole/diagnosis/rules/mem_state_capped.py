@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families.memory import Memory, memory_evidence, memory_of
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold, percent, short_of
-from gpuconsole.diagnosis.rules._memory import Memory, memory_evidence, memory_of
 
 USED = Threshold(
     "memory_used", 0.70, "ratio", "70 % of the limit: states do not shrink with the batch, so only the rest is left for training"

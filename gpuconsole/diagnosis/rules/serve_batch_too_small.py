@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
+from gpuconsole.diagnosis.families.serving import MORE_USERS as GAIN
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, speedup_interval
-from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.diagnosis.rules._serving import MORE_USERS as GAIN
 
 DOMINATE = Threshold(
     "dominate", 8.0, "ratio", "if weights are 8 times the keys and values of an iteration, another sequence costs almost nothing"
@@ -31,14 +31,14 @@ The rule ignores a single user, because one user needs latency (serve.decode_ban
 load is small here; the server has no fault."""
 
     def judge(self, case: Case) -> Finding:
-        weights, kv, running = case.value("server.weight_bytes"), _serving.kv_bytes(case), case.value("server.requests_running")
+        weights, kv, running = case.value("server.weight_bytes"), serving.kv_bytes(case), case.value("server.requests_running")
         evidence = case.evidence("server.weight_bytes", "server.kv_bytes_per_token", "server.requests_running", "server.requests_waiting")
         if (
-            _serving.open_loop(case)
+            serving.open_loop(case)
             or int(case.knobs["concurrency"]) < 2
             or running <= 0
             or weights < DOMINATE * kv
-            or case.value("server.requests_waiting") >= _serving.NOTABLE_QUEUE
+            or case.value("server.requests_waiting") >= serving.NOTABLE_QUEUE
         ):
             return self.clear(weights / max(1.0, kv) / DOMINATE * 0.5, evidence)
         gain, factor = case.value("probe.concurrency_gain"), case.value("probe.concurrency_factor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 from gpuconsole.session.figures.summary import STARVED
 
 LATE = Threshold("late", 0.010, "s", "10 ms late (survey I01): 10 % of a time to first token of 100 ms")
@@ -41,5 +41,5 @@ The rule also fires if other programs use the machine."""
             evidence,
             summary,
             recoverable=min(0.9, busy if busy >= BUSY else max(0.1, waited if waited >= WAIT else 0.0)),
-            confidence="high" if max(busy / BUSY, waited / WAIT) >= 1 else "medium",
+            confidence=high_if(max(busy / BUSY, waited / WAIT) >= 1),
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.serving import served_precision
 
 REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory bandwidth is the practical limit (tensward; survey I08)")
@@ -36,16 +36,16 @@ Predicted: 1 / (1 - r (1 - b)), with b the remaining bytes over the present byte
 end of r is the reached share of the bandwidth (all of the bandwidth is available); the upper end is 90 % (the reached rate is the limit)."""
 
     def judge(self, case: Case) -> Finding:
-        weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
+        weights, kv = case.value("server.weight_bytes"), serving.kv_bytes(case)
         if not case.has(BANDWIDTH):
             return self.cant_tell(UNKNOWN, (BANDWIDTH,))
-        gap, bandwidth = _serving.usual_gap_s(case), case.value(BANDWIDTH)
+        gap, bandwidth = serving.usual_gap_s(case), case.value(BANDWIDTH)
         reached = (weights + kv) / gap / bandwidth
         evidence = case.evidence("server.weight_bytes", "client.chunk_gap_p50_s", BANDWIDTH, "server.requests_running")
         if weights < DOMINATE * kv or reached < REACHED or case.setting("quantization") != "none":
             return self.clear(min(0.5, reached / REACHED), evidence)
-        if _serving.several_users(case):
-            evidence += case.evidence(("probe.concurrency_gain", _serving.MORE_USERS))
+        if serving.several_users(case):
+            evidence += case.evidence(("probe.concurrency_gain", serving.MORE_USERS))
         kind = "int8" if case.setting("server") == "embedded" else "fp8"
         on_cpu = case.setting("server") == "embedded" and not case.get("is_gpu", 0.0) and case.knobs.get("dtype") == "auto"
         per_weight = LEFT["fp32" if on_cpu else served_precision(case.knobs)]
@@ -56,5 +56,5 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
             "Only fewer bytes or more sequences per reading help"
         )
         why = f"{percent(per_weight)} of the bytes per weight; the trial also compares perplexity"
-        change = _serving.restart(case, {"quantization": kind}, Interval(gain, most), why)
+        change = serving.restart(case, {"quantization": kind}, Interval(gain, most), why)
         return self.fires(reached / REACHED, evidence, summary, recoverable=1 - 1 / gain, confidence="medium", suggestions=[change])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules._serving import FRONTEND_BUSY as BUSY
+from gpuconsole.diagnosis.families.serving import FRONTEND_BUSY as BUSY
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 FULL = 0.9
 LATER = Threshold("later", 1.2, "ratio", "the time between tokens is 20 % longer at the client than in the engine (survey I11)")
@@ -42,6 +42,6 @@ tokens at the client over the time between tokens in the engine. What helps: --a
             evidence,
             summary,
             recoverable=max(0.05, 1 - 1 / max(1.0, later)),
-            confidence="high" if later >= LATER and busy >= FULL else "medium",
+            confidence=high_if(later >= LATER and busy >= FULL),
             suggestions=[change],
         )

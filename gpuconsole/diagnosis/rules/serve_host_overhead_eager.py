@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Confidence, Finding, Interval, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _gpu, _serving
+from gpuconsole.diagnosis.families import serving
+from gpuconsole.diagnosis.rule import MOST, Case, Confidence, Finding, Interval, Rule, Threshold, percent
 
 BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than 75 % of the time (survey I10)")
 ROOF = Threshold(
@@ -33,7 +33,7 @@ behind an API server process that is short of CPU, is a different case."""
 
     def judge(self, case: Case) -> Finding:
         running, roof = case.value("server.requests_running"), max(case.value("mbu_ratio"), case.get("mfu_ratio", 0.0))
-        least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING
+        least = RUNNING_OPEN if serving.open_loop(case) else RUNNING
         evidence = case.evidence(("server.requests_running", least), ("mbu_ratio", ROOF))
         if running < least or roof >= ROOF:
             return self.clear(0.0, evidence, "the load is too small, or the GPU is near its limit")
@@ -44,7 +44,7 @@ behind an API server process that is short of CPU, is a different case."""
             return self.clear(min(level, 0.99), evidence)
         embedded = case.knobs.get("server") == "embedded"
         eager = bool(case.knobs.get("enforce_eager", False)) and not embedded  # a server that was not started here does not report it
-        share = min(_gpu.MOST, 1 - busy)
+        share = min(MOST, 1 - busy)
         cause = EMBEDDED if embedded else EAGER if eager else GRAPHS
         summary = f"with {running:.0f} requests running, the GPU works only {percent(busy)} of the time{cause}"
         why = "CUDA graphs launch an iteration at once; the server starts more slowly and uses a little more memory"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Suggestion, Threshold, percent
-from gpuconsole.diagnosis.rules import _serving
 
 RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable, 5 are high (tensward; survey I04)")
 FULL = Threshold("full", 0.9, "ratio", "peak use of the KV cache of 90 % or more (survey I04)")
@@ -37,7 +37,7 @@ parallelism. vLLM's counter lags by some seconds; a falling number of running re
         )
         if rate < RATE or peak < FULL:
             return self.clear(min(rate / RATE, peak / FULL), evidence)
-        again, waiting = _computed_again(case), _serving.queue_ratio(case)
+        again, waiting = _computed_again(case), serving.queue_ratio(case)
         summary = (
             f"{rate:.2f} preemptions per request, with the KV cache {percent(peak)} full. Requests wait in the queue for {percent(waiting)} of their time, and "
             f"{percent(again)} of the prompt tokens were computed again"
@@ -61,7 +61,7 @@ def _computed_again(case: Case) -> float:
 
 def _suggestions(case: Case) -> list[Suggestion | None]:
     fewer_slots = max(1, int(case.value("server.requests_running") * 0.8))
-    fewer = _serving.restart(
+    fewer = serving.restart(
         case, {"max_num_seqs": fewer_slots}, None, "run only as many sequences at once as the cache can hold to their end"
     )
     return [_more_cache(case), fewer]
@@ -76,4 +76,4 @@ def _more_cache(case: Case) -> Suggestion | None:
     if case.knobs.get("server") == "embedded" or (isinstance(utilization, int | float) and utilization >= MOST_UTILIZATION):
         return None
     why = "a larger share of the device for the cache"
-    return _serving.restart(case, {"gpu_memory_utilization": MOST_UTILIZATION}, None, why)
+    return serving.restart(case, {"gpu_memory_utilization": MOST_UTILIZATION}, None, why)

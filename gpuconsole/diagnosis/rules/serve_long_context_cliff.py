@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
-from gpuconsole.diagnosis.rules import _serving
 
 RATIO = Threshold(
     "ratio",
@@ -30,14 +30,14 @@ token grows in proportion to the context, and a larger batch no longer helps. Wh
 grouped-query attention), fewer tokens, or more devices."""
 
     def judge(self, case: Case) -> Finding:
-        weights, kv, context = case.value("server.weight_bytes"), _serving.kv_bytes(case), _serving.context_tokens(case)
+        weights, kv, context = case.value("server.weight_bytes"), serving.kv_bytes(case), serving.context_tokens(case)
         ratio = kv / max(1.0, weights)
         evidence = case.evidence(("client.prompt_tokens", LONG), "server.kv_bytes_per_token", "server.weight_bytes", "client.tpot_s")
         if context < LONG or ratio < RATIO:
             return self.clear(min(context / LONG, ratio / RATIO), evidence)
         summary = f"an iteration reads {kv / 1e6:.0f} MB of keys and values and {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context"
         change0 = (
-            _serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
+            serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
             if case.knobs.get("server") == "vllm"
             else None
         )

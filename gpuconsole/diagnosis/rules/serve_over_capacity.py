@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.families import serving
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 QUEUE = Threshold("queue", 0.2, "ratio", "20 % of a request's time in the queue is notable, 50 % is high (tensward; survey I02)")
 BELOW_KNEE = 0.85
@@ -23,14 +23,14 @@ end, and with it every latency; throughput stays the same. The suggestion is a r
 A trial of it measures fewer tokens per second and far shorter latencies: that is the trade-off."""
 
     def judge(self, case: Case) -> Finding:
-        if not _serving.open_loop(case):
+        if not serving.open_loop(case):
             return self.clear(summary="a closed loop never sends more requests than the server answers")
-        queue, offered = _serving.queue_ratio(case), case.value("client.request_rate")
+        queue, offered = serving.queue_ratio(case), case.value("client.request_rate")
         served = case.value("server.requests_per_s")
         evidence = case.evidence(
             "server.queue_s", "server.e2e_s", "server.requests_waiting", "client.request_rate", "server.requests_per_s"
         )
-        if queue < QUEUE or case.value("server.requests_waiting") < _serving.NOTABLE_QUEUE:
+        if queue < QUEUE or case.value("server.requests_waiting") < serving.NOTABLE_QUEUE:
             return self.clear(queue / QUEUE, evidence)
         rate = float(f"{BELOW_KNEE * min(offered, served):.2g}")
         summary = (
@@ -44,6 +44,6 @@ A trial of it measures fewer tokens per second and far shorter latencies: that i
             evidence,
             summary,
             recoverable=min(0.95, queue),
-            confidence="high" if queue >= 0.5 else "medium",
+            confidence=high_if(queue >= 0.5),
             suggestions=[change],
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 SHARE = Threshold("share", 0.5, "ratio", "half of the time in prefill is notable, 70 % is high (tensward; survey I05)")
 
@@ -32,6 +32,4 @@ own times of prefill and decode, both from admission on, without the queue."""
         why = "half the prompt: retrieve less text, or summarise it"
         code = "shorten the prompts; or put their shared part first and keep --enable-prefix-caching"
         change = case.suggest({"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))}, None, why, code)
-        return self.fires(
-            share / SHARE, evidence, summary, recoverable=share * 0.5, confidence="high" if share >= 0.7 else "medium", suggestions=[change]
-        )
+        return self.fires(share / SHARE, evidence, summary, recoverable=share * 0.5, confidence=high_if(share >= 0.7), suggestions=[change])

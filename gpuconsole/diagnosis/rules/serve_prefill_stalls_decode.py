@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
-from gpuconsole.diagnosis.rules import _serving
 
 EVENED_OUT = 0.3
 """Share of the stalls that smaller pieces remove from the latency of a token; the work for the prompts remains."""
@@ -15,7 +15,7 @@ class ServePrefillStallsDecode(Rule):
     title = "Long prompts delay the tokens of other requests"
     clear_title = "Prompts do not delay the tokens of other requests"
     subject = "serving"
-    thresholds = (_serving.SPIKE, LONG)
+    thresholds = (serving.SPIKE, LONG)
     knobs = ("max_num_batched_tokens",)
     reads = (
         "client.chunk_gap_p99_s", "client.chunk_gap_p50_s", "client.prompt_tokens", "server.requests_running", "client.chunk_gap_s",
@@ -31,21 +31,21 @@ throughput falls a little. The vLLM documentation recommends 2048 for better ITL
         piece = min(float(budget), prompt)
         if running < 2 or piece < LONG * running:
             return self.clear(0.0, evidence, "prompts are short compared with the batch, or no other request decodes")
-        spike = _serving.spike(case)
-        if spike < _serving.SPIKE:
-            return self.clear(spike / _serving.SPIKE, evidence)
+        spike = serving.spike(case)
+        if spike < serving.SPIKE:
+            return self.clear(spike / serving.SPIKE, evidence)
         smaller = max(64, int(piece // 4))
         summary = (
             f"one gap in a hundred is {spike:.1f} times the median of {case.value('client.chunk_gap_p50_s') * 1e3:.1f} ms. An iteration takes up to "
             f"{piece:.0f} prompt tokens while {running:.0f} requests decode"
         )
         why = "smaller pieces of prompt per iteration: more even tokens, a later first token"
-        change = _serving.restart(case, {"max_num_batched_tokens": smaller}, None, why)
+        change = serving.restart(case, {"max_num_batched_tokens": smaller}, None, why)
         return self.fires(
-            spike / _serving.SPIKE,
+            spike / serving.SPIKE,
             evidence,
             summary,
-            recoverable=EVENED_OUT * _serving.stalled_ratio(case),
+            recoverable=EVENED_OUT * serving.stalled_ratio(case),
             confidence="medium",
             suggestions=[change],
         )

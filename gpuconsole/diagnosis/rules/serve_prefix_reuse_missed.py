@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _serving
 
 SHARED = Threshold("shared", 0.2, "ratio", "20 % of the text of the prompts is a prefix of another prompt too (survey I13)")
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "10 %: the resolution of a probe with 2.5 s per side on a quiet machine")
@@ -97,4 +97,4 @@ def _predicted(case: Case, shared: float, gain: float) -> Interval:
 def _at_stake(case: Case, shared: float) -> float:
     """The recoverable share before the probe: the shared part of the prefill time, if the server reports that time."""
     prefill, decode = case.get("server.prefill_s", 0.0), case.get("server.decode_s", 0.0)
-    return max(0.05, shared * max(prefill / max(1e-9, prefill + decode), _serving.stalled_ratio(case)))
+    return max(0.05, shared * max(prefill / max(1e-9, prefill + decode), serving.stalled_ratio(case)))

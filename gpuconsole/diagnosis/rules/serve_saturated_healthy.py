@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _serving
 
 MFU = Threshold("mfu", 0.5, "of the arithmetic", "half of the peak (survey I19)")
 MBU = Threshold("mbu", 0.6, "of the bandwidth", "60 % of the memory bandwidth (survey I19)")
@@ -22,10 +22,10 @@ the device. Near a peak and with short queues, settings can gain little: what re
 devices. With a long queue there is more load than fits (serve.over_capacity)."""
 
     def judge(self, case: Case) -> Finding:
-        mfu, mbu, queue = case.value("mfu_ratio"), case.value("mbu_ratio"), _serving.queue_ratio(case)
+        mfu, mbu, queue = case.value("mfu_ratio"), case.value("mbu_ratio"), serving.queue_ratio(case)
         level = max(mfu / MFU, mbu / MBU)
         evidence = case.evidence(("mfu_ratio", MFU), ("mbu_ratio", MBU), "server.queue_s", "server.e2e_s")
         if level < 1 or queue >= QUEUE:
             return self.clear(min(0.59, level), evidence)
         summary = f"the server uses {percent(mfu)} of the FLOP/s and {percent(mbu)} of the memory bandwidth; requests wait in the queue for {percent(queue)} of their time"
-        return self.fires(level, evidence, summary, recoverable=0.0, confidence="medium", note=True)
+        return self.note(level, evidence, summary, confidence="medium")

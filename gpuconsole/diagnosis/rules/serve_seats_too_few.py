@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _serving
 
 TAKEN = Threshold(
     "taken",
@@ -34,12 +34,12 @@ the server is read while slots change. In an open loop any number of slots fills
         taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
         evidence = case.evidence(
             ("server.seats_taken_ratio", TAKEN),
-            ("server.requests_waiting", _serving.NOTABLE_QUEUE),
+            ("server.requests_waiting", serving.NOTABLE_QUEUE),
             "server.requests_running",
             ("server.kv_cache_usage_ratio", ROOM),
         )
-        if waiting < _serving.NOTABLE_QUEUE or _serving.open_loop(case):
-            why = "an open loop fills any number of sequence slots" if _serving.open_loop(case) else "no request waits"
+        if waiting < serving.NOTABLE_QUEUE or serving.open_loop(case):
+            why = "an open loop fills any number of sequence slots" if serving.open_loop(case) else "no request waits"
             return self.clear(min(taken / TAKEN, 0.5), evidence, why)
         if case.value("server.kv_cache_usage_ratio") >= ROOM:
             return self.clear(0.5, evidence, "the KV cache is full: more sequence slots would stay empty")
@@ -47,12 +47,12 @@ the server is read while slots change. In an open loop any number of slots fills
             return self.clear(taken / TAKEN, evidence)
         slots = int(case.setting("max_num_seqs"))
         wanted = _power_of_two(slots + waiting)
-        queue = _serving.queue_ratio(case)
+        queue = serving.queue_ratio(case)
         summary = (
             f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {percent(queue)} of a request's time, "
             f"although the KV cache is only {percent(case.value('server.kv_cache_usage_ratio'))} full"
         )
-        change = _serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch")
+        change = serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch")
         return self.fires(taken / TAKEN, evidence, summary, recoverable=queue, confidence="high", suggestions=[change])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
-from gpuconsole.diagnosis.rules import _serving
 
 PIECES = Threshold("pieces", 4.0, "pieces", "a prompt takes four iterations or more (survey I07)")
 IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the FLOP/s there is room for larger pieces (survey I07)")
@@ -39,7 +39,7 @@ throughput and 2048 for better inter-token latency."""
         evidence += case.evidence("server.prefill_s", "server.decode_s", ("mfu_ratio", IDLE))
         if used >= IDLE or share < PREFILL:
             return self.clear(min(0.59, IDLE / max(used, 1e-9), share / PREFILL), evidence)
-        if _serving.tokens_stall(case):
+        if serving.tokens_stall(case):
             return self.clear(0.5, evidence, "tokens of other requests already stall: larger pieces would stall them longer")
         larger = min(round(prompt), 4 * budget)
         summary = (
@@ -47,7 +47,7 @@ throughput and 2048 for better inter-token latency."""
             "FLOP/s, while the tokens of other requests come evenly"
         )
         why = "larger pieces: an earlier first token, and longer gaps between the tokens of running requests"
-        change = _serving.restart(case, {"max_num_batched_tokens": larger}, None, why)
+        change = serving.restart(case, {"max_num_batched_tokens": larger}, None, why)
         return self.fires(
             pieces / PIECES, evidence, summary, recoverable=share * (1 - used / IDLE) * 0.5, confidence="medium", suggestions=[change]
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Suggestion, Threshold, percent, speedup_interval
-from gpuconsole.diagnosis.rules import _gpu, _serving
+from gpuconsole.diagnosis.families import serving
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Suggestion, Threshold, percent, speedup_interval
 
 SHARE = Threshold("share", 0.20, "ratio", "the link is in use for 20 % of the time (survey I15: share of all-reduces in a step)")
 FITS = 0.8
@@ -45,7 +45,7 @@ GPUs. The rule suggests half the GPUs only if the weights fit and the exchange c
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence, "there is little traffic; the latency of small exchanges does not show in traffic")
-        share = min(_gpu.MOST, share)
+        share = min(MOST, share)
         summary = (
             f"{size} GPUs without NVLink keep PCIe busy for {percent(share)} of the time. Several servers with fewer GPUs each give more tokens per GPU;"
             " pipeline parallelism exchanges far less"
@@ -65,4 +65,4 @@ def _smaller(case: Case, size: int, share: float) -> Suggestion | None:
     if gain <= 1:
         return None
     why = "the exchange costs more than the other GPUs gain"
-    return _serving.restart(case, {"tensor_parallel_size": smaller}, speedup_interval(gain, ERROR), why)
+    return serving.restart(case, {"tensor_parallel_size": smaller}, speedup_interval(gain, ERROR), why)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from gpuconsole.diagnosis.rules._input import TYPICAL
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.run import RunRecord
@@ -19,6 +18,8 @@ EVERY = {"save_every": "checkpoint", "log_every": "logging", "eval_every": "eval
 """Knobs that the account shows, and the phase that shows each."""
 OBSERVABLE = 0.05
 """Share of step time. A loader that the steps wait for less than this has a queue that is full at times, so its rate does not show."""
+IN_TIME = 0.05
+"""Share of step time. If the median step waits for data less than this, most batches are ready."""
 RECEIVE_S = 0.0013
 """Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
 2.13). A program without workers does not show it."""
@@ -56,7 +57,7 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     if workers is None:
         return {}
     workers = int(workers)
-    if workers and signals["data_wait_typical_ratio"].value < TYPICAL.value:
+    if workers and signals["data_wait_typical_ratio"].value < IN_TIME:
         return _rates(workers, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
     seconds, gained = record.work.gained(steps[0].t)
     found: dict[str, Signal] = {}
@@ -78,7 +79,7 @@ def _rates(workers: int, signals: dict[str, Signal]) -> dict[str, Signal]:
     wait, samples, step_s = (signals[name].value for name in ("data_wait_ratio", "samples_per_step", "step_s"))
     if wait < OBSERVABLE or not samples:
         return {}
-    if workers > 1 and signals["data_wait_typical_ratio"].value < TYPICAL.value:
+    if workers > 1 and signals["data_wait_typical_ratio"].value < IN_TIME:
         return {}
     rate = samples / (step_s if workers else step_s * wait)
     source = "step account: the loop waits for the loader and runs at its rate, nothing was tried"

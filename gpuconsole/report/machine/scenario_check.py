@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from gpuconsole.diagnosis.expected.card import Card
-from gpuconsole.diagnosis.expected.check import Check
+from gpuconsole.expected.card import Card
+from gpuconsole.expected.check import Check
 from gpuconsole.model import units
 from gpuconsole.model.text import percent
 from gpuconsole.report.cells import Segment

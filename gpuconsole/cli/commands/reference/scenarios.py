@@ -11,10 +11,10 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import scenario
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.diagnosis.expected.card import Card
-from gpuconsole.diagnosis.expected.check import Check, check
 from gpuconsole.engine.catalog import scenarios, user_folder
 from gpuconsole.engine.children.once import read_devices
+from gpuconsole.expected.card import Card
+from gpuconsole.expected.check import Check, check
 from gpuconsole.model.knobs.catalogue import CATALOGUE, nearest, show
 from gpuconsole.model.knobs.knob import Knobs
 from gpuconsole.model.peaks import known_devices, peaks_of

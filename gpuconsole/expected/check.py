@@ -1,17 +1,17 @@
-"""Whether the expected step is what a scenario teaches: one test for each taught rule, with the thresholds of the rules themselves."""
+"""The check of a scenario on a card: memory, limit, and whether the scenario teaches there what it says.
+
+One test for each taught rule compares the expected step with the thresholds of the rules themselves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.expected.works import Work
+import msgspec
+
+from gpuconsole.diagnosis.families import comm, host, loader, passes, serving
 from gpuconsole.diagnosis.rules import (
-    _comm,
-    _input,
-    _serving,
-    _side_work,
-    _swap,
     comm_small_buckets,
     gpu_bandwidth_bound_healthy,
     gpu_compute_bound_healthy,
@@ -25,7 +25,90 @@ from gpuconsole.diagnosis.rules import (
     serve_long_context_cliff,
     serve_prefill_bound,
 )
+from gpuconsole.expected.card import ALLOCATOR_SHARE, Card
+from gpuconsole.expected.works import WORKS, Work
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.text import percent
+
+# --- the check -----------------------------------------------------------------------------------------------
+
+FACTORS = ("batch_size", "concurrency")
+"""Knobs whose change in a variant is a factor."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One scenario on one card. A figure is None where no model gives it; `why` then says so.
+
+    `fits`: whether the scenario has enough memory and enough cards. `teaches`: whether the taught rule should fire; None: not known.
+    """
+
+    scenario: str
+    rule: str
+    memory_bytes: float | None
+    usable_bytes: float
+    step_s: float | None
+    limit: str
+    limit_ratio: float | None
+    fits: bool
+    teaches: bool | None
+    why: str
+
+
+def check(scenario: Scenario, card: Card) -> Check:
+    """The check of `scenario` with the values that it takes on this card."""
+    knobs = scenario.knobs_for("gpu", card.memory_bytes)
+    make = WORKS.get(scenario.workload.name)
+    work = make(knobs, card) if make else None
+    rule = scenario.teaches.rule
+    if work is None:
+        why = f"{scenario.workload.name} has no model" if make is None else f"no peak of this card is known at {precision_of(knobs)}"
+        return Check(scenario.name, rule, None, card.usable_bytes, None, "", None, True, None, why)
+
+    def variant(changes: Knobs) -> Work | None:
+        changed = {name: int(knobs[name]) * int(value) if name in FACTORS else value for name, value in changes.items()}
+        return WORKS[scenario.workload.name]({**knobs, **changed}, card)
+
+    room = min(card.usable_bytes, ALLOCATOR_SHARE * work.figures.get("limit_bytes", card.memory_bytes))
+    needed_cards = max(int(knobs.get("nproc", 1)), int(knobs.get("tensor_parallel_size", 1)))
+    found = _found(scenario, work, variant)
+    if work.memory_bytes > room:
+        found = Verdict(False, f"out of memory: {work.memory_bytes / 1e9:.1f} of {room / 1e9:.1f} GB")
+    elif card.count and needed_cards > card.count:
+        found = Verdict(False, f"needs {needed_cards} GPUs, and this machine has {card.count} of them")
+    elif needed_cards > 1:
+        found = Verdict(found.teaches, f"{found.why} (on {needed_cards} GPUs)")
+    return Check(
+        scenario=scenario.name,
+        rule=rule,
+        memory_bytes=work.memory_bytes,
+        usable_bytes=room,
+        step_s=work.step_s,
+        limit=work.limit,
+        limit_ratio=work.share(work.limit),
+        fits=work.memory_bytes <= room and not (card.count and needed_cards > card.count),
+        teaches=found.teaches,
+        why=found.why,
+    )
+
+
+def _found(scenario: Scenario, work: Work, variant: Callable[[Knobs], Work | None]) -> Verdict:
+    rule = scenario.teaches.rule or ("serving healthy" if scenario.workload.serves else "training healthy")
+    if rule not in TESTS:
+        return Verdict(None, f"no model predicts {rule}")
+    try:
+        return TESTS[rule](work, variant)
+    except KeyError as missing:
+        return Verdict(None, f"the model of {scenario.workload.name} does not give {missing}")
+
+
+def precision_of(knobs: Knobs) -> str:
+    """The knob that names the precision, as words for a message."""
+    name = "precision" if "precision" in knobs else "dtype"
+    return f"{name} {knobs.get(name, CATALOGUE[name].default)}"
+
+
+# --- whether the expected step is what a scenario teaches ------------------------------------------------------
 
 RECOMPILE_LIMIT = 8
 """torch._dynamo.config.recompile_limit."""
@@ -42,23 +125,18 @@ Variants = Callable[[dict[str, bool | int | float | str]], Work | None]
 """The work of the same scenario with some knobs changed."""
 
 
-def verdict(rule: str, work: Work, variant: Variants) -> Verdict:
-    """Whether `rule` should fire at `work`."""
-    return TESTS[rule](work, variant)
-
-
 def _healthy_compute(work: Work, variant: Variants) -> Verdict:
     if work.figures.get("compiled"):
         return Verdict(None, "the rule needs probe P2, which does not run on a compiled model")
     if "copies_ratio" in work.figures and not (fed := _fed(work, variant)).teaches:
         return fed
     mfu = work.figure("flops") / work.step_s / work.figure("peak_flops_per_s")
-    return _least("MFU", mfu, gpu_compute_bound_healthy.MFU.value)
+    return _least("MFU", mfu, gpu_compute_bound_healthy.MFU)
 
 
 def _healthy_bandwidth(work: Work, variant: Variants) -> Verdict:
     reached = work.device_s["memory bandwidth"] / work.step_s * 0.9
-    return _least("share of the memory bandwidth", reached, gpu_bandwidth_bound_healthy.MBU.value)
+    return _least("share of the memory bandwidth", reached, gpu_bandwidth_bound_healthy.MBU)
 
 
 def _small_batch(work: Work, variant: Variants) -> Verdict:
@@ -66,73 +144,73 @@ def _small_batch(work: Work, variant: Variants) -> Verdict:
     if larger is None:
         return Verdict(None, "the larger batch has no model")
     cost = (larger.compute_s - larger.device_s["optimizer"]) / 4 / (work.compute_s - work.device_s["optimizer"])
-    return _most("time per sample of a 4x batch", cost, gpu_small_batch.COST.value)
+    return _most("time per sample of a 4x batch", cost, gpu_small_batch.COST)
 
 
 def _unfused(work: Work, variant: Variants) -> Verdict:
     saved = (max(work.device_s["optimizer"], 0.0) - work.figure("fused_update_s")) / work.step_s
     share = work.share("optimizer")
-    found = _least("optimizer", share, gpu_optimizer_unfused.SHARE.value)
-    return found if saved >= _swap.GAIN.value else Verdict(False, f"the fused optimizer saves {percent(saved)} of the step")
+    found = _least("optimizer", share, gpu_optimizer_unfused.SHARE)
+    return found if saved >= passes.GAIN else Verdict(False, f"the fused optimizer saves {percent(saved)} of the step")
 
 
 def _plain_attention(work: Work, variant: Variants) -> Verdict:
-    return _least("traffic of the scores", work.figure("scores_s") / work.step_s, _swap.GAIN.value)
+    return _least("traffic of the scores", work.figure("scores_s") / work.step_s, passes.GAIN)
 
 
 def _elementwise(work: Work, variant: Variants) -> Verdict:
-    return _least("elementwise operations", work.share("memory bandwidth"), gpu_elementwise_membw.SHARE.value)
+    return _least("elementwise operations", work.share("memory bandwidth"), gpu_elementwise_membw.SHARE)
 
 
 def _dense_table(work: Work, variant: Variants) -> Verdict:
     touched = work.figure("rows_touched_ratio")
     if work.limit != "memory bandwidth":
         return Verdict(False, f"{work.limit} is the limit, not the table")
-    return _most("rows used by a batch", touched, 0.10)
+    return _most("rows used by a batch", touched, passes.TOUCHED)
 
 
 def _logging(work: Work, variant: Variants) -> Verdict:
-    return _least("logging", work.share("logging"), _side_work.SHARE.value)
+    return _least("logging", work.share("logging"), host.SIDE_WORK)
 
 
 def _checkpoints(work: Work, variant: Variants) -> Verdict:
-    return _least("checkpoints", work.share("checkpoints"), _side_work.SHARE.value)
+    return _least("checkpoints", work.share("checkpoints"), host.SIDE_WORK)
 
 
 def _slow_storage(work: Work, variant: Variants) -> Verdict:
-    if work.figure("loading_cpu_ratio") >= _input.SLEEPS.value:
+    if work.figure("loading_cpu_ratio") >= loader.SLEEPS:
         return Verdict(False, f"the loader computes {percent(work.figure('loading_cpu_ratio'))} of its time")
-    return _least("data_wait", work.share("data loading"), _input.WAIT.value)
+    return _least("data_wait", work.share("data loading"), loader.WAIT)
 
 
 def _few_workers(work: Work, variant: Variants) -> Verdict:
     wait = work.share("data loading")
-    if wait < _input.WAIT.value:
-        return _least("data_wait", wait, _input.WAIT.value)
+    if wait < loader.WAIT:
+        return _least("data_wait", wait, loader.WAIT)
     return Verdict(True, f"data_wait {percent(wait)}; one worker alone gives {work.figure('one_worker_speedup'):.2f}x")
 
 
 def _fed(work: Work, variant: Variants) -> Verdict:
     """The loader and the copies do not hold back the step."""
     copies = work.figure("copies_ratio")
-    if copies >= _input.WAIT.value:
+    if copies >= loader.WAIT:
         return Verdict(False, f"copies to the GPU take {percent(copies)} of the step")
-    found = _most("data_wait", work.share("data loading"), _input.WAIT.value)
+    found = _most("data_wait", work.share("data loading"), loader.WAIT)
     return Verdict(found.teaches, f"{found.why}, if the workers have cores")
 
 
 def _states(work: Work, variant: Variants) -> Verdict:
     used, states = work.memory_bytes / work.figure("limit_bytes"), work.figure("states_bytes") / work.memory_bytes
-    if states < mem_state_capped.PART.value:
+    if states < mem_state_capped.PART:
         return Verdict(False, f"states are only {percent(states)} of the used memory")
-    return _least("memory used", used, mem_state_capped.USED.value)
+    return _least("memory used", used, mem_state_capped.USED)
 
 
 def _activations(work: Work, variant: Variants) -> Verdict:
     used, part = work.memory_bytes / work.figure("limit_bytes"), work.figure("activations_bytes") / work.memory_bytes
-    if part < mem_activation_capped.PART.value:
+    if part < mem_activation_capped.PART:
         return Verdict(False, f"activations are only {percent(part)} of the used memory")
-    return _least("memory used", used, mem_activation_capped.USED.value)
+    return _least("memory used", used, mem_activation_capped.USED)
 
 
 def _fragments(work: Work, variant: Variants) -> Verdict:
@@ -146,25 +224,23 @@ def _recompiles(work: Work, variant: Variants) -> Verdict:
 
 
 def _exposed(work: Work, variant: Variants) -> Verdict:
-    return _least("exposed communication", work.share("communication"), _comm.EXPOSED.value)
+    return _least("exposed communication", work.share("communication"), comm.EXPOSED)
 
 
 def _straggler(work: Work, variant: Variants) -> Verdict:
     late = 1 + work.waits_s.get("the slow process", 0.0) / max(1e-9, work.compute_s)
-    return Verdict(
-        late >= _comm.LATE.value, f"the slow process takes {late:.2f}x the time of a pass, the rule needs {_comm.LATE.value:.2f}x"
-    )
+    return Verdict(late >= comm.LATE, f"the slow process takes {late:.2f}x the time of a pass, the rule needs {comm.LATE:.2f}x")
 
 
 def _buckets(work: Work, variant: Variants) -> Verdict:
     now, large = work.figure("exchange_now_s"), work.figure("exchange_large_s")
     lost = max(0.0, 1 - large / now) * work.share("communication")
-    return _least("lost to small buckets", lost, comm_small_buckets.GAIN.value)
+    return _least("lost to small buckets", lost, comm_small_buckets.GAIN)
 
 
 def _decode_bound(work: Work, variant: Variants) -> Verdict:
     found = _dominate(work)
-    return found or _least("share of the memory bandwidth", work.figure("reached"), serve_decode_bandwidth_bound.REACHED.value)
+    return found or _least("share of the memory bandwidth", work.figure("reached"), serve_decode_bandwidth_bound.REACHED)
 
 
 def _batch_small(work: Work, variant: Variants) -> Verdict:
@@ -172,14 +248,12 @@ def _batch_small(work: Work, variant: Variants) -> Verdict:
     if found or larger is None:
         return found or Verdict(None, "the larger load has no model")
     gain = 4 * work.step_s / larger.step_s
-    return Verdict(
-        gain >= _serving.MORE_USERS.value, f"4x the users give {gain:.1f}x the tokens, the rule needs {_serving.MORE_USERS.value:g}x"
-    )
+    return Verdict(gain >= serving.MORE_USERS, f"4x the users give {gain:.1f}x the tokens, the rule needs {serving.MORE_USERS:g}x")
 
 
 def _dominate(work: Work) -> Verdict | None:
     ratio = work.figure("weight_bytes") / max(1.0, work.figure("kv_bytes"))
-    least = serve_decode_bandwidth_bound.DOMINATE.value
+    least = serve_decode_bandwidth_bound.DOMINATE
     return None if ratio >= least else Verdict(False, f"weights are {ratio:.1f}x the keys and values, the rule needs {least:g}x")
 
 
@@ -200,12 +274,12 @@ def _over_capacity(work: Work, variant: Variants) -> Verdict:
 
 def _prefill(work: Work, variant: Variants) -> Verdict:
     prefill, decode = work.figure("prefill_s"), work.figure("decode_s")
-    return _least("prefill", prefill / (prefill + decode), serve_prefill_bound.SHARE.value)
+    return _least("prefill", prefill / (prefill + decode), serve_prefill_bound.SHARE)
 
 
 def _long_context(work: Work, variant: Variants) -> Verdict:
     ratio = work.figure("kv_bytes") / work.figure("weight_bytes")
-    least = serve_long_context_cliff.RATIO.value
+    least = serve_long_context_cliff.RATIO
     return Verdict(ratio >= least, f"keys and values are {ratio:.1f}x the weights, the rule needs {least:g}x")
 
 
@@ -219,7 +293,7 @@ def _prefix(work: Work, variant: Variants) -> Verdict:
 
 def _served_well(work: Work, variant: Variants) -> Verdict:
     """serve-chat: nothing should fire."""
-    busy, least = work.figure("busy"), serve_host_overhead_eager.BUSY.value
+    busy, least = work.figure("busy"), serve_host_overhead_eager.BUSY
     dominated = _dominate(work) is None
     if dominated:
         return Verdict(False, "weights dominate: more users would share a reading")

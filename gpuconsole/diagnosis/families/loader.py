@@ -1,12 +1,11 @@
-"""Shared by the input rules: one classification of the loader decides which of them fires."""
+"""Shared by the input rules: what each cause of a wait for data looks like, and what more workers would gain."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, Cause
 from gpuconsole.diagnosis.rule import Case, Evidence, Interval, Threshold, speedup_interval
+from gpuconsole.diagnosis.signals.job import IN_TIME
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")
 SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes that use the CPU for less than half of their time wait for storage")
@@ -25,18 +24,8 @@ RESTARTS = Threshold("restarts", 2, "", "one restart does not show how often res
 EXCESS = Threshold(
     "excess", 0.08, "ratio", "the parts of waits beyond the median wait add up to 8 % of step time (loadtune: p90 of 1.5 medians)"
 )
-TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
+TYPICAL = Threshold("typical", IN_TIME, "ratio", "the median step waits for less than 5 % of its time")
 RECEIVES = Threshold("receives", 0.5, "ratio", "the training process receives for half of the time that the loader alone takes")
-
-
-def cause(case: Case) -> Cause | None:
-    """Why the step waits for data: the first of CAUSES_OF_DATA_WAIT that applies; None if the step waits too little.
-
-    Needs probe P6 once the wait is large enough; raises Missing until the probe has run.
-    """
-    if not has_loader(case):
-        return None
-    return next((name for name in CAUSES_OF_DATA_WAIT if _APPLIES[name](case)), None)
 
 
 def has_loader(case: Case) -> bool:
@@ -44,7 +33,7 @@ def has_loader(case: Case) -> bool:
     return "num_workers" in case.knobs
 
 
-def _waits(case: Case) -> bool:
+def waits(case: Case) -> bool:
     return case.value("data_wait_ratio") >= WAIT
 
 
@@ -52,23 +41,23 @@ def _workers(case: Case) -> int:
     return int(case.knobs.get("num_workers", 0))
 
 
-def _receiving(case: Case) -> bool:
+def receiving(case: Case) -> bool:
     """Whether receiving batches takes the training process more time than the computing of the loading processes."""
-    if not _waits(case) or not _workers(case):
+    if not waits(case) or not _workers(case):
         return False
     cpu = loading_cpu_ratio(case)
     return case.get("probe.loader_receive_ratio", 0.0) >= max(RECEIVES, cpu)
 
 
-def _sleeping(case: Case) -> bool:
-    return _waits(case) and loading_cpu_ratio(case) < SLEEPS
+def sleeping(case: Case) -> bool:
+    return waits(case) and loading_cpu_ratio(case) < SLEEPS
 
 
-def _lacking_workers(case: Case) -> bool:
-    return _waits(case) and predicted(case, next_workers(case)) >= WORKER_GAIN
+def lacking_workers(case: Case) -> bool:
+    return waits(case) and predicted(case, next_workers(case)) >= WORKER_GAIN
 
 
-def _restarting(case: Case) -> bool:
+def restarting(case: Case) -> bool:
     """Whether ends of epochs cause most of the wait, or, if ordinary batches are in time, most of the long waits.
 
     Batches soon after an end of an epoch are late too.
@@ -88,7 +77,7 @@ def least_restart(case: Case) -> Threshold:
     return EXCESS if case.knobs.get("persistent_workers", False) else RESTART
 
 
-def _stalling(case: Case) -> bool:
+def stalling(case: Case) -> bool:
     """Whether few waits are long, and ordinary batches are in time.
 
     With one worker, the median step does not wait if ordinary batches are in time. Several workers may deliver their batches in
@@ -124,10 +113,10 @@ def enough_workers(case: Case) -> int:
 
 def rate_of_waiting(case: Case, workers: int) -> float:
     """Samples/s of `workers` that wait for storage. Rates add up to the limit of the storage, which probe P6 finds with MORE_WORKERS more."""
-    one, tried = one_worker_rate(case), int(case.knobs["num_workers"]) + MORE_WORKERS
+    alone, tried = one_worker_rate(case), int(case.knobs["num_workers"]) + MORE_WORKERS
     together = case.get("probe.loader_plus_4_samples_per_s", math.inf)
-    limited = together < ADDS_UP * one * tried
-    return min(one * workers, together) if limited or workers <= tried else one * workers
+    limited = together < ADDS_UP * alone * tried
+    return min(alone * workers, together) if limited or workers <= tried else alone * workers
 
 
 def one_worker_rate(case: Case) -> float:
@@ -167,13 +156,3 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
 def worker_code(case: Case, workers: int) -> str:
     prefetch = case.knobs.get("prefetch_factor", 2)
     return f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True, prefetch_factor={prefetch})"
-
-
-_APPLIES: dict[Cause, Callable[[Case], bool]] = {
-    "epoch_restart": _restarting,
-    "jitter": _stalling,
-    "ipc_collate": _receiving,
-    "slow_storage": _sleeping,
-    "too_few_workers": _lacking_workers,
-    "cpu_transform": _waits,
-}

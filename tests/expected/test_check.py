@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpuconsole.diagnosis.expected.card import Card
-from gpuconsole.diagnosis.expected.check import WORKS, Check, check
-from gpuconsole.diagnosis.expected.teaching import TESTS
-from gpuconsole.diagnosis.expected.works import LENGTHS_OF
 from gpuconsole.engine.catalog import scenarios, workloads
+from gpuconsole.expected.card import Card
+from gpuconsole.expected.check import TESTS, Check, check
+from gpuconsole.expected.works import LENGTHS_OF, WORKS
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.peaks import known_devices, peaks_of
 from gpuconsole.model.scenario import Scenario

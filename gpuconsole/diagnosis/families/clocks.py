@@ -1,27 +1,8 @@
-"""Shared by the rules about a GPU: whether the run is on a GPU, and the causes of low clocks."""
+"""Shared by the rules about clocks: how much of the SM clock is lost, and to what."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case
-
-MOST = 0.9
-"""The largest share of a step that a rule claims."""
-
-
-def on_gpu(case: Case) -> bool:
-    """Whether the run is on a GPU. Rules ask this first, so that runs on a CPU need no GPU signals. Raises Missing."""
-    return case.value("is_gpu") > 0
-
-
-def compute_ratio(case: Case) -> float:
-    """Share of a step in forward and backward passes. Raises Missing."""
-    return case.value("forward_ratio") + case.value("backward_ratio")
-
-
-def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
-    """Whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the gradients of the pass before, unless they are in DDP buckets."""
-    count = int(case.knobs.get("gradient_accumulation_steps", 1)) if passes is None else passes
-    return count == 1 or case.knobs.get("sharding", "none") != "none"
+from gpuconsole.diagnosis.rule import MOST, Case
 
 
 def clock_loss(case: Case) -> float:

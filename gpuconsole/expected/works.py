@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpuconsole.diagnosis.expected.card import (
+from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES
+from gpuconsole.diagnosis.models.collective import last_bucket_share, ring_s, sharding_s
+from gpuconsole.diagnosis.models.figures.flops import flops_per_sample
+from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
+from gpuconsole.diagnosis.models.figures.memory import predicted_peak, states_of
+from gpuconsole.diagnosis.models.memory import activations
+from gpuconsole.diagnosis.models.shape import VOCABULARY
+from gpuconsole.expected.card import (
     ALLREDUCE_S,
     BLUR_S,
     CONV_SHARES,
@@ -17,13 +25,6 @@ from gpuconsole.diagnosis.expected.card import (
     SERVED_LAYER_S,
     Card,
 )
-from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES
-from gpuconsole.diagnosis.models.collective import last_bucket_share, ring_s, sharding_s
-from gpuconsole.diagnosis.models.figures.flops import flops_per_sample
-from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
-from gpuconsole.diagnosis.models.figures.memory import predicted_peak, states_of
-from gpuconsole.diagnosis.models.memory import activations
-from gpuconsole.diagnosis.models.shape import VOCABULARY
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS
 from gpuconsole.model.run import Summary
@@ -449,3 +450,18 @@ verses."""
 def lengths_in_batches(batch_size: int) -> float:
     """Different lengths among 50 batches of verses, of the next larger batch size that was counted."""
     return float(next((found for size, found in LENGTHS_OF.items() if size >= batch_size), min(LENGTHS_OF.values())))
+
+
+WORKS: dict[str, Callable[[Knobs, Card], Work | None]] = {
+    "training.gpt": gpt_work,
+    "training.vision": vision_work,
+    "training.chain": chain_work,
+    "training.recommender": recommender_work,
+    "training.ragged": ragged_work,
+    "training.churn": churn_work,
+    "training.exchange": exchange_work,
+    "calibration.gemm": gemm_work,
+    "calibration.stream": stream_work,
+    "inference.serving": serving_work,
+}
+"""The expected work of each workload that has a model, by the name of the workload."""

@@ -1,0 +1,75 @@
+"""Shared by the rules about the host: whether threads of the job find a core, and side work (logging, checkpoints, evaluation)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import ClassVar
+
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold
+
+# --- cores ---------------------------------------------------------------------------------------------------
+
+DELAY = Threshold("run_queue", 0.15, "ratio", "15 % of step time on the run queue; below that the other rules need no correction")
+
+
+def waits_for_core(case: Case) -> bool:
+    """Whether the training thread spends too much time on the run queue."""
+    return case.get("runq_ratio", 0.0) >= DELAY
+
+
+def threads_wait_for_each_other(case: Case) -> bool:
+    """Whether threads of the job wait for a core, and the job has more threads than there are cores without other programs.
+
+    The fixed cost of a step is then the time that threads wait for each other. If others use half a core or more, it counts as a whole core.
+    """
+    left = case.get("cores", math.inf)
+    if case.has("host.others_cpu_ratio", "cores"):
+        left -= round(case.value("host.others_cpu_ratio") * left)
+    return waits_for_core(case) and case.get("threads", 0.0) > left
+
+
+# --- side work: a share of step time that shrinks if the work runs less often ----------------------------------
+
+SIDE_WORK = Threshold("share", 0.05, "ratio", "5 % of step time (train-doctor 2 %, gpu-idle and TraceML 5 %)")
+TIMES_RARER = 20
+
+
+class SideWorkRule(Rule):
+    """A rule about one kind of side work. `phase` of the step account, `every`: the knob that says how often it runs; one threshold."""
+
+    phase: ClassVar[str]
+    every: ClassVar[str]
+
+    @abstractmethod
+    def summary(self, case: Case, share: float) -> str:
+        """What takes `share` of step time."""
+
+    @abstractmethod
+    def suggestions(self, case: Case, every: int, predicted: Interval) -> list[Suggestion | None]:
+        """`every`: steps between two runs of the work, 20 times as many as now. `predicted`: the speed-up from that change."""
+
+    def judge(self, case: Case) -> Finding:
+        (limit,) = self.thresholds
+        signal = f"{self.phase}_ratio"
+        share = case.value(signal)
+        if share < limit:
+            return self.clear(share / limit, case.evidence((signal, limit)))
+        case.value("probe.step_no_side_work_s")  # probe P3 comes before any claim
+        every = max(1, int(case.knobs[self.every])) * TIMES_RARER
+        evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", "step_s")
+        suggestions = self.suggestions(case, every, rarer_speedup(case, share))
+        summary, recoverable = self.summary(case, share), share * (1 - 1 / TIMES_RARER)
+        return self.fires(share / limit, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
+
+
+def rarer_speedup(case: Case, share: float) -> Interval:
+    """Speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), from the share in the account to the share that P3 measured."""
+    removed = share * (1 - 1 / TIMES_RARER)
+    estimates = [1 / (1 - removed)]
+    all_side_work = sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval"))
+    if case.has("probe.step_no_side_work_s") and all_side_work > 0:
+        by_probe = 1 - case.value("probe.step_no_side_work_s") / case.value("step_s")
+        estimates.append(1 / (1 - min(0.95, max(0.0, by_probe) * share / all_side_work * (1 - 1 / TIMES_RARER))))
+    low, high = min(estimates), max(estimates)
+    return Interval(1 + (low - 1) * 0.85, 1 + (high - 1) * 1.15)
