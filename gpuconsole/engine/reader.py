@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpuconsole.diagnosis.models.figures.run import MISSING, with_figures
+from gpuconsole.diagnosis.models.run import MISSING, with_figures
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of

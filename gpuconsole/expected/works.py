@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES
 from gpuconsole.diagnosis.models.collective import last_bucket_share, ring_s, sharding_s
-from gpuconsole.diagnosis.models.figures.flops import flops_per_sample
-from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
-from gpuconsole.diagnosis.models.figures.memory import predicted_peak, states_of
-from gpuconsole.diagnosis.models.memory import activations
-from gpuconsole.diagnosis.models.shape import VOCABULARY
+from gpuconsole.diagnosis.models.flops import flops_per_sample
+from gpuconsole.diagnosis.models.gpt import VOCABULARY
+from gpuconsole.diagnosis.models.inputs import ModelInputs
+from gpuconsole.diagnosis.models.memory import UPDATE_BYTES, activations, predicted_peak, states_of
 from gpuconsole.expected.card import (
     ALLREDUCE_S,
     BLUR_S,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuconsole.diagnosis.models.collective import weak_scaling
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
@@ -390,7 +389,7 @@ def _cells(run: Run, single: Distribution | None) -> list[str]:
         str(nproc),
         units.quantity(rate.p50, unit),
         units.rate(rate.p50 / nproc, 0),
-        units.percent(weak_scaling(single.p50, rate.p50, nproc) if single else None).strip(),
+        units.percent(rate.p50 / (nproc * single.p50) if single else None).strip(),
         units.duration(step.p50 if step else None).strip(),
         units.percent(comm).strip(),
     ]

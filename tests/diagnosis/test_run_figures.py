@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpuconsole.cli.main import main
-from gpuconsole.diagnosis.models.figures.run import MISSING, with_figures
+from gpuconsole.diagnosis.models.run import MISSING, with_figures
 from gpuconsole.engine.reader import StateReader
 from gpuconsole.engine.recording import Replay
 from gpuconsole.model.finding import Signal

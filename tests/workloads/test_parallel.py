@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpuconsole.diagnosis.models.gpt import first_positions, gpt_shape, gpt_tensors
 from gpuconsole.diagnosis.models.memory import states
-from gpuconsole.diagnosis.models.shape import first_positions, gpt_shape, gpt_tensors
 from gpuconsole.engine.catalog import workloads
 from tests.workloads import parallel_modes
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FP32 = 4
+from msgspec.structs import replace
 
-UPDATE_BYTES: dict[str, float] = {
-    "adamw": 28,  # reads weight, gradient and two moments, writes weight and moments: 7 values of 4 bytes
-    "adamw_foreach": 28,
-    "adamw_fused": 28,
-    "sgd_plain": 12,  # reads weight and gradient, writes weight
-    "sgd": 20,  # reads weight, gradient and momentum, writes weight and momentum
-    "adamw_8bit": 16 + 4 * FP32 / 256,  # moments of 1 byte, and one scale for 256 moments
-}
-"""Minimum bytes per parameter of one update. Unfused implementations move more bytes, because each operation reads and writes separately."""
+from gpuconsole.diagnosis.models.collective import collective_figures
+from gpuconsole.diagnosis.models.flops import flops_per_sample
+from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
+from gpuconsole.diagnosis.models.memory import FP32, UPDATE_BYTES, activations
+from gpuconsole.diagnosis.models.roofline import attainable, ridge, side
+from gpuconsole.model.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -56,5 +53,149 @@ def activation_bytes(saved: float, passes: int = 1) -> float:
     return 2 * saved * passes
 
 
-def least_time_s(needed_bytes: float, bytes_per_s: float) -> float:
-    return needed_bytes / bytes_per_s
+# --- the figures of a run: optimizer update, step, collectives, roofline -----------------------------------------------
+
+NO_BANDWIDTH = "the memory bandwidth is not known (run gpuconsole calibrate)"
+NO_COUNT = "the number of parameters that a step reads and writes is not known"
+CACHED = "data that fits into caches moves faster than memory bandwidth"
+NO_TRAFFIC = "not measured: this device has no counter of memory traffic"
+
+
+def bandwidth_figures(inputs: ModelInputs) -> list[Figure]:
+    """All bandwidth figures. A workload that does not train has no optimizer figures."""
+    return [*(_optimizer(inputs) if inputs.trains else []), *_step(inputs), *collective_figures(inputs), *_roofline(inputs)]
+
+
+def _updated(inputs: ModelInputs, trained: float) -> float:
+    """Parameters that one process updates."""
+    return trained / inputs.replicas if inputs.text("sharding", "none") in ("zero1", "zero2", "zero3") else trained
+
+
+def needed(inputs: ModelInputs) -> StepBytes | None:
+    """Minimum bytes of states in one optimizer step of one process; None where the optimizer has no model."""
+    trained, read, optim = _touched(inputs), inputs.linear, inputs.text("optim", "adamw_fused")
+    if trained is None or read is None or optim not in UPDATE_BYTES:
+        return None
+    part = 1 / inputs.tensor_parallel
+    # a pass reads only the rows of an embedding that are in the batch
+    return step_bytes(read * part, trained * part, optim, inputs.passes, inputs.precision, _updated(inputs, trained) * part)
+
+
+def _touched(inputs: ModelInputs) -> float | None:
+    """Trained parameters that a step writes: all parameters; for a table with sparse gradients only the rows in the batch."""
+    if not inputs.knobs.get("sparse") or inputs.trained is None:
+        return inputs.trained
+    ratio, table = inputs.facts.get("embedding.rows_touched_ratio"), inputs.facts.get("embedding.table_bytes")
+    return None if ratio is None or table is None else inputs.trained - table / FP32 * (1 - ratio)
+
+
+def _optimizer(inputs: ModelInputs) -> list[Figure]:
+    """Time of the optimizer update at full bandwidth next to the measured time, and the resulting share of the bandwidth."""
+    step, ratio, moved, bandwidth = inputs.value("step_s"), inputs.value("optimizer_ratio"), needed(inputs), inputs.bytes_per_s
+    per = UPDATE_BYTES.get(inputs.text("optim", ""), 0)
+    time = Figure(
+        "bandwidth.optimizer_s",
+        "Time of the optimizer update",
+        "s",
+        predicted=moved.optimizer / bandwidth[0] if moved and bandwidth else None,
+        measured=step * ratio if step is not None and ratio is not None else None,
+        formula=f"{per:.4g} B x trained parameters / bandwidth, at least",
+        source="step account" if step is not None and ratio is not None else "",
+        note=_missing(inputs, moved) or CACHED,
+    )
+    mbu = Figure(
+        "mbu.optimizer",
+        "MBU of the optimizer update",
+        "ratio",
+        formula="minimum bytes of the update / its time / bandwidth",
+        note=time.note,
+    )
+    if time.predicted is not None and time.measured:
+        source = f"step account over {bandwidth[1]}" if bandwidth else ""
+        mbu = replace(mbu, measured=time.predicted / time.measured, source=source)
+    return [time, mbu]
+
+
+def _missing(inputs: ModelInputs, moved: StepBytes | None) -> str:
+    if moved is None:
+        return f"not predicted: {NO_COUNT if _touched(inputs) is None else 'no model for this optimizer'}"
+    if inputs.bytes_per_s is None:
+        return f"not predicted: {NO_BANDWIDTH}"
+    return "" if inputs.value("step_s") is not None else f"not measured: {NOT_STEADY}"
+
+
+def bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
+    """Minimum bytes of one process in a step, and the contents of this count: states and known activations, or the bytes that the
+    workload reports per sample."""
+    moved, own, samples = needed(inputs), inputs.facts.get("bytes_per_sample"), inputs.samples_per_step
+    if own is not None and samples:
+        return own * samples / inputs.world + (moved.total if moved else 0.0), "bytes that the workload counts for a sample"
+    if inputs.matrix_size and samples:
+        element = 2 if inputs.precision in ("bf16", "fp16") else FP32
+        return 3 * element * inputs.matrix_size**2 * samples / inputs.world, "three matrices per product"
+    if moved is None:
+        return None
+    if inputs.shape is None:
+        return moved.total, "weights, gradients and optimizer (activations are not known)"
+    checkpointing = bool(inputs.knobs.get("gradient_checkpointing", False))
+    kept = activations(
+        inputs.shape, inputs.precision, inputs.text("attention", "sdpa"), checkpointing, inputs.is_gpu, inputs.tensor_parallel
+    )
+    recomputed = kept.recomputed * inputs.shape.n_layer
+    total = moved.total + activation_bytes(kept.saved - kept.casts + recomputed, inputs.passes)
+    return total, "weights, gradients, optimizer and kept activations"
+
+
+def _step(inputs: ModelInputs) -> list[Figure]:
+    """Time of a step if memory were the only limit, and the share of the bandwidth that the step uses."""
+    moved, bandwidth, taken = bytes_of_step(inputs), inputs.bytes_per_s, inputs.value("step_s")
+    time = Figure("bandwidth.step_s", "Time of a step if memory were the limit", "s", formula="bytes that must move / bandwidth")
+    share = Figure("mbu.step", "MBU of a step", "ratio", formula="bytes that must move / step time / bandwidth")
+    if moved is None or bandwidth is None:
+        why = f"not predicted: {NO_BANDWIDTH if moved else NO_COUNT}"
+        time, share = with_note(time, why), with_note(share, why)
+    else:
+        least = moved[0] / bandwidth[0]
+        time = replace(time, predicted=least, formula=f"{moved[1]}, each moved once, / bandwidth")
+        if taken:
+            share = replace(share, measured=least / taken, source=f"step account over {bandwidth[1]}")
+        else:
+            share = with_note(share, f"not measured: {NOT_STEADY}")
+    return [inputs.with_measurement(time, "step_s", NOT_STEADY), share]
+
+
+def _roofline(inputs: ModelInputs) -> list[Figure]:
+    """The step's FLOPs per minimum byte, and the FLOP/s that the roofline allows at that intensity."""
+    moved, peak, bandwidth = bytes_of_step(inputs), inputs.peak_flops_per_s, inputs.bytes_per_s
+    sample = inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
+    samples = inputs.samples_per_step
+    intensity = Figure(
+        "roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula="model FLOPs / bytes that must move", note=NO_TRAFFIC
+    )
+    reach = Figure("roofline.flops_per_s", "FLOP/s that the roofline allows a device", "FLOP/s", formula="min(peak, intensity x bandwidth)")
+    if not moved or not sample or not samples:
+        why = f"not predicted: {NO_COUNT if not moved else 'the workload has not counted FLOPs' if not sample else NOT_STEADY}"
+        return [with_note(intensity, why), with_note(reach, why)]
+    x = sample * samples / inputs.world / moved[0]
+    intensity = replace(intensity, predicted=x)
+    counted = inputs.summary.flops_per_s
+    traffic = inputs.value("dram_active_ratio")
+    if traffic and bandwidth and counted:
+        measured = counted / inputs.world / (traffic * bandwidth[0])
+        source = "FLOP/s over DRAM active x bandwidth"
+        intensity = replace(intensity, measured=measured, source=source, note="")
+    if peak is None or bandwidth is None:
+        return [intensity, with_note(reach, f"not predicted: {NO_BANDWIDTH if peak else 'no peak is known'}")]
+    each = peak[0] / inputs.world
+    limit = f"ridge at {ridge(each, bandwidth[0]):.3g} FLOP/B: {side(x, each, bandwidth[0])} is the limit"
+    reached = counted / inputs.world if counted else None
+    return [
+        with_note(intensity, limit),
+        replace(
+            reach,
+            predicted=attainable(x, each, bandwidth[0]),
+            measured=reached,
+            source="step account" if reached else "",
+            note=limit,
+        ),
+    ]

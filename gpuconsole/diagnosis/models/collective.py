@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
+from gpuconsole.diagnosis.models.memory import FP32
+from gpuconsole.model.figure import Figure
+
 HOOK_BYTES: dict[str, float] = {"none": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes per gradient that DDP sends with each of torch's comm hooks. PowerSGD sends low-rank factors instead."""
 
@@ -65,6 +71,69 @@ def last_bucket_share(gradients: float, bucket_cap_mb: float, first_bucket_mb: f
     return (rest % cap or cap) / gradients
 
 
-def weak_scaling(throughput_one: float, throughput_many: float, processes: int) -> float:
-    """Weak scaling efficiency: the throughput of n processes over n times the throughput of one process."""
-    return throughput_many / (processes * throughput_one)
+# --- the figures of a run ----------------------------------------------------------------------------------------------
+
+NO_LINK = "the bandwidth between processes is not known (run gpuconsole calibrate)"
+
+
+def collective_figures(inputs: ModelInputs) -> list[Figure]:
+    """Communication of a step: bytes, time on a ring, and exposed time. Empty for a run with one process."""
+    sharding, trained = inputs.text("sharding", "none"), inputs.trained
+    if inputs.replicas == 1 or sharding == "none" or trained is None:
+        return []
+    size = Figure(
+        "comm.bytes_per_step",
+        "Gradients that each process exchanges",
+        "bytes",
+        predicted=FP32 * trained,
+        formula="4 B x trained parameters",
+    )
+    ring = Figure(
+        "comm.ring_s",
+        "Time of a step's collectives",
+        "s",
+        formula="ring: all-reduce 2 (n-1)/n bytes/bandwidth; all-gather and reduce-scatter half",
+    )
+    exposed = Figure(
+        "comm.exposed_s",
+        "Exposed communication",
+        "s",
+        formula="collectives - overlapping computation, at least DDP's last bucket",
+    )
+    hook, link = inputs.text("comm_hook", "none"), _link(inputs)
+    if hook not in HOOK_BYTES or link is None:
+        why = f"not predicted: {'the bytes of PowerSGD depend on its rank' if hook not in HOOK_BYTES else NO_LINK}"
+        ring, exposed = with_note(ring, why), with_note(exposed, why)
+    else:
+        gradients = (HOOK_BYTES[hook] if sharding in ("ddp", "zero1") else FP32) * trained
+        parameters = FP32 * (inputs.parameters or trained)
+        seconds = sharding_s(sharding, gradients, parameters, inputs.replicas, link[0])
+        ring = replace(ring, predicted=seconds, note=f"bandwidth: {link[1]}")
+        exposed = _exposed(inputs, exposed, sharding, seconds, gradients)
+    return [
+        inputs.with_measurement(size, size.name, "probe P7 has not run"),
+        with_note(ring, "not measured: communication that overlaps with computation adds no measurable time"),
+        inputs.with_measurement(exposed, exposed.name, "probe P7 has not run"),
+    ]
+
+
+def _exposed(inputs: ModelInputs, figure: Figure, sharding: str, seconds: float, gradients: float) -> Figure:
+    step = inputs.value("step_s")
+    backward, forward = inputs.value("backward_ratio"), inputs.value("forward_ratio")
+    if step is None or backward is None:
+        return with_note(figure, f"not predicted: {NOT_STEADY}")
+    hides = backward + (forward or 0.0) if sharding in ("zero2", "zero3") else backward
+    last = last_bucket_share(gradients, float(inputs.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
+    found = exposed_s(seconds, hides * step / inputs.passes, last)
+    return Figure(
+        figure.name, figure.title, "s", predicted=found.low, formula=figure.formula, note=f"if nothing overlaps: {found.high:.4g} s"
+    )
+
+
+def _link(inputs: ModelInputs) -> tuple[float, str] | None:
+    """Bus bandwidth between processes."""
+    if inputs.calibration.get("allreduce_bytes_per_s"):
+        return inputs.calibration["allreduce_bytes_per_s"], "all-reduce, calibrated"
+    if inputs.is_gpu and inputs.peaks.nvlink_bytes_per_s:
+        return inputs.peaks.nvlink_bytes_per_s / 2, f"NVLink, one direction, {inputs.peaks.source}"
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.models.figures.run import with_figures
+from gpuconsole.diagnosis.models.run import with_figures
 from gpuconsole.model.machine import Device
 from gpuconsole.session.freshness import (
     fresh_values,

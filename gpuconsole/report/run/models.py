@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gpuconsole.diagnosis.models import roofline
-from gpuconsole.diagnosis.models.figures.run import MISSING
+from gpuconsole.diagnosis.models.run import MISSING
 from gpuconsole.model import units
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.machine import Device

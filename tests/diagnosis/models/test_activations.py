@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpuconsole.diagnosis.models.gpt import HEAD_SIZE, VOCABULARY, GptShape
 from gpuconsole.diagnosis.models.memory import activations
-from gpuconsole.diagnosis.models.shape import HEAD_SIZE, VOCABULARY, GptShape
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.probes import memory
 from tests.diagnosis.models.gpt import Case, batch_of, build, cases, forward

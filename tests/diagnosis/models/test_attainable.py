@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from gpuconsole.diagnosis.models.attainable import Ceilings, decode_iteration, least
-from gpuconsole.diagnosis.models.figures.attainable import training_attainable
-from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
-from gpuconsole.diagnosis.models.figures.serving import serving_attainable
+from gpuconsole.diagnosis.models.inputs import ModelInputs
+from gpuconsole.diagnosis.models.roofline import Ceilings, decode_iteration, least
+from gpuconsole.diagnosis.models.serving import serving_attainable
+from gpuconsole.diagnosis.models.training import training_attainable
 from gpuconsole.model.figure import Attainable
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs

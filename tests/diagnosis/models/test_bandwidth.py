@@ -11,7 +11,6 @@ from gpuconsole.diagnosis.models.collective import (
     last_bucket_share,
     ring_s,
     sharding_s,
-    weak_scaling,
 )
 
 
@@ -65,10 +64,6 @@ def test_the_last_bucket() -> None:
     assert last_bucket_share(51 * mib, 25) == pytest.approx(25 / 51)
     assert last_bucket_share(36 * mib, 25) == pytest.approx(10 / 36)
     assert last_bucket_share(0.5 * mib, 25) == 1
-
-
-def test_scaling_efficiency() -> None:
-    assert weak_scaling(1500, 11_160, 8) == pytest.approx(0.93)
 
 
 def test_roofline() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.figures.training import training_figures
+from gpuconsole.diagnosis.models.training import training_figures
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs

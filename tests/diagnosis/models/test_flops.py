@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpuconsole.diagnosis.models import flops
+from gpuconsole.diagnosis.models.gpt import transformer_linear
 from gpuconsole.workloads.training.gpt import GPT, add_lora, next_token_loss
 from gpuconsole.workloads.training.task import count_training_flops
 
@@ -27,7 +28,7 @@ def counted(d_model: int, n_layer: int, tokens: int, rank: int = 0, checkpointin
 @pytest.mark.parametrize(("d_model", "n_layer", "tokens"), SIZES)
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 def test_training_formula_is_torchs_count(d_model: int, n_layer: int, tokens: int, attention: str) -> None:
-    linear = flops.transformer_linear(d_model, n_layer, VOCABULARY)
+    linear = transformer_linear(d_model, n_layer, VOCABULARY)
     formula = flops.training_per_token(linear, n_layer, d_model, tokens)
     assert formula == pytest.approx(counted(d_model, n_layer, tokens, attention=attention), rel=1e-9)
 
@@ -54,6 +55,6 @@ def megatron_per_step(batch: float, tokens: float, n_layer: int, d_model: int, v
 
 def test_megatrons_formula_gives_the_same_flops_per_step() -> None:
     batch, tokens, layers, width, vocabulary = 4, 2048, 24, 2048, 50304
-    linear = flops.transformer_linear(width, layers, vocabulary)
+    linear = transformer_linear(width, layers, vocabulary)
     ours = batch * tokens * flops.training_per_token(linear, layers, width, tokens)
     assert ours == pytest.approx(megatron_per_step(batch, tokens, layers, width, vocabulary))

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpuconsole.diagnosis.models.memory import fragmentation_bytes, gathered_bytes, greedy_share, optimizer_bytes, states, states_by_count
-from gpuconsole.diagnosis.models.shape import GptShape, Tensor, gpt_tensors
+from gpuconsole.diagnosis.models.gpt import GptShape, Tensor, gpt_tensors
+from gpuconsole.diagnosis.models.memory import gathered_bytes, greedy_share, optimizer_bytes, states, states_by_count
 from gpuconsole.workloads.training.gpt import GPT
 from gpuconsole.workloads.training.probes import memory
 from gpuconsole.workloads.training.settings import make_optimizer
@@ -109,7 +109,3 @@ def test_lora_keeps_states_of_adapters_only() -> None:
     tensors = [Tensor((100, 100), trained=False), Tensor((4, 100)), Tensor((100, 4))]
     found = states(tensors, "adamw_fused")
     assert (found.parameters, found.gradients, found.optimizer) == (43_200, 3_200, 6_408)
-
-
-def test_fragmentation() -> None:
-    assert fragmentation_bytes(10e9, 7e9) == 3e9

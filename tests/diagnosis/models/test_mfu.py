@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.flops import flops_of, mbu, mfu, nearest_anchor, published_flops_per_s, published_tokens_per_s
+from gpuconsole.diagnosis.models.flops import flops_of, mfu, nearest_anchor, published_flops_per_s, published_tokens_per_s
 from gpuconsole.model.peaks import peaks_of, published_of
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -37,8 +37,3 @@ def test_published_speed_of_a_model_of_our_size() -> None:
     assert published_tokens_per_s(anchor, 0.578e9, 989.4e12) == pytest.approx(989_400)
     by_formula = published_flops_per_s(anchor, None)  # without a peak: from its tokens
     assert by_formula == pytest.approx(10_471 * flops_of(anchor))
-
-
-def test_mbu_of_decoding() -> None:
-    """B=1 reads 76 MB of weights in 13.2 ms: 5.8 of 10 GB/s."""
-    assert mbu(76e6 / 13.2e-3, 10e9) == pytest.approx(0.58, abs=0.01)

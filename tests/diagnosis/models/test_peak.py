@@ -10,9 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from gpuconsole.diagnosis.models.memory import activations, states
-from gpuconsole.diagnosis.models.peak import Pass, peak_bytes
-from gpuconsole.diagnosis.models.shape import GptShape, gpt_tensors
+from gpuconsole.diagnosis.models.gpt import GptShape, gpt_tensors
+from gpuconsole.diagnosis.models.memory import Pass, activations, peak_bytes, states
 from tests.diagnosis.models.gpt import POSITIONS, Case, batch_of, build, forward
 
 LARGE_BATCH = GptShape(4, 96, 96, 128, 3, 256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.figures.serving import serving_figures
+from gpuconsole.diagnosis.models.serving import serving_figures
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Peaks
 

@@ -9,8 +9,8 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.diagnosis.models.figures.training import training_figures
-from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
+from gpuconsole.diagnosis.models.gpt import VOCABULARY, lengths
+from gpuconsole.diagnosis.models.training import training_figures
 from gpuconsole.model import units
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.knobs.catalogue import Knobs, nearest

@@ -13,7 +13,7 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import read_snapshot, to_json, writable
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.engine import evaluate
-from gpuconsole.diagnosis.models.figures.run import with_figures
+from gpuconsole.diagnosis.models.run import with_figures
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.peaks import published_of

@@ -1,23 +1,46 @@
-"""The attainable rate of a training run, with the parts of a step that keep the run below it."""
+"""The figures of a training run, and its attainable rate with the parts of a step that keep the run below it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.models.attainable import MEMORY, Ceilings, Least, Loss, least, waterfall
-from gpuconsole.diagnosis.models.figures.bandwidth import bytes_of_step, needed
-from gpuconsole.diagnosis.models.figures.flops import flops_per_sample, recomputed_per_sample
-from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
-from gpuconsole.model.figure import Attainable, RatePair
+from gpuconsole.diagnosis.models.bandwidth import bandwidth_figures, bytes_of_step, needed
+from gpuconsole.diagnosis.models.flops import flops_figures, flops_per_sample, recomputed_per_sample
+from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs
+from gpuconsole.diagnosis.models.memory import memory_figures
+from gpuconsole.diagnosis.models.roofline import CALIBRATE, MEMORY, TOO_LOW, Ceilings, Least, Loss, least, waterfall
+from gpuconsole.model.figure import Attainable, Figure, RatePair
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine import Peaks, Published
+from gpuconsole.model.run import Summary
 from gpuconsole.session.figures.peak import ceilings, measured_bandwidth, measured_flops
 
-CALIBRATE = "`gpuconsole calibrate` measures it"
-NOT_STEADY = "the run is not steady yet"
+
+def training_figures(
+    knobs: Knobs,
+    facts: Mapping[str, float],
+    signals: Mapping[str, Signal],
+    summary: Summary,
+    device_peaks: Peaks,
+    calibration: Mapping[str, float],
+    is_gpu: bool,
+    published: Sequence[Published] = (),
+) -> list[Figure]:
+    """Memory by part, FLOPs, MFU, bandwidth, collectives and the roofline. `note` gives the reason for a missing value.
+
+    Every argument except `knobs` may be empty. `published`: published training throughput of this device.
+    """
+    inputs = ModelInputs(knobs, facts, signals, summary, device_peaks, calibration, is_gpu, published)
+    return [*memory_figures(inputs), *flops_figures(inputs), *bandwidth_figures(inputs)]
+
+
+# --- the attainable rate -----------------------------------------------------------------------------------------------
+
 NO_SAMPLES = "the number of samples of a step is not known"
 NO_WORK = "the workload has counted neither the FLOPs nor the bytes of a sample"
 FORMULA = "forward and backward: max(FLOPs / peak, bytes / bandwidth); optimizer: bytes / bandwidth; bytes: each value moved once"
-TOO_LOW = "more than 100 %: the peaks in use are too low for this run (data in caches, or a calibration on a busy machine); calibrate again"
 CACHED = "faster than its bytes over the memory bandwidth: a part of its data stays in caches"
 FASTER = "faster than its FLOPs over the peak: the peak in use is too low"
 PASSES, UPDATE = ("forward", "backward"), "optimizer"

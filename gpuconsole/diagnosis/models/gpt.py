@@ -1,4 +1,4 @@
-"""The shape of our GPT from its knobs: dimensions of a forward pass, and every parameter tensor."""
+"""Our GPT from its knobs: dimensions of a forward pass, every parameter tensor, and the parameters in matrix products."""
 
 from __future__ import annotations
 
@@ -88,3 +88,8 @@ def gpt_tensors(shape: GptShape, positions: int) -> list[Tensor]:
             block += [Tensor((shape.lora_rank, columns)), Tensor((rows, shape.lora_rank))]
     ends = [Tensor((shape.vocabulary, d), full), Tensor((positions, d), full)]
     return [*ends, *block * shape.n_layer, Tensor((d,), full), Tensor((d,), full), Tensor((shape.vocabulary, d), full)]
+
+
+def transformer_linear(d_model: int, n_layer: int, vocabulary: int) -> int:
+    """N of a GPT: per block 3 d^2 (qkv) + d^2 (output) + 8 d^2 (MLP of 4 d), and the head."""
+    return 12 * n_layer * d_model**2 + vocabulary * d_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.models.attainable import OFFERED, Ceilings, Least, Loss, decode_iteration, prefill, waterfall
-from gpuconsole.diagnosis.models.figures.attainable import CALIBRATE, NOT_STEADY, TOO_LOW
+from gpuconsole.diagnosis.models.inputs import NOT_STEADY
+from gpuconsole.diagnosis.models.roofline import CALIBRATE, OFFERED, TOO_LOW, Ceilings, Least, Loss, decode_iteration, prefill, waterfall
 from gpuconsole.model.figure import Attainable, Figure, RatePair
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs

@@ -25,10 +25,9 @@ def with_figures(
     if not run.facts and not run.serves:
         return run
     # These imports take 50 ms, for which the first picture must not wait.
-    from gpuconsole.diagnosis.models.figures.attainable import training_attainable
-    from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
-    from gpuconsole.diagnosis.models.figures.serving import serving_attainable, serving_figures
-    from gpuconsole.diagnosis.models.figures.training import training_figures
+    from gpuconsole.diagnosis.models.inputs import ModelInputs
+    from gpuconsole.diagnosis.models.serving import serving_attainable, serving_figures
+    from gpuconsole.diagnosis.models.training import training_attainable, training_figures
 
     device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
     try:

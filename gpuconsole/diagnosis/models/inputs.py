@@ -8,8 +8,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.flops import transformer_linear
-from gpuconsole.diagnosis.models.shape import GptShape, Tensor, first_positions, gpt_shape, gpt_tensors
+from gpuconsole.diagnosis.models.gpt import GptShape, Tensor, first_positions, gpt_shape, gpt_tensors, transformer_linear
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -17,6 +16,7 @@ from gpuconsole.model.machine import Peaks, Published
 from gpuconsole.model.run import Summary
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, calibrated_product, flops_peak, world_size
 
+NOT_STEADY = "the run is not steady yet"
 GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
 """Only our GPT has all of these knobs."""
 

@@ -1,1 +1,0 @@
-"""The figures of the analytical models: each prediction with its measurement."""
