@@ -135,9 +135,9 @@ class Case:
         """Evidence from signals; with a threshold, or alone for context. Raises Missing."""
         return tuple(self._shown(entry) if isinstance(entry, str) else self._shown(*entry) for entry in shown)
 
-    def if_known(self, *signals: str, threshold: float | None = None) -> tuple[Evidence, ...]:
-        """Evidence from the signals that were measured."""
-        return tuple(self._shown(name, threshold) for name in signals if self.has(name))
+    def if_known(self, *shown: str | tuple[str, float]) -> tuple[Evidence, ...]:
+        """The same from the signals that were measured."""
+        return sum((self.evidence(entry) for entry in shown if self.has(entry if isinstance(entry, str) else entry[0])), ())
 
     def _shown(self, name: str, threshold: float | None = None) -> Evidence:
         signal = self.signal(name)

@@ -34,17 +34,18 @@ gather parameters in every pass."""
         limit = comm.EXPOSED
         evidence = case.evidence(
             ("comm.exposed_s", limit * comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s"
-        ) + case.if_known("ranks.least_comm_ratio", threshold=limit)
+        ) + case.if_known(("ranks.least_comm_ratio", limit))
         if ratio < limit:
             return self.clear(ratio / limit, evidence)
         certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
         matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
         summary = f"{percent(ratio)} of a step is communication that computation does not hide ({_what(case)})"
+        recoverable = ratio if matrices else comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER)
         return self.fires(
             ratio / limit,
             evidence,
             summary,
-            recoverable=ratio if matrices else comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
+            recoverable=recoverable,
             confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
             suggestions=_suggestions(case, ratio),
         )

@@ -52,10 +52,5 @@ share memory. The rule is silent without NVLink and across several machines."""
             f" {expected / 1e9:.0f} GB/s. Check the transport with NCCL_DEBUG=INFO; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL;"
             " start containers with --ipc=host"
         )
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=exposed * (1 - measured / (REACHED * expected)),
-            confidence=high_if(0 <= traffic < UNUSED * expected),
-        )
+        recoverable = exposed * (1 - measured / (REACHED * expected))
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(0 <= traffic < UNUSED * expected))

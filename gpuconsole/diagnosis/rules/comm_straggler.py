@@ -29,7 +29,7 @@ of a step without communication, per process. A slow link is different: it makes
         level = (ratio - 1) / (limit - 1)
         alone = case.value("comm.straggler_ratio")
         evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s") + case.if_known(
-            "ranks.busy_ratio", threshold=limit
+            ("ranks.busy_ratio", limit)
         )
         if ratio < limit:
             return self.clear(level, evidence)
@@ -50,12 +50,7 @@ of a step without communication, per process. A slow link is different: it makes
             else None
         )
         return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=share,
-            confidence=high_if(ratio >= 1 + 2 * (limit - 1)),
-            suggestions=[change],
+            level, evidence, summary, recoverable=share, confidence=high_if(ratio >= 1 + 2 * (limit - 1)), suggestions=[change]
         )
 
 

@@ -58,12 +58,7 @@ instead."""
             else None
         )
         return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=recoverable,
-            confidence=high_if(cost + spread <= COST + 0.1),
-            suggestions=[change],
+            level, evidence, summary, recoverable=recoverable, confidence=high_if(cost + spread <= COST + 0.1), suggestions=[change]
         )
 
 

@@ -59,14 +59,16 @@ copy behind the work. In a user's own job the agent counts for a few steps which
         )
         why1 = "the next batch is copied while the present batch computes"
         change1 = case.suggest(_changes(case, {**PINNED, "h2d_stream": True}), _by_overlap(share), why1, AHEAD_CODE) if serial else None
+        recoverable = share if fixable else 0.0
+        missing = (PROBE,) if pageable and not case.has(PROBE) else ()
         return self.fires(
             share / SHARE,
             evidence,
             summary,
-            recoverable=share if fixable else 0.0,
+            recoverable=recoverable,
             confidence=high_if(share >= SERIOUS),
             note=not fixable,
-            for_prediction=(PROBE,) if pageable and not case.has(PROBE) else (),
+            for_prediction=missing,
             suggestions=[change0, change1],
         )
 

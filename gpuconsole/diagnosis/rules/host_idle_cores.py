@@ -51,14 +51,9 @@ purpose."""
         why = "all cores that the loader's workers leave; the console and other programs need some of their time"
         code = f"torch.set_num_threads({tried:.0f})"
         change = case.suggest({"num_threads": int(tried)}, _predicted(more, compute), why, code)
+        recoverable = 0.0 if on_purpose else recoverable
         return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=0.0 if on_purpose else recoverable,
-            confidence=more.confidence,
-            note=on_purpose,
-            suggestions=[change],
+            level, evidence, summary, recoverable=recoverable, confidence=more.confidence, note=on_purpose, suggestions=[change]
         )
 
 

@@ -55,13 +55,14 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         summary = f"{percent(share)} of step time{words}"
         evidence = evidence + self._measured(case)
         change = _collect_less(case, share) if collects else _by_tensors(case, share)
+        title = "The script's own code waits in every step" if waits else ""
         return self.fires(
             share / SHARE,
             evidence,
             summary,
             recoverable=share * 0.9,
             confidence=high_if(share >= 2 * SHARE),
-            title="The script's own code waits in every step" if waits else "",
+            title=title,
             suggestions=[change],
         )
 

@@ -50,9 +50,8 @@ between them."""
     def _compiles(self, case: Case, evidence: tuple[Evidence, ...], words: str, given_up: bool) -> Finding:
         ratio = case.value("compile.time_ratio")
         gain = None if given_up or ratio > MOSTLY else Interval(1.0, 1 / (1 - ratio))
-        return self.fires(
-            1.0, evidence, words, recoverable=ratio, confidence="high", suggestions=[_dynamic(case, gain), _padded(case, gain)]
-        )
+        suggestions = [_dynamic(case, gain), _padded(case, gain)]
+        return self.fires(1.0, evidence, words, recoverable=ratio, confidence="high", suggestions=suggestions)
 
 
 def _dynamic(case: Case, gain: Interval | None) -> Suggestion | None:

@@ -41,9 +41,8 @@ set it. Otherwise the finding is a note. An external brake is different: the pow
             f"power lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum. "
             + (cure or "The limit is at its maximum, so the board cannot do more")
         )
-        return self.fires(
-            level, evidence, summary, recoverable=clocks.lost_to_power(case) if cure else 0.0, confidence="medium", note=not cure
-        )
+        recoverable = clocks.lost_to_power(case) if cure else 0.0
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="medium", note=not cure)
 
 
 def _cure(case: Case) -> str:

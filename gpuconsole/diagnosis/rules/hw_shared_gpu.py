@@ -27,8 +27,8 @@ them differently. A process that only holds memory costs no time and is a note. 
         memory = case.get("hw.other_memory_bytes", 0.0)
         evidence = (
             case.evidence("hw.other_processes")
-            + case.if_known("hw.other_memory_bytes", threshold=MEMORY)
-            + case.if_known("hw.other_sm_ratio", threshold=BUSY)
+            + case.if_known(("hw.other_memory_bytes", MEMORY))
+            + case.if_known(("hw.other_sm_ratio", BUSY))
         )
         busy = case.value("hw.other_sm_ratio") if memory < MEMORY else case.get("hw.other_sm_ratio", 0.0)
         level = max(busy / BUSY, memory / MEMORY)

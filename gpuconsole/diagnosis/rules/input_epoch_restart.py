@@ -32,9 +32,7 @@ wait for data, because the batches after the first batch are late too."""
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="there are no loader processes to restart")
         limit = loader.least_restart(case).value
-        evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio") + case.if_known(
-            "loader.restarts", threshold=loader.RESTARTS
-        )
+        evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio") + case.if_known(("loader.restarts", loader.RESTARTS))
         cause = cause_of_data_wait(case)
         if cause != "epoch_restart":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(ratio / limit), evidence)
@@ -48,11 +46,7 @@ wait for data, because the batches after the first batch are late too."""
             why,
             code,
         )
+        recoverable = 0.9 * ratio if keep else 0.5 * ratio
         return self.fires(
-            ratio / limit,
-            evidence,
-            summary,
-            recoverable=0.9 * ratio if keep else 0.5 * ratio,
-            confidence=high_if(keep and ratio >= 2 * limit),
-            suggestions=[change],
+            ratio / limit, evidence, summary, recoverable=recoverable, confidence=high_if(keep and ratio >= 2 * limit), suggestions=[change]
         )

@@ -43,14 +43,8 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
         why = "the loader's processes stack a batch into one tensor, and only this tensor is sent"
         code = "DataLoader(dataset, ..., collate_fn=default_collate)   # not a list of samples"
         change = case.suggest({"collate_fn": "stack"}, predicted, why, code)
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=1 - 1 / predicted.middle if predicted else 0.8 * wait,
-            confidence=high_if(receive >= 0.7),
-            suggestions=[change],
-        )
+        recoverable = 1 - 1 / predicted.middle if predicted else 0.8 * wait
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(receive >= 0.7), suggestions=[change])
 
 
 def _stacked(case: Case) -> tuple[Interval | None, tuple[Evidence, ...]]:

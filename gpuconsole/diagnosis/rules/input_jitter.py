@@ -64,14 +64,9 @@ that is too slow for ordinary batches makes every step wait."""
             + case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s", "probe.loader_cpu_ratio")
             + case.evidence("samples_per_step", "step_s")
         )
+        missing = () if capacity is not None else ("probe.loader_samples_per_s",)
         return self.fires(
-            excess / limit,
-            evidence,
-            summary,
-            recoverable=0.8 * excess,
-            confidence="medium",
-            for_prediction=() if capacity is not None else ("probe.loader_samples_per_s",),
-            suggestions=[*changes],
+            excess / limit, evidence, summary, recoverable=0.8 * excess, confidence="medium", for_prediction=missing, suggestions=[*changes]
         )
 
 

@@ -40,11 +40,7 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         why = "waiting workers need no core, so their waits overlap"
         code = loader.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
         change = case.suggest({"num_workers": workers}, loader.predicted_interval(case, workers), why, code) if helps else None
+        recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
         return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=1 - 1 / max(1.0, loader.predicted(case, workers)),
-            confidence=high_if(wait >= 0.2 and cpu < 0.4),
-            suggestions=[change],
+            level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2 and cpu < 0.4), suggestions=[change]
         )

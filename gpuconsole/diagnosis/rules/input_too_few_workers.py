@@ -36,11 +36,5 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
         why = "more batches are made while the model computes"
         code = loader.worker_code(case, workers)
         change = case.suggest({"num_workers": workers}, loader.predicted_interval(case, workers), why, code)
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=1 - 1 / max(1.0, loader.predicted(case, workers)),
-            confidence=high_if(wait >= 0.2),
-            suggestions=[change],
-        )
+        recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2), suggestions=[change])

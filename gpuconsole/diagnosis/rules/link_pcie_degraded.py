@@ -37,8 +37,8 @@ exposed part of the copies from host to device; without such copies the finding 
         evidence = (
             case.evidence(("link.pcie_generation", most[0]), ("link.pcie_width", most[1]))
             + case.if_known("h2d_ratio")
-            + case.if_known("probe.h2d_bytes_per_s", threshold=REACHED * peak)
-            + case.if_known("link.pcie_replays_per_min", threshold=REPLAYS)
+            + case.if_known(("probe.h2d_bytes_per_s", REACHED * peak))
+            + case.if_known(("link.pcie_replays_per_min", REPLAYS))
         )
         degraded, slow, sick = of_most < 1, measured < REACHED * peak, replays > REPLAYS
         if not (degraded or slow or sick):
@@ -50,11 +50,5 @@ exposed part of the copies from host to device; without such copies the finding 
         ]
         share = case.get("h2d_ratio", 0.0) * (1 - min(1.0, of_most) * (min(1.0, measured / peak / REACHED)))
         summary = f"{'; '.join(filter(None, reports))} (under load). Reseat the card; check slot, riser and BIOS settings"
-        return self.fires(
-            max(1 / of_most if of_most > 0 else 1.0, 1.0),
-            evidence,
-            summary,
-            recoverable=share,
-            confidence=high_if(degraded),
-            note=share < MATTERS,
-        )
+        level = max(1 / of_most if of_most > 0 else 1.0, 1.0)
+        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(degraded), note=share < MATTERS)

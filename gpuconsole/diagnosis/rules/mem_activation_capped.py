@@ -40,14 +40,9 @@ finding is a share of memory, not of time."""
         if memory.used_ratio < USED or part < PART:
             return self.clear(short_of(level) if part >= PART else 0.0, evidence)
         summary = f"{percent(memory.used_ratio)} of the memory is used, and activations are {percent(part)} of it. A longer sequence or a larger batch will fail"
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=CHECKPOINTED * memory.activations / memory.limit,
-            confidence="high",
-            suggestions=[_fused(case), _checkpointing(case), _smaller_passes(case)],
-        )
+        recoverable = CHECKPOINTED * memory.activations / memory.limit
+        suggestions = [_fused(case), _checkpointing(case), _smaller_passes(case)]
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
 
 
 def _fused(case: Case) -> Suggestion | None:

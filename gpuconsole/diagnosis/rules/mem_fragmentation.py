@@ -44,14 +44,8 @@ threshold or another malloc returns large blocks to the system."""
             " of the memory limit"
         )
         evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=of_limit,
-            confidence="high",
-            suggestions=[*(_on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case))],
-        )
+        suggestions = [*(_on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case))]
+        return self.fires(level, evidence, summary, recoverable=of_limit, confidence="high", suggestions=suggestions)
 
 
 def _peaks(case: Case) -> tuple[Evidence, ...]:

@@ -35,14 +35,8 @@ of varied length also raise the peak, but less and less often. The time until me
             f"allocated memory has grown by {grown / 1e6:.0f} MB and still grows; memory is full in {_span(left_s)} or sooner."
             " Search for tensors that keep their graph: losses added up without .item() or .detach(), outputs in a list, hooks"
         )
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=min(MOST, grown / (grown + room)),
-            confidence=high_if(grown >= SURE),
-            note=left_s > SOON_S,
-        )
+        recoverable = min(MOST, grown / (grown + room))
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(grown >= SURE), note=left_s > SOON_S)
 
 
 def _span(seconds: float) -> str:

@@ -46,10 +46,5 @@ gc.get_objects() between two steps to find the cause."""
             return self.clear(0.5, evidence, f"at this rate the memory lasts {left / 3600:.0f} hours")
         until = f". At this rate the memory is full in {left / 60:.0f} minutes" if left else ""
         summary = f"host memory grows by {slope / 1e6:.1f} MB per second, {grown / 1e6:.0f} MB since the run became steady{until}"
-        return self.fires(
-            grown / GROWN,
-            evidence,
-            summary,
-            recoverable=min(1.0, grown / max(1.0, case.value("host.private_bytes"))),
-            confidence=high_if(grown >= 2 * GROWN),
-        )
+        recoverable = min(1.0, grown / max(1.0, case.value("host.private_bytes")))
+        return self.fires(grown / GROWN, evidence, summary, recoverable=recoverable, confidence=high_if(grown >= 2 * GROWN))

@@ -42,14 +42,9 @@ finding is a share of memory, not of time."""
             return self.clear(short_of(level) if part >= PART else 0.0, evidence)
         found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
         summary = f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it. A smaller batch would not help"
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=found[0][1] / memory.limit if found else 0.0,
-            confidence="high",
-            suggestions=[*(suggestion for suggestion, _ in found)],
-        )
+        recoverable = found[0][1] / memory.limit if found else 0.0
+        suggestions = [*(suggestion for suggestion, _ in found)]
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
 
 
 Freed = tuple[Suggestion, float]

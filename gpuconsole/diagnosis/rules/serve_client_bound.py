@@ -28,18 +28,11 @@ The rule also fires if other programs use the machine."""
     def judge(self, case: Case) -> Finding:
         late, busy = case.value("client.lateness_s"), case.value("client.cpu_ratio")
         waited = case.get("client.runq_ratio", 0.0)
-        evidence = case.if_known("client.runq_ratio", threshold=WAIT) + case.evidence(
-            ("client.lateness_s", LATE), ("client.cpu_ratio", BUSY)
-        )
+        evidence = case.if_known(("client.runq_ratio", WAIT)) + case.evidence(("client.lateness_s", LATE), ("client.cpu_ratio", BUSY))
         level = max(waited / WAIT, late / LATE, busy / BUSY)
         if level < 1:
             return self.clear(level, evidence)
         wait = f"waits for a CPU {percent(waited)} of the time, " if waited >= WAIT else ""
         summary = f"the load generator {wait}wakes {late * 1e3:.0f} ms late and uses {percent(busy)} of a core. Measured latencies are too high and rates too low"
-        return self.fires(
-            level,
-            evidence,
-            summary,
-            recoverable=min(0.9, busy if busy >= BUSY else max(0.1, waited if waited >= WAIT else 0.0)),
-            confidence=high_if(max(busy / BUSY, waited / WAIT) >= 1),
-        )
+        recoverable = min(0.9, busy if busy >= BUSY else max(0.1, waited if waited >= WAIT else 0.0))
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(max(busy / BUSY, waited / WAIT) >= 1))

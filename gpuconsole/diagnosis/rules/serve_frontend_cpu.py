@@ -37,11 +37,12 @@ tokens at the client over the time between tokens in the engine. What helps: --a
         why = "more processes take requests and turn tokens into text"
         code = f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval"
         change = case.suggest({"api_server_count": processes * 2}, None, why, code)
+        recoverable = max(0.05, 1 - 1 / max(1.0, later))
         return self.fires(
             busy / BUSY,
             evidence,
             summary,
-            recoverable=max(0.05, 1 - 1 / max(1.0, later)),
+            recoverable=recoverable,
             confidence=high_if(later >= LATER and busy >= FULL),
             suggestions=[change],
         )

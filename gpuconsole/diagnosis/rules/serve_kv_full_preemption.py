@@ -42,14 +42,8 @@ parallelism. vLLM's counter lags by some seconds; a falling number of running re
             f"{rate:.2f} preemptions per request, with the KV cache {percent(peak)} full. Requests wait in the queue for {percent(waiting)} of their time, and "
             f"{percent(again)} of the prompt tokens were computed again"
         )
-        return self.fires(
-            rate / RATE,
-            evidence,
-            summary,
-            recoverable=max(0.05, min(0.9, max(again, waiting))),
-            confidence="high",
-            suggestions=_suggestions(case),
-        )
+        recoverable = max(0.05, min(0.9, max(again, waiting)))
+        return self.fires(rate / RATE, evidence, summary, recoverable=recoverable, confidence="high", suggestions=_suggestions(case))
 
 
 def _computed_again(case: Case) -> float:

@@ -43,6 +43,5 @@ grouped-query attention), fewer tokens, or more devices."""
         )
         code1 = "retrieve less; summarise the conversation so far; cap max_model_len"
         change1 = case.suggest({"prompt_tokens": max(1, round(context / 2))}, None, "half the context", code1)
-        return self.fires(
-            ratio / RATIO, evidence, summary, recoverable=kv / (kv + weights) * 0.5, confidence="medium", suggestions=[change0, change1]
-        )
+        recoverable = kv / (kv + weights) * 0.5
+        return self.fires(ratio / RATIO, evidence, summary, recoverable=recoverable, confidence="medium", suggestions=[change0, change1])

@@ -40,10 +40,5 @@ A trial of it measures fewer tokens per second and far shorter latencies: that i
         code = f"admit at most {rate:g} requests/s per replica"
         change = case.suggest({"request_rate": rate}, None, why, code)
         return self.fires(
-            queue / QUEUE,
-            evidence,
-            summary,
-            recoverable=min(0.95, queue),
-            confidence=high_if(queue >= 0.5),
-            suggestions=[change],
+            queue / QUEUE, evidence, summary, recoverable=min(0.95, queue), confidence=high_if(queue >= 0.5), suggestions=[change]
         )

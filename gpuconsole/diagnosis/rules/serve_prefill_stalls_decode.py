@@ -41,11 +41,5 @@ throughput falls a little. The vLLM documentation recommends 2048 for better ITL
         )
         why = "smaller pieces of prompt per iteration: more even tokens, a later first token"
         change = serving.restart(case, {"max_num_batched_tokens": smaller}, None, why)
-        return self.fires(
-            spike / serving.SPIKE,
-            evidence,
-            summary,
-            recoverable=EVENED_OUT * serving.stalled_ratio(case),
-            confidence="medium",
-            suggestions=[change],
-        )
+        recoverable = EVENED_OUT * serving.stalled_ratio(case)
+        return self.fires(spike / serving.SPIKE, evidence, summary, recoverable=recoverable, confidence="medium", suggestions=[change])

@@ -48,6 +48,5 @@ throughput and 2048 for better inter-token latency."""
         )
         why = "larger pieces: an earlier first token, and longer gaps between the tokens of running requests"
         change = serving.restart(case, {"max_num_batched_tokens": larger}, None, why)
-        return self.fires(
-            pieces / PIECES, evidence, summary, recoverable=share * (1 - used / IDLE) * 0.5, confidence="medium", suggestions=[change]
-        )
+        recoverable = share * (1 - used / IDLE) * 0.5
+        return self.fires(pieces / PIECES, evidence, summary, recoverable=recoverable, confidence="medium", suggestions=[change])
