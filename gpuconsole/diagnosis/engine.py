@@ -118,11 +118,11 @@ def conclude(rule: Rule, case: Case) -> Finding:
 def wanted_probes(findings: list[Finding]) -> list[str]:
     """The needed probes, each once: first the probes that a rule without a conclusion needs, in the order of PROBES; then the probes that a
     firing rule needs for a prediction."""
-    found: list[str] = []
+    probes: list[str] = []
     for state in ("cant_tell", "fires"):
         wanted = {PROBE_OF[signal] for f in findings if f.state == state for signal in f.missing if signal in PROBE_OF}
-        found += sorted(wanted, key=ORDER.__getitem__)
-    return list(dict.fromkeys(found))
+        probes += sorted(wanted, key=ORDER.__getitem__)
+    return list(dict.fromkeys(probes))
 
 
 def about(findings: Iterable[Finding], tunable: Collection[str]) -> list[Finding]:

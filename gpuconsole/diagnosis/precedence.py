@@ -106,17 +106,17 @@ PRECEDENCE = (
 
 def settle(findings: list[Finding], case: Case) -> list[Finding]:
     """The conclusions of the rules after precedence: a rule that loses is clear, with level 0."""
-    found = {finding.rule: finding for finding in findings}
+    settled = {finding.rule: finding for finding in findings}
     for loser, entries in groupby(PRECEDENCE, lambda entry: entry.loser):
-        if loser in found:
-            outcomes = (_outcome(entry, found, case) for entry in entries)
-            found[loser] = next((outcome for outcome in outcomes if outcome is not None), found[loser])
-    return list(found.values())
+        if loser in settled:
+            outcomes = (_outcome(entry, settled, case) for entry in entries)
+            settled[loser] = next((outcome for outcome in outcomes if outcome is not None), settled[loser])
+    return list(settled.values())
 
 
-def _outcome(entry: Yields, found: dict[str, Finding], case: Case) -> Finding | None:
+def _outcome(entry: Yields, settled: dict[str, Finding], case: Case) -> Finding | None:
     """The new finding of the loser according to this entry; None: this entry does not apply."""
-    loser, winner = found[entry.loser], found.get(entry.winner)
+    loser, winner = settled[entry.loser], settled.get(entry.winner)
     if winner is None or (entry.unless and case.knobs.get(entry.unless)):
         return None
     if _prevails(entry, winner, case):

@@ -111,10 +111,10 @@ class Case:
     def signal(self, name: str) -> Signal:
         """The signal with its unit and source; raises Missing."""
         self.read[name] = None
-        found = self.signals.get(name)
-        if found is None:
+        measured = self.signals.get(name)
+        if measured is None:
             raise Missing(name)
-        return found
+        return measured
 
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
@@ -123,8 +123,8 @@ class Case:
     def get(self, signal: str, default: float) -> float:
         """The value of a signal that only refines a result, or `default` if it was not measured."""
         self.read[signal] = None
-        found = self.signals.get(signal)
-        return default if found is None else found.value
+        measured = self.signals.get(signal)
+        return default if measured is None else measured.value
 
     @property
     def on_gpu(self) -> bool:

@@ -55,8 +55,8 @@ class Card:
 
     def flops_per_s(self, precision: str) -> float | None:
         """The dense peak; None where no datasheet states it."""
-        found: float | None = getattr(self.peaks, f"{precision}_flops_per_s", None)
-        return found
+        peak: float | None = getattr(self.peaks, f"{precision}_flops_per_s", None)
+        return peak
 
     @property
     def bytes_per_s(self) -> float:

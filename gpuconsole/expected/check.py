@@ -71,13 +71,13 @@ def check(scenario: Scenario, card: Card) -> Check:
 
     room = min(card.usable_bytes, ALLOCATOR_SHARE * work.figures.get("limit_bytes", card.memory_bytes))
     needed_cards = max(int(knobs.get("nproc", 1)), int(knobs.get("tensor_parallel_size", 1)))
-    found = _found(scenario, work, variant)
+    verdict = _verdict(scenario, work, variant)
     if work.memory_bytes > room:
-        found = Verdict(False, f"out of memory: {work.memory_bytes / 1e9:.1f} of {room / 1e9:.1f} GB")
+        verdict = Verdict(False, f"out of memory: {work.memory_bytes / 1e9:.1f} of {room / 1e9:.1f} GB")
     elif card.count and needed_cards > card.count:
-        found = Verdict(False, f"needs {needed_cards} GPUs, and this machine has {card.count} of them")
+        verdict = Verdict(False, f"needs {needed_cards} GPUs, and this machine has {card.count} of them")
     elif needed_cards > 1:
-        found = Verdict(found.teaches, f"{found.why} (on {needed_cards} GPUs)")
+        verdict = Verdict(verdict.teaches, f"{verdict.why} (on {needed_cards} GPUs)")
     return Check(
         scenario=scenario.name,
         rule=rule,
@@ -87,12 +87,12 @@ def check(scenario: Scenario, card: Card) -> Check:
         limit=work.limit,
         limit_ratio=work.share(work.limit),
         fits=work.memory_bytes <= room and not (card.count and needed_cards > card.count),
-        teaches=found.teaches,
-        why=found.why,
+        teaches=verdict.teaches,
+        why=verdict.why,
     )
 
 
-def _found(scenario: Scenario, work: Work, variant: Callable[[Knobs], Work | None]) -> Verdict:
+def _verdict(scenario: Scenario, work: Work, variant: Callable[[Knobs], Work | None]) -> Verdict:
     rule = scenario.teaches.rule or ("serving healthy" if scenario.workload.serves else "training healthy")
     if rule not in TESTS:
         return Verdict(None, f"no model predicts {rule}")
@@ -150,8 +150,8 @@ def _small_batch(work: Work, variant: Variants) -> Verdict:
 def _unfused(work: Work, variant: Variants) -> Verdict:
     saved = (max(work.device_s["optimizer"], 0.0) - work.figure("fused_update_s")) / work.step_s
     share = work.share("optimizer")
-    found = _least("optimizer", share, gpu_optimizer_unfused.SHARE)
-    return found if saved >= passes.GAIN else Verdict(False, f"the fused optimizer saves {percent(saved)} of the step")
+    verdict = _least("optimizer", share, gpu_optimizer_unfused.SHARE)
+    return verdict if saved >= passes.GAIN else Verdict(False, f"the fused optimizer saves {percent(saved)} of the step")
 
 
 def _plain_attention(work: Work, variant: Variants) -> Verdict:
@@ -195,8 +195,8 @@ def _fed(work: Work, variant: Variants) -> Verdict:
     copies = work.figure("copies_ratio")
     if copies >= loader.WAIT:
         return Verdict(False, f"copies to the GPU take {percent(copies)} of the step")
-    found = _most("data_wait", work.share("data loading"), loader.WAIT)
-    return Verdict(found.teaches, f"{found.why}, if the workers have cores")
+    verdict = _most("data_wait", work.share("data loading"), loader.WAIT)
+    return Verdict(verdict.teaches, f"{verdict.why}, if the workers have cores")
 
 
 def _states(work: Work, variant: Variants) -> Verdict:
@@ -218,9 +218,9 @@ def _fragments(work: Work, variant: Variants) -> Verdict:
 
 
 def _recompiles(work: Work, variant: Variants) -> Verdict:
-    found = work.figure("lengths")
-    words = f"{found:.0f} lengths in 50 batches, torch compiles {RECOMPILE_LIMIT} at most"
-    return Verdict(found > RECOMPILE_LIMIT + 1, words)
+    lengths = work.figure("lengths")
+    why = f"{lengths:.0f} lengths in 50 batches, torch compiles {RECOMPILE_LIMIT} at most"
+    return Verdict(lengths > RECOMPILE_LIMIT + 1, why)
 
 
 def _exposed(work: Work, variant: Variants) -> Verdict:
@@ -239,14 +239,14 @@ def _buckets(work: Work, variant: Variants) -> Verdict:
 
 
 def _decode_bound(work: Work, variant: Variants) -> Verdict:
-    found = _dominate(work)
-    return found or _least("share of the memory bandwidth", work.figure("reached"), serve_decode_bandwidth_bound.REACHED)
+    dominated = _dominate(work)
+    return dominated or _least("share of the memory bandwidth", work.figure("reached"), serve_decode_bandwidth_bound.REACHED)
 
 
 def _batch_small(work: Work, variant: Variants) -> Verdict:
-    found, larger = _dominate(work), variant({"concurrency": 4})
-    if found or larger is None:
-        return found or Verdict(None, "the larger load has no model")
+    dominated, larger = _dominate(work), variant({"concurrency": 4})
+    if dominated or larger is None:
+        return dominated or Verdict(None, "the larger load has no model")
     gain = 4 * work.step_s / larger.step_s
     return Verdict(gain >= serving.MORE_USERS, f"4x the users give {gain:.1f}x the tokens, the rule needs {serving.MORE_USERS:g}x")
 

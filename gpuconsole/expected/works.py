@@ -76,18 +76,18 @@ class Work:
     @property
     def parts(self) -> dict[Limit, float]:
         """Seconds of a step by limit; they add up to `step_s`. Launches count as far as the card waits for them."""
-        found: dict[Limit, float] = {**self.device_s, **self.waits_s}
+        parts: dict[Limit, float] = {**self.device_s, **self.waits_s}
         if self.launch_s > self.busy_s:
-            found["kernel launches"] = found.get("kernel launches", 0.0) + self.launch_s - self.busy_s
-        return found
+            parts["kernel launches"] = parts.get("kernel launches", 0.0) + self.launch_s - self.busy_s
+        return parts
 
     @property
     def limit(self) -> Limit:
         """The largest part. Where the launches take longer than the card, they decide about the whole computation."""
-        found = self.parts
+        parts = self.parts
         if self.launch_s > self.busy_s:
-            found = {**self.waits_s, "kernel launches": self.launch_s}
-        return max(found, key=lambda name: found[name])
+            parts = {**self.waits_s, "kernel launches": self.launch_s}
+        return max(parts, key=lambda name: parts[name])
 
     def share(self, *limits: Limit) -> float:
         """Share of a step that these parts take."""
@@ -189,17 +189,17 @@ def _update(inputs: ModelInputs, knobs: Knobs, parameters: float) -> tuple[float
 
 def _waits(inputs: ModelInputs, knobs: Knobs, card: Card, work: Work) -> dict[Limit, float]:
     """What a step waits for beside its computation."""
-    found: dict[Limit, float] = {}
+    waits_s: dict[Limit, float] = {}
     exchanged = communication_s(inputs, knobs, card, max(work.busy_s - work.device_s["optimizer"], work.launch_s))
     if exchanged:
-        found["communication"] = exchanged
+        waits_s["communication"] = exchanged
     if knobs.get("straggler_ms"):
-        found["the slow process"] = float(knobs["straggler_ms"]) / 1000 * inputs.passes
+        waits_s["the slow process"] = float(knobs["straggler_ms"]) / 1000 * inputs.passes
     if knobs.get("log_gradients"):
-        found["logging"] = HISTOGRAM_READS * READ_S * BLOCK_TENSORS * int(knobs["n_layer"]) / max(1, int(knobs["log_every"]))
+        waits_s["logging"] = HISTOGRAM_READS * READ_S * BLOCK_TENSORS * int(knobs["n_layer"]) / max(1, int(knobs["log_every"]))
     if int(knobs.get("save_every", 0)):
-        found["checkpoints"] = 12 * (inputs.trained or 0.0) / DISK_BYTES_PER_S / int(knobs["save_every"])
-    return found
+        waits_s["checkpoints"] = 12 * (inputs.trained or 0.0) / DISK_BYTES_PER_S / int(knobs["save_every"])
+    return waits_s
 
 
 def communication_s(inputs: ModelInputs, knobs: Knobs, card: Card, passes_s: float) -> float:
@@ -210,18 +210,18 @@ def communication_s(inputs: ModelInputs, knobs: Knobs, card: Card, passes_s: flo
     shape = inputs.shape
     assert shape is not None
     rate = card.link_bytes_per_s
-    found = 0.0
+    exposed_s = 0.0
     if inputs.tensor_parallel > 1:
         partial = shape.rows * shape.d_model * 2.0  # a sum in 16 bits: two in the forward and two in the backward pass of each block
         each = max(ALLREDUCE_S, ring_s("all_reduce", partial, inputs.tensor_parallel, rate))
-        found += 4 * shape.n_layer * inputs.passes * each
+        exposed_s += 4 * shape.n_layer * inputs.passes * each
     sharding = str(knobs.get("sharding", "none"))
     if inputs.replicas > 1 and sharding != "none":
         gradients = 4.0 * (inputs.trained or 0.0) / inputs.tensor_parallel
         seconds = sharding_s(sharding, gradients, 4.0 * (inputs.parameters or 0.0), inputs.replicas, rate)
         last = last_bucket_share(gradients, float(knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
-        found += max(seconds * last, seconds - passes_s / inputs.passes * 2 / 3)  # the backward pass is two thirds of a pass
-    return found
+        exposed_s += max(seconds * last, seconds - passes_s / inputs.passes * 2 / 3)  # the backward pass is two thirds of a pass
+    return exposed_s
 
 
 # --- the embedded server on a card ---------------------------------------------------------------------------

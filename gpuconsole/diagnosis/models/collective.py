@@ -124,9 +124,14 @@ def _exposed(inputs: ModelInputs, figure: Figure, sharding: str, seconds: float,
         return with_note(figure, f"not predicted: {NOT_STEADY}")
     hides = backward + (forward or 0.0) if sharding in ("zero2", "zero3") else backward
     last = last_bucket_share(gradients, float(inputs.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
-    found = exposed_s(seconds, hides * step / inputs.passes, last)
+    seconds_exposed = exposed_s(seconds, hides * step / inputs.passes, last)
     return Figure(
-        figure.name, figure.title, "s", predicted=found.low, formula=figure.formula, note=f"if nothing overlaps: {found.high:.4g} s"
+        figure.name,
+        figure.title,
+        "s",
+        predicted=seconds_exposed.low,
+        formula=figure.formula,
+        note=f"if nothing overlaps: {seconds_exposed.high:.4g} s",
     )
 
 

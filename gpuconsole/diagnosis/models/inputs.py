@@ -35,15 +35,15 @@ class ModelInputs:
     published: Sequence[Published] = ()
 
     def value(self, signal: str) -> float | None:
-        found = self.signals.get(signal)
-        return None if found is None else found.value
+        measured = self.signals.get(signal)
+        return None if measured is None else measured.value
 
     def with_measurement(self, figure: Figure, signal: str, missing: str) -> Figure:
         """`figure` with the measurement in `signal`, or with the reason `missing`."""
-        found = self.signals.get(signal)
-        if found is None:
+        measured = self.signals.get(signal)
+        if measured is None:
             return with_note(figure, f"not measured: {missing}")
-        return replace(figure, measured=found.value, source=found.source)
+        return replace(figure, measured=measured.value, source=measured.source)
 
     def text(self, knob: str, default: str) -> str:
         return str(self.knobs.get(knob, default))
@@ -120,7 +120,7 @@ class ModelInputs:
     @property
     def trained(self) -> float | None:
         """Trained parameters: the workload's count, otherwise from the shape."""
-        by_shape = self.parameters if self.tensors is None else float(sum(one.elements for one in self.tensors if one.trained))
+        by_shape = self.parameters if self.tensors is None else float(sum(tensor.elements for tensor in self.tensors if tensor.trained))
         return self.facts.get("trainable_parameters", by_shape)
 
     @property

@@ -90,11 +90,11 @@ def waterfall(amount: float, least_s: float, losses: Iterable[Loss]) -> tuple[Ti
     The rate after some parts is `amount` over the sum of their times, and `lost_per_s` is the difference that a part makes. So the losses of the
     rate add up, too: to the attainable rate minus the reached rate. Negative losses come last, so that all sums are positive.
     """
-    found = [TimePart("attainable", "at the attainable rate", least_s)]
-    total, known = least_s, list(losses)
-    rounding = ROUNDING * (least_s + sum(abs(one.time_s) for one in known))
-    for one in sorted((one for one in known if abs(one.time_s) > rounding), key=lambda one: one.time_s < 0):
-        lost = amount / total - amount / (total + one.time_s)
-        total += one.time_s
-        found.append(TimePart(one.name, one.title, one.time_s, lost, one.note))
-    return tuple(found)
+    parts = [TimePart("attainable", "at the attainable rate", least_s)]
+    total, known_losses = least_s, list(losses)
+    rounding = ROUNDING * (least_s + sum(abs(loss.time_s) for loss in known_losses))
+    for loss in sorted((loss for loss in known_losses if abs(loss.time_s) > rounding), key=lambda loss: loss.time_s < 0):
+        lost = amount / total - amount / (total + loss.time_s)
+        total += loss.time_s
+        parts.append(TimePart(loss.name, loss.title, loss.time_s, lost, loss.note))
+    return tuple(parts)

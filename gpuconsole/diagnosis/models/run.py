@@ -29,7 +29,7 @@ def with_figures(
     from gpuconsole.diagnosis.models.serving import serving_attainable, serving_figures
     from gpuconsole.diagnosis.models.training import training_attainable, training_figures
 
-    device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
+    device = next((candidate for candidate in devices if candidate.id == run.device), Device(run.device, ""))
     try:
         if run.serves:
             figures = serving_figures(run.settings, run.server_numbers, run.signals, device.peaks, device.is_gpu)
@@ -41,5 +41,5 @@ def with_figures(
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = f"the models cannot take this run's values: {error!r}"
         return msgspec.structs.replace(run, figures=[], attainable=Attainable(reason=why), unavailable={**run.unavailable, MISSING: why})
-    known = {name: why for name, why in run.unavailable.items() if name != MISSING}
-    return msgspec.structs.replace(run, figures=figures, attainable=attainable, unavailable=known)
+    unavailable = {name: why for name, why in run.unavailable.items() if name != MISSING}
+    return msgspec.structs.replace(run, figures=figures, attainable=attainable, unavailable=unavailable)

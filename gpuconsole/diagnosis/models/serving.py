@@ -45,8 +45,8 @@ def serving_figures(
 
 def lacking(facts: Mapping[str, float], *names: str) -> str:
     """Which of these facts the server does not report; empty where it reports all."""
-    words = [WORDS[name] for name in names if name not in facts]
-    return f"the server does not report {', '.join(words)}" if words else ""
+    missing = [WORDS[name] for name in names if name not in facts]
+    return f"the server does not report {', '.join(missing)}" if missing else ""
 
 
 def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
@@ -86,8 +86,8 @@ def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Sig
         note = f"not predicted: {NO_PEAK}"
     else:
         n, width, depth = signals["client.prompt_tokens"].value, facts["d_model"], facts["n_layer"]
-        found = signals.get("server.prefix_hit_ratio")
-        left = n * (1 - (found.value if found else 0.0))
+        hits = signals.get("server.prefix_hit_ratio")
+        left = n * (1 - (hits.value if hits else 0.0))
         predicted = (2 * facts["layer_parameters"] * left + 2 * left * n * width * depth) / peak[0]
     measured = signals.get("server.prefill_s")
     return Figure(
@@ -201,7 +201,7 @@ def serving_attainable(run: Run, device: Device, calibration: Mapping[str, float
     return Attainable(
         rates=tuple(_rates(run, load, model, limits, least_s)),
         bound=bound,
-        source="; ".join(one[1] for one in limits if one is not None),
+        source="; ".join(ceiling[1] for ceiling in limits if ceiling is not None),
         formula=FORMULA,
         per="output token",
         parts=waterfall(1.0, least_s, _losses(run, token_s, least_s, prefill_s if bound != OFFERED else None)),
@@ -211,11 +211,13 @@ def serving_attainable(run: Run, device: Device, calibration: Mapping[str, float
 
 def _limits(run: Run, device: Device, calibration: Mapping[str, float]) -> Ceilings:
     """The ceilings of all GPUs of a tensor parallel server together. A server elsewhere has the datasheet only: the calibration is of this machine."""
-    known = {} if run.elsewhere else calibration
-    flops, moved = ceilings(run.settings, run.server_numbers, device.peaks, device.is_gpu, serves=True, calibration=known)
+    calibrated = {} if run.elsewhere else calibration
+    flops, moved = ceilings(run.settings, run.server_numbers, device.peaks, device.is_gpu, serves=True, calibration=calibrated)
     size = run.server_numbers.get("tensor_parallel_size", run.settings.get("tensor_parallel_size", 1))
     count = max(1, int(size)) if device.is_gpu else 1
-    return Ceilings(*(one and (one[0] * count, f"{count} x {one[1]}" if count > 1 else one[1]) for one in (flops, moved)))
+    return Ceilings(
+        *(ceiling and (ceiling[0] * count, f"{count} x {ceiling[1]}" if count > 1 else ceiling[1]) for ceiling in (flops, moved))
+    )
 
 
 def _load(run: Run, device: Device, facts: dict[str, float]) -> _Load:
@@ -289,7 +291,7 @@ def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -
     waits = {name: shares.get(name, 0.0) * token_s for name in WAITS}
     factor = min(1.0, gap / total) if (total := sum(waits.values())) else 0.0
     losses = [Loss(name, WAITS[name], seconds * factor, OVERLAPS if factor < 1 else "") for name, seconds in waits.items()]
-    left = gap - sum(one.time_s for one in losses)
+    left = gap - sum(loss.time_s for loss in losses)
     slow = shares.get("prefill", 0.0) * token_s - (prefill_s or 0.0)
     if prefill_s is None or not 0 <= slow <= left:
         return [*losses, Loss("model", "prefill, decoding below roofline", left)]

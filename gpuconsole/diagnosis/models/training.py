@@ -106,12 +106,12 @@ def _work(inputs: ModelInputs, samples: float) -> _Work | str:
     limits = Ceilings(*ceilings(inputs.knobs, inputs.facts, inputs.peaks, inputs.is_gpu, calibration=inputs.calibration))
     counted = inputs.facts.get("flops_per_sample")
     each = counted if counted is not None else flops_per_sample(inputs)
-    found, states = bytes_of_step(inputs), needed(inputs)
-    if not each and found is None:
+    counted_bytes, states = bytes_of_step(inputs), needed(inputs)
+    if not each and counted_bytes is None:
         return NO_WORK
     updated = states.optimizer if states is not None and inputs.trains else 0.0
     # Both ceilings are sums over all processes, so the bytes of all processes count.
-    moved = (found[0] - updated) * inputs.world if found else 0.0
+    moved = (counted_bytes[0] - updated) * inputs.world if counted_bytes else 0.0
     flops = (each or 0.0) * samples
     notes = [] if each else ["the FLOPs of a sample are not known: only its bytes count"] if each is None else []
     if flops and limits.flops is None:
@@ -121,7 +121,7 @@ def _work(inputs: ModelInputs, samples: float) -> _Work | str:
             return f"the memory bandwidth of this device is not known: {CALIBRATE}"
         notes.append(f"only arithmetic counts: the memory bandwidth is not known ({CALIBRATE})")
         moved = updated = 0.0
-    elif found is None:
+    elif counted_bytes is None:
         notes.append("only arithmetic counts: the bytes of a step are not known")
     passes, update = least(flops, moved, limits), least(0.0, updated * inputs.world, limits)
     if passes is None or update is None or not passes.time_s:
@@ -132,8 +132,10 @@ def _work(inputs: ModelInputs, samples: float) -> _Work | str:
     own = _own_limits(inputs, limits)
     slower = least(flops, moved, own)
     threads_s = slower.time_s - passes.time_s if slower is not None else 0.0
-    used = [one for one, uses in ((limits.flops, flops), (limits.bytes, moved or updated)) if one is not None and uses]
-    return _Work(passes, update, again, threads_s, flops, moved + updated * inputs.world, "; ".join(one[1] for one in used), tuple(notes))
+    used = [ceiling for ceiling, uses in ((limits.flops, flops), (limits.bytes, moved or updated)) if ceiling is not None and uses]
+    return _Work(
+        passes, update, again, threads_s, flops, moved + updated * inputs.world, "; ".join(ceiling[1] for ceiling in used), tuple(notes)
+    )
 
 
 def _own_limits(inputs: ModelInputs, limits: Ceilings) -> Ceilings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import comm
-from gpuconsole.diagnosis.rule import Case, Finding, Knobs, Rule, Suggestion, percent, speedup_interval
+from gpuconsole.diagnosis.rule import Case, Confidence, Finding, Knobs, Rule, Suggestion, high_if, percent, speedup_interval
 
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
@@ -30,63 +30,45 @@ gather parameters in every pass."""
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio = comm.exposed_ratio(case)
-        limit = comm.EXPOSED
-        evidence = case.evidence(
-            ("comm.exposed_s", limit * comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s"
-        ) + case.if_known(("ranks.least_comm_ratio", limit))
+        ratio, limit = comm.exposed_ratio(case), comm.EXPOSED
+        evidence = case.evidence(("comm.exposed_s", limit * comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s")
+        evidence += case.if_known(("ranks.least_comm_ratio", limit))
         if ratio < limit:
             return self.clear(ratio / limit, evidence)
         certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
-        matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
-        summary = f"{percent(ratio)} of a step is communication that computation does not hide ({_what(case)})"
-        recoverable = ratio if matrices else comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER)
-        return self.fires(
-            ratio / limit,
-            evidence,
-            summary,
-            recoverable=recoverable,
-            confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
-            suggestions=_suggestions(case, ratio),
-        )
+        confidence: Confidence = high_if(ratio >= 2 * limit) if certain else "low"
+        if int(case.knobs.get("tensor_parallel", 1)) > 1:
+            exchanged, recoverable = "every layer sums its results over the processes", ratio
+            why = "gradients are exchanged once per step instead of results in every layer"
+            whole: Knobs = {"tensor_parallel": 1, "sharding": "ddp"}
+            gain = speedup_interval(1 / (1 - ratio), 0.5)
+            changes = [case.suggest(whole, gain, why, "model = DistributedDataParallel(model)")]
+        else:
+            exchanged, recoverable = _gradients(case), comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER)
+            changes = [_rarer(case), _narrow(case, ratio)]
+        summary = f"{percent(ratio)} of a step is communication that computation does not hide ({exchanged})"
+        level = ratio / limit
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=changes)
 
 
-def _what(case: Case) -> str:
-    if int(case.knobs.get("tensor_parallel", 1)) > 1:
-        return "every layer sums its results over the processes"
+def _gradients(case: Case) -> str:
     gathers = ", and the parameters that each pass gathers" if comm.share_of_gradients(case) < 1 else ""
     return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients per step{gathers}"
 
 
-def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
-    if int(case.knobs.get("tensor_parallel", 1)) > 1:
-        whole: Knobs = {"tensor_parallel": 1, "sharding": "ddp"}
-        gain = speedup_interval(1 / (1 - ratio), 0.5)
-        return [
-            case.suggest(
-                whole,
-                gain,
-                "gradients are exchanged once per step instead of results in every layer",
-                "model = DistributedDataParallel(model)",
-            )
-        ]
+def _rarer(case: Case) -> Suggestion | None:
     passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
-    return [
-        case.suggest(
-            {"gradient_accumulation_steps": passes},
-            speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR),
-            f"gradients are exchanged once in {passes} passes. This changes training: the effective batch grows by the same factor",
-            f"with model.no_sync() if (i + 1) % {passes} else nullcontext():\n    (loss / {passes}).backward()",
-        ),
-        case.suggest(
-            {"comm_hook": "bf16"},
-            speedup_interval(1 / (1 - ratio / 2), 0.5),
-            "half as many bytes are exchanged",
-            "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
-        )
-        if case.knobs.get("sharding") in ("ddp", "zero1") and case.knobs.get("comm_hook") == "none"
-        else None,
-    ]
+    gain = speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR)
+    why = f"gradients are exchanged once in {passes} passes. This changes training: the effective batch grows by the same factor"
+    code = f"with model.no_sync() if (i + 1) % {passes} else nullcontext():\n    (loss / {passes}).backward()"
+    return case.suggest({"gradient_accumulation_steps": passes}, gain, why, code)
+
+
+def _narrow(case: Case, ratio: float) -> Suggestion | None:
+    if case.knobs.get("sharding") not in ("ddp", "zero1") or case.knobs.get("comm_hook") != "none":
+        return None
+    code = "model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
+    return case.suggest({"comm_hook": "bf16"}, speedup_interval(1 / (1 - ratio / 2), 0.5), "half as many bytes are exchanged", code)
 
 
 def predicted(case: Case, rarer: int) -> float:

@@ -28,33 +28,21 @@ of a step without communication, per process. A slow link is different: it makes
         ratio, limit = comm.late_ratio(case), comm.LATE
         level = (ratio - 1) / (limit - 1)
         alone = case.value("comm.straggler_ratio")
-        evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s") + case.if_known(
-            ("ranks.busy_ratio", limit)
-        )
+        evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s")
+        evidence += case.if_known(("ranks.busy_ratio", limit))
         if ratio < limit:
             return self.clear(level, evidence)
-        in_passes = alone == ratio or alone >= limit
-        rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
-        share = min(
-            0.9,
-            int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / comm.step_s(case)
-            if in_passes
-            else 1 - 1 / ratio,
-        )
-        summary = f"rank {rank} takes {percent(ratio - 1)} longer than the others{_where(case, in_passes)}. The others wait for rank {rank} in every step"
+        if alone == ratio or alone >= limit:
+            rank = int(case.value("comm.slowest_rank"))
+            lost = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / comm.step_s(case)
+            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
+        else:
+            rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", 1 - 1 / ratio
+        share = min(0.9, lost)
+        summary = f"rank {rank} takes {percent(ratio - 1)} longer than the others{where}. The others wait for rank {rank} in every step"
         why = f"switches off the delay of the exercise. On a real machine, give rank {rank} less work or leave out its device"
         code = f"# rank {rank}: compare clocks, temperature and other processes of its device with the other devices"
-        change = (
-            case.suggest({"straggler_ms": 0.0}, speedup_interval(1 / (1 - share), PREDICTION_ERROR), why, code)
-            if case.knobs.get("straggler_ms")
-            else None
-        )
-        return self.fires(
-            level, evidence, summary, recoverable=share, confidence=high_if(ratio >= 1 + 2 * (limit - 1)), suggestions=[change]
-        )
-
-
-def _where(case: Case, in_passes: bool) -> str:
-    if not in_passes:
-        return " before its passes (data)"
-    return " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
+        gain = speedup_interval(1 / (1 - share), PREDICTION_ERROR)
+        even = case.suggest({"straggler_ms": 0.0}, gain, why, code) if case.knobs.get("straggler_ms") else None
+        confidence = high_if(ratio >= 1 + 2 * (limit - 1))
+        return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=[even])

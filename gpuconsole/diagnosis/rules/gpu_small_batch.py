@@ -8,7 +8,6 @@ from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, 
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch takes 3.1x the time or less: fixed cost is 30 % or more of the step")
 GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time the gain is not worth a change of training")
 MEMORY = Threshold("memory_used", 0.60, "ratio", "below 60 % there is room for the larger batch (loadtune: 60 %)")
-PER_STEP = ("optimizer",)
 ERROR = 0.2
 """Relative error of the predicted gain: two runs of probe P2 differ by this much."""
 
@@ -40,26 +39,15 @@ instead."""
         recoverable = max(0.0, 1 - 1 / gain - passes.optimizer_claim(case) - passes.embedding_claim(case)) if gain > 1 else 0.0
         if cost > COST or recoverable < GAIN:
             return self.clear(min(level, 0.99), evidence)
-        factor = int(case.value("probe.batch_factor"))
-        batch = int(case.knobs["batch_size"]) * factor
-        room = case.get("memory_used_ratio", 0.0) < MEMORY
-        spread = case.get("probe.batch_cost_spread", 0.1)
+        factor, room = int(case.value("probe.batch_factor")), case.get("memory_used_ratio", 0.0) < MEMORY
         summary = f"a batch {factor}x as large takes only {cost * factor:.1f}x the time: most of a step is fixed cost"
+        batch = int(case.knobs["batch_size"]) * factor
+        interval = Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR))
         why = "more samples/s. This changes training: scale the learning rate, or check the loss per sample"
-        code = f"DataLoader(dataset, batch_size={batch}, ...)"
-        change = (
-            case.suggest(
-                {"batch_size": batch},
-                Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
-                why,
-                code,
-            )
-            if room
-            else None
-        )
-        return self.fires(
-            level, evidence, summary, recoverable=recoverable, confidence=high_if(cost + spread <= COST + 0.1), suggestions=[change]
-        )
+        larger = case.suggest({"batch_size": batch}, interval, why, f"DataLoader(dataset, batch_size={batch}, ...)")
+        changes = [larger if room else None]
+        confidence = high_if(cost + case.get("probe.batch_cost_spread", 0.1) <= COST + 0.1)
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=changes)
 
 
 def predicted(case: Case, rest_per_step: bool = False) -> float:
@@ -69,7 +57,6 @@ def predicted(case: Case, rest_per_step: bool = False) -> float:
     grows with the batch. With `rest_per_step` it stays the same per step instead: the upper bound of the gain.
     """
     factor = case.value("probe.batch_factor")
-    compute = case.value("forward_ratio") + case.value("backward_ratio")
-    fixed = sum(case.value(f"{phase}_ratio") for phase in PER_STEP)
+    compute, fixed = passes.compute_ratio(case), case.value("optimizer_ratio")
     rest = (1 - compute - fixed) * (1 if rest_per_step else factor)
     return factor / (compute * factor * case.value("probe.batch_cost_ratio") + fixed + rest)

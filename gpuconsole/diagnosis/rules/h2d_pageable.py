@@ -34,47 +34,26 @@ copy behind the work. In a user's own job the agent counts for a few steps which
         evidence = case.evidence(("h2d_ratio", SHARE)) + case.if_known("probe.h2d_pageable_s", PROBE, COPIES)
         if share < SHARE:
             return self.clear(share / SHARE * 0.99, evidence)
-        copies = case.get(COPIES, 0.0) > 0
-        pageable = copies or _differs(case, PINNED)
-        serial = case.knobs.get("h2d_stream") is False
-        how = (
-            "from pageable memory"
-            if copies or case.knobs.get("pin_memory") is False
-            else "and the host waits for it"
-            if pageable
-            else "before the step begins"
-        )
-        fixable = pageable or serial
-        by_hand = f"; a change in the program's own code: {BY_HAND_CODE}" if copies and not _changes(case, PINNED) else ""
-        summary = (
-            f"copying the batch to the GPU takes {percent(share)} of a step, {how}{by_hand}"
-            if fixable
-            else f"copying takes {percent(share)} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)"
-        )
-        why0 = "copies from page-locked memory are faster, and the host need not wait for them"
-        change0 = (
-            case.suggest(_changes(case, PINNED), _by_pinning(case, share), why0, PINNED_CODE)
-            if pageable and _changes(case, PINNED)
-            else None
-        )
-        why1 = "the next batch is copied while the present batch computes"
-        change1 = case.suggest(_changes(case, {**PINNED, "h2d_stream": True}), _by_overlap(share), why1, AHEAD_CODE) if serial else None
-        recoverable = share if fixable else 0.0
+        copies, serial, pinning = case.get(COPIES, 0.0) > 0, case.knobs.get("h2d_stream") is False, _changes(case, PINNED)
+        pageable = copies or bool(pinning)
+        confidence = high_if(share >= SERIOUS)
+        if not pageable and not serial:
+            summary = (
+                f"copying takes {percent(share)} of a step, although from pinned memory and in parallel with the work: send fewer bytes"
+                " (uint8 inputs, fewer columns)"
+            )
+            return self.note(share / SHARE, evidence, summary, confidence=confidence)
+        from_pageable = copies or case.knobs.get("pin_memory") is False
+        how = "from pageable memory" if from_pageable else "and the host waits for it" if pageable else "before the step begins"
+        by_hand = f"; a change in the program's own code: {BY_HAND_CODE}" if copies and not pinning else ""
+        summary = f"copying the batch to the GPU takes {percent(share)} of a step, {how}{by_hand}"
+        why = "copies from page-locked memory are faster, and the host need not wait for them"
+        pinned = case.suggest(pinning, _by_pinning(case, share), why, PINNED_CODE) if pinning else None
+        why = "the next batch is copied while the present batch computes"
+        ahead = case.suggest(_changes(case, {**PINNED, "h2d_stream": True}), _by_overlap(share), why, AHEAD_CODE) if serial else None
         missing = (PROBE,) if pageable and not case.has(PROBE) else ()
-        return self.fires(
-            share / SHARE,
-            evidence,
-            summary,
-            recoverable=recoverable,
-            confidence=high_if(share >= SERIOUS),
-            note=not fixable,
-            for_prediction=missing,
-            suggestions=[change0, change1],
-        )
-
-
-def _differs(case: Case, wanted: Knobs) -> bool:
-    return any(name in case.knobs and case.knobs[name] != value for name, value in wanted.items())
+        level, changes = share / SHARE, [pinned, ahead]
+        return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=changes, for_prediction=missing)
 
 
 def _changes(case: Case, wanted: Knobs) -> Knobs:

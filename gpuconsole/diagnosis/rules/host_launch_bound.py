@@ -35,9 +35,8 @@ is idle between small kernels, although utilisation reads 100 %. Fewer and large
             return self.clear(summary="the GPU is busy, or the passes take less than 20 % of the step")
         issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
         issuing, busy = issue / whole, min(1.0, alone / whole)
-        evidence = case.evidence(("probe.issue_s", ISSUE * whole), ("probe.pass_gpu_s", BUSY * whole), "probe.pass_s") + case.if_known(
-            "profile.mean_kernel_s", "profile.launches_per_s"
-        )
+        evidence = case.evidence(("probe.issue_s", ISSUE * whole), ("probe.pass_gpu_s", BUSY * whole), "probe.pass_s")
+        evidence += case.if_known("profile.mean_kernel_s", "profile.launches_per_s")
         level = min(issuing / ISSUE, (1 - busy) / (1 - BUSY))
         if issuing < ISSUE or busy >= BUSY:
             return self.clear(short_of(level), evidence)
@@ -47,9 +46,6 @@ is idle between small kernels, although utilisation reads 100 %. Fewer and large
         summary = f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them"
         why = f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains"
         code = f'model = torch.compile(model, mode="{mode}")'
-        change = (
-            case.suggest({"torch_compile": mode}, Interval(1.0, 1 / (1 - share)), why, code)
-            if case.knobs.get("torch_compile") in ("off", "default") and case.knobs.get("torch_compile") != mode
-            else None
-        )
-        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=[change])
+        fused = case.suggest({"torch_compile": mode}, Interval(1.0, 1 / (1 - share)), why, code)
+        changes = [fused if case.knobs.get("torch_compile") in ("off", "default") else None]
+        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=changes)

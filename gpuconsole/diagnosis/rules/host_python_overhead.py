@@ -47,24 +47,17 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
             return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
         waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS
         if collects:
-            words = f" is Python between the phases: the garbage collector, {percent(pause)}"
+            cause = f" is Python between the phases: the garbage collector, {percent(pause)}"
         elif batches or waits:
-            words = f" is the script's own code, {_line(case, waits)}{BATCHES if batches else ''}"
+            cause = f" is the script's own code, {_line(case, waits)}{BATCHES if batches else ''}"
         else:
-            words = f" is Python between the phases: {_line(case, waits)}"
-        summary = f"{percent(share)} of step time{words}"
-        evidence = evidence + self._measured(case)
-        change = _collect_less(case, share) if collects else _by_tensors(case, share)
+            cause = f" is Python between the phases: {_line(case, waits)}"
+        summary = f"{percent(share)} of step time{cause}"
+        evidence += self._measured(case)
+        changes = [_collect_less(case, share) if collects else _by_tensors(case, share)]
         title = "The script's own code waits in every step" if waits else ""
-        return self.fires(
-            share / SHARE,
-            evidence,
-            summary,
-            recoverable=share * 0.9,
-            confidence=high_if(share >= 2 * SHARE),
-            title=title,
-            suggestions=[change],
-        )
+        level, confidence = share / SHARE, high_if(share >= 2 * SHARE)
+        return self.fires(level, evidence, summary, recoverable=share * 0.9, confidence=confidence, title=title, suggestions=changes)
 
     def _measured(self, case: Case) -> tuple[Evidence, ...]:
         return case.if_known("stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio")
@@ -79,23 +72,17 @@ def _line(case: Case, waits: bool) -> str:
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:
-    return case.suggest(
-        {"gc_collect_every": 0},
-        _interval(case.value("gc.pause_ratio"), share),
-        "automatic collection only: a full collection visits every object",
-        "gc.freeze()   # after building the model; and no gc.collect() in the loop",
-    )
+    why = "automatic collection only: a full collection visits every object"
+    code = "gc.freeze()   # after building the model; and no gc.collect() in the loop"
+    return case.suggest({"gc_collect_every": 0}, _interval(case.value("gc.pause_ratio"), share), why, code)
 
 
 def _by_tensors(case: Case, share: float) -> Suggestion | None:
     if case.knobs.get("gradient_percentiles") != "python":
         return None
-    return case.suggest(
-        {"gradient_percentiles": "torch"},
-        _interval(share, share),
-        "the same figures with tensor operations, without a Python object per value",
-        "torch.quantile(values, quantiles)   # not sorted(values.tolist())",
-    )
+    why = "the same figures with tensor operations, without a Python object per value"
+    code = "torch.quantile(values, quantiles)   # not sorted(values.tolist())"
+    return case.suggest({"gradient_percentiles": "torch"}, _interval(share, share), why, code)
 
 
 def _interval(measured: float, share: float) -> Interval:

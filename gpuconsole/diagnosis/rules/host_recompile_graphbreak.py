@@ -38,20 +38,20 @@ between them."""
                 case, evidence, "torch has reached its recompile limit and runs the model uncompiled from now on", given_up=True
             )
         if often >= 1:
-            words = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {percent(case.value('compile.time_ratio'))} of the time"
-            return self._compiles(case, evidence, words, given_up=False)
+            summary = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {percent(case.value('compile.time_ratio'))} of the time"
+            return self._compiles(case, evidence, summary, given_up=False)
         if breaks:
-            words = (
+            summary = (
                 f"the graph breaks at {breaks:.0f} places, so the model is compiled in pieces (TORCH_LOGS=graph_breaks names the places)"
             )
-            return self.note(max(often, 0.6), evidence, words, confidence="low")
+            return self.note(max(often, 0.6), evidence, summary, confidence="low")
         return self.clear(often, evidence)
 
-    def _compiles(self, case: Case, evidence: tuple[Evidence, ...], words: str, given_up: bool) -> Finding:
+    def _compiles(self, case: Case, evidence: tuple[Evidence, ...], summary: str, given_up: bool) -> Finding:
         ratio = case.value("compile.time_ratio")
         gain = None if given_up or ratio > MOSTLY else Interval(1.0, 1 / (1 - ratio))
         suggestions = [_dynamic(case, gain), _padded(case, gain)]
-        return self.fires(1.0, evidence, words, recoverable=ratio, confidence="high", suggestions=suggestions)
+        return self.fires(1.0, evidence, summary, recoverable=ratio, confidence="high", suggestions=suggestions)
 
 
 def _dynamic(case: Case, gain: Interval | None) -> Suggestion | None:

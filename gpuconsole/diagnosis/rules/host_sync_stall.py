@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Rule, Threshold, high_if, percent
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, Threshold, high_if, percent
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
@@ -35,9 +35,8 @@ gaps with other causes (launches, data)."""
         # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
         idle = max(0.0, 1 - busy / step - sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval")))
         share = min(MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
-        evidence = case.evidence(
-            "probe.sync_gaps_s", "probe.gaps_s", ("probe.busy_s", step * (1 - SHARE)), "step_s", "probe.syncs_per_step"
-        )
+        enough = step * (1 - SHARE)
+        evidence = case.evidence("probe.sync_gaps_s", "probe.gaps_s", ("probe.busy_s", enough), "step_s", "probe.syncs_per_step")
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence)
@@ -45,16 +44,9 @@ gaps with other causes (launches, data)."""
             f"the GPU is idle for {percent(share)} of a step right after the host has waited for the GPU ({case.value('probe.syncs_per_step'):.0f} times per step)."
             " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step"
         )
+        ahead: Knobs = {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True}
         why = "the host then does not wait for the copy of a batch"
         code = "batch = batch.to(device, non_blocking=True)   # from DataLoader(..., pin_memory=True)"
-        change = (
-            case.suggest(
-                {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True},
-                Interval(1.0, 1 / (1 - share)),
-                why,
-                code,
-            )
-            if case.knobs.get("non_blocking") is False
-            else None
-        )
+        gain = Interval(1.0, 1 / (1 - share))
+        change = case.suggest(ahead, gain, why, code) if case.knobs.get("non_blocking") is False else None
         return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(share >= SERIOUS), suggestions=[change])

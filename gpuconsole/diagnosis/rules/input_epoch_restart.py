@@ -31,7 +31,7 @@ wait for data, because the batches after the first batch are late too."""
         ratio = case.value("loader.restart_ratio")
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="there are no loader processes to restart")
-        limit = loader.least_restart(case).value
+        limit = loader.least_restart(case)
         evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio") + case.if_known(("loader.restarts", loader.RESTARTS))
         cause = cause_of_data_wait(case)
         if cause != "epoch_restart":  # where another cause explains the waits, a finding shown before closes at once
@@ -40,13 +40,7 @@ wait for data, because the batches after the first batch are late too."""
         summary = f"{percent(ratio)} of the time passes between the end of an epoch and the first batch of the next epoch"
         why = "the processes stay; only their queue is filled again"
         code = "DataLoader(dataset, ..., persistent_workers=True)"
-        change = case.suggest(
-            {"persistent_workers": True},
-            Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
-            why,
-            code,
-        )
-        recoverable = 0.9 * ratio if keep else 0.5 * ratio
-        return self.fires(
-            ratio / limit, evidence, summary, recoverable=recoverable, confidence=high_if(keep and ratio >= 2 * limit), suggestions=[change]
-        )
+        gain = Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio")))))
+        stay = case.suggest({"persistent_workers": True}, gain, why, code)
+        recoverable, confidence = (0.9 if keep else 0.5) * ratio, high_if(keep and ratio >= 2 * limit)
+        return self.fires(ratio / limit, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[stay])

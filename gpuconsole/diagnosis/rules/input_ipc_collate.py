@@ -34,12 +34,10 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
         if cause != "ipc_collate":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(level), case.evidence(("data_wait_ratio", loader.WAIT)))
         receive = case.value("probe.loader_receive_ratio")
-        predicted, evidence = _stacked(case)
+        predicted, rates = _stacked(case)
         summary = f"a step waits {percent(wait)} of its time for data; receiving takes {percent(receive)} of the time of the loader alone"
-        evidence = (
-            case.evidence(("data_wait_ratio", loader.WAIT), ("probe.loader_receive_ratio", loader.RECEIVES), "probe.loader_cpu_ratio")
-            + evidence
-        )
+        wait_limit, receive_limit = ("data_wait_ratio", loader.WAIT), ("probe.loader_receive_ratio", loader.RECEIVES)
+        evidence = case.evidence(wait_limit, receive_limit, "probe.loader_cpu_ratio") + rates
         why = "the loader's processes stack a batch into one tensor, and only this tensor is sent"
         code = "DataLoader(dataset, ..., collate_fn=default_collate)   # not a list of samples"
         change = case.suggest({"collate_fn": "stack"}, predicted, why, code)

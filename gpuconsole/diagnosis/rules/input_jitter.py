@@ -9,6 +9,7 @@ from gpuconsole.diagnosis.precedence import cause_of_data_wait
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent, short_of, speedup_interval
 
 TIMES_DEEPER = 4
+RATE = "probe.loader_samples_per_s"
 REFILLS = Threshold("refills", 1.5, "x", "a queue is refilled soon if the loader delivers 1.5x as many samples as the model uses")
 
 
@@ -35,46 +36,38 @@ that is too slow for ordinary batches makes every step wait."""
         excess = case.value("data_wait_excess_ratio")
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="there is no queue: the training process loads the data itself")
-        limit = loader.EXCESS
-        cause = cause_of_data_wait(case)
+        limit, cause = loader.EXCESS, cause_of_data_wait(case)
         if cause != "jitter":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(excess / limit), case.evidence(("data_wait_excess_ratio", limit)))
         deeper, workers = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER, _workers_that_outlast(case)
-        without_waits = 1 / (1 - min(0.9, excess))
-        capacity = _capacity(case)
-        changes = [
-            case.suggest(
-                {"prefetch_factor": deeper},
-                _up_to(without_waits if capacity is None else min(without_waits, capacity)),
-                "a deeper queue covers the wait for a slow sample",
-                f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter",
-            ),
-            case.suggest(
-                {"num_workers": workers},
-                speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case)),
-                "other workers have batches ready while one worker waits",
-                loader.worker_code(case, workers),
-            ),
-        ]
-        if capacity is not None and capacity * (1 - excess) < REFILLS:
-            changes.reverse()
+        without_waits, capacity = 1 / (1 - min(0.9, excess)), _capacity(case)
+        gain = _up_to(without_waits if capacity is None else min(without_waits, capacity))
+        code = f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter"
+        queue = case.suggest({"prefetch_factor": deeper}, gain, "a deeper queue covers the wait for a slow sample", code)
+        gain = speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case))
+        why = "other workers have batches ready while one worker waits"
+        more = case.suggest({"num_workers": workers}, gain, why, loader.worker_code(case, workers))
+        refills = capacity is None or capacity * (1 - excess) >= REFILLS
         summary = f"most steps find their batch ready, but a few wait long. The long waits take {percent(excess)} of the time"
-        evidence = (
-            case.evidence(("data_wait_excess_ratio", limit), ("data_wait_typical_ratio", loader.TYPICAL))
-            + case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s", "probe.loader_cpu_ratio")
-            + case.evidence("samples_per_step", "step_s")
-        )
-        missing = () if capacity is not None else ("probe.loader_samples_per_s",)
+        evidence = case.evidence(("data_wait_excess_ratio", limit), ("data_wait_typical_ratio", loader.TYPICAL))
+        evidence += case.if_known("data_wait_long_s", "data_wait_long_steps", RATE, "probe.loader_cpu_ratio")
+        evidence += case.evidence("samples_per_step", "step_s")
         return self.fires(
-            excess / limit, evidence, summary, recoverable=0.8 * excess, confidence="medium", for_prediction=missing, suggestions=[*changes]
+            excess / limit,
+            evidence,
+            summary,
+            recoverable=0.8 * excess,
+            confidence="medium",
+            for_prediction=() if capacity is not None else (RATE,),
+            suggestions=[queue, more] if refills else [more, queue],
         )
 
 
 def _capacity(case: Case) -> float | None:
     """Rate of the loader alone (probe P6) over the present rate: the upper bound of the gain by a queue. None before the probe."""
-    if not case.has("probe.loader_samples_per_s"):
+    if not case.has(RATE):
         return None
-    return case.value("probe.loader_samples_per_s") * case.value("step_s") / case.value("samples_per_step")
+    return case.value(RATE) * case.value("step_s") / case.value("samples_per_step")
 
 
 def _workers_that_outlast(case: Case) -> int:

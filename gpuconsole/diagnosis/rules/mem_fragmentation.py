@@ -44,7 +44,7 @@ threshold or another malloc returns large blocks to the system."""
             " of the memory limit"
         )
         evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))
-        suggestions = [*(_on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case))]
+        suggestions = _on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case)
         return self.fires(level, evidence, summary, recoverable=of_limit, confidence="high", suggestions=suggestions)
 
 
@@ -59,34 +59,20 @@ def _peaks(case: Case) -> tuple[Evidence, ...]:
     return case.evidence("memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes")
 
 
-def _on_gpu(case: Case) -> tuple[Suggestion | None, ...]:
-    return (
-        case.suggest(
-            {"pytorch_alloc_conf": "expandable_segments:True"},
-            None,
-            "the allocator maps pages into segments that grow, instead of reserving new segments",
-            "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py",
-        ),
-        case.suggest(
-            {"pad_to_multiple_of": LENGTHS},
-            None,
-            "a handful of sizes instead of hundreds, so that blocks can be reused",
-            f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})",
-        )
-        if case.knobs.get("pad_to_multiple_of") == 0
-        else None,
-    )
+def _on_gpu(case: Case) -> list[Suggestion | None]:
+    why = "the allocator maps pages into segments that grow, instead of reserving new segments"
+    code = "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py"
+    growing = case.suggest({"pytorch_alloc_conf": "expandable_segments:True"}, None, why, code)
+    why = "a handful of sizes instead of hundreds, so that blocks can be reused"
+    code = f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})"
+    padded = case.suggest({"pad_to_multiple_of": LENGTHS}, None, why, code)
+    return [growing, padded if case.knobs.get("pad_to_multiple_of") == 0 else None]
 
 
-def _on_cpu(case: Case) -> tuple[Suggestion | None, ...]:
-    return (
-        case.suggest(
-            {"malloc_mmap_threshold_kb": MMAP_KB},
-            None,
-            "large blocks are mapped one by one and returned when freed; new pages are zeroed each time, which costs time",
-            f"MALLOC_MMAP_THRESHOLD_={MMAP_KB * 1024} python train.py   # or LD_PRELOAD=libjemalloc.so.2",
-        ),
-    )
+def _on_cpu(case: Case) -> list[Suggestion | None]:
+    why = "large blocks are mapped one by one and returned when freed; new pages are zeroed each time, which costs time"
+    code = f"MALLOC_MMAP_THRESHOLD_={MMAP_KB * 1024} python train.py   # or LD_PRELOAD=libjemalloc.so.2"
+    return [case.suggest({"malloc_mmap_threshold_kb": MMAP_KB}, None, why, code)]
 
 
 def _mb(value: float) -> str:

@@ -22,11 +22,11 @@ may fail at the next larger input. On a GPU, the caching allocator also starts t
         evidence = case.evidence(("memory_used_ratio", USED))
         if used < USED:
             return self.clear(used / USED * 0.99, evidence)
-        batch = int(case.knobs.get("batch_size", 1))
         summary = f"{percent(used)} of the memory is in use"
-        why0 = "activations are computed again instead of kept; a step takes about 20 % longer"
-        code0 = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
-        change0 = case.suggest({"gradient_checkpointing": True}, None, why0, code0)
-        code1 = f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)"
-        change1 = case.suggest({"batch_size": max(1, batch // 2)}, None, "half of the activations", code1) if batch > 1 else None
-        return self.note(used / USED, evidence, summary, confidence="high", suggestions=[change0, change1])
+        why = "activations are computed again instead of kept; a step takes about 20 % longer"
+        code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+        again = case.suggest({"gradient_checkpointing": True}, None, why, code)
+        batch = int(case.knobs.get("batch_size", 1)) // 2
+        code = f"DataLoader(dataset, batch_size={batch}, ...)"
+        smaller = case.suggest({"batch_size": batch}, None, "half of the activations", code) if batch else None
+        return self.note(used / USED, evidence, summary, confidence="high", suggestions=[again, smaller])

@@ -40,10 +40,13 @@ finding is a share of memory, not of time."""
         level = memory.used_ratio / USED
         if memory.used_ratio < USED or part < PART:
             return self.clear(short_of(level) if part >= PART else 0.0, evidence)
-        found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
-        summary = f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it. A smaller batch would not help"
-        recoverable = found[0][1] / memory.limit if found else 0.0
-        suggestions = [*(suggestion for suggestion, _ in found)]
+        changes = [change for change in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if change is not None]
+        summary = (
+            f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it."
+            " A smaller batch would not help"
+        )
+        recoverable = changes[0][1] / memory.limit if changes else 0.0
+        suggestions = [suggestion for suggestion, _ in changes]
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
 
 
@@ -56,22 +59,14 @@ def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
     n = int(case.knobs.get("nproc", 1))
     if n < 2 or case.knobs.get("sharding") not in ("none", "ddp"):
         return []
-    saved = 1 - 1 / n
+    zero1 = "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)"
+    zero2, zero3 = (f"fully_shard(block, reshard_after_forward={flag})" for flag in (False, True))
     stages = (
-        (
-            "zero2",
-            memory.optimizer + memory.gradients,
-            f"4P + 12P/{n} bytes instead of 16P, with the same traffic as DDP",
-            "reshard_after_forward=False",
-        ),
-        ("zero3", memory.states, f"16P/{n} bytes instead of 16P, with 1.5x the traffic of DDP", "reshard_after_forward=True"),
-        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, with the same traffic as DDP", ""),
+        ("zero2", memory.optimizer + memory.gradients, f"4P + 12P/{n} bytes instead of 16P, with the same traffic as DDP", zero2),
+        ("zero3", memory.states, f"16P/{n} bytes instead of 16P, with 1.5x the traffic of DDP", zero3),
+        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, with the same traffic as DDP", zero1),
     )
-    codes = {"zero1": "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)"}
-    return [
-        _freeing(case.suggest({"sharding": stage}, None, why, codes.get(stage, f"fully_shard(block, {flag})")), saved * size)
-        for stage, size, why, flag in stages
-    ]
+    return [_freeing(case.suggest({"sharding": stage}, None, why, code), (1 - 1 / n) * size) for stage, size, why, code in stages]
 
 
 def _lora(case: Case, memory: Memory) -> Freed | None:
@@ -87,9 +82,8 @@ def _eight_bit(case: Case, memory: Memory) -> Freed | None:
     if not str(case.knobs.get("optim", "")).startswith("adamw") or case.knobs.get("optim") == "adamw_8bit":
         return None
     why = "moments in one byte instead of four; needs torchao or bitsandbytes"
-    return _freeing(
-        case.suggest({"optim": "adamw_8bit"}, None, why, "torchao.optim.AdamW8bit(model.parameters())"), 0.75 * memory.optimizer
-    )
+    suggestion = case.suggest({"optim": "adamw_8bit"}, None, why, "torchao.optim.AdamW8bit(model.parameters())")
+    return _freeing(suggestion, 0.75 * memory.optimizer)
 
 
 def _freeing(suggestion: Suggestion | None, size: float) -> Freed | None:

@@ -36,12 +36,9 @@ grouped-query attention), fewer tokens, or more devices."""
         if context < LONG or ratio < RATIO:
             return self.clear(min(context / LONG, ratio / RATIO), evidence)
         summary = f"an iteration reads {kv / 1e6:.0f} MB of keys and values and {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context"
-        change0 = (
-            serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
-            if case.knobs.get("server") == "vllm"
-            else None
-        )
-        code1 = "retrieve less; summarise the conversation so far; cap max_model_len"
-        change1 = case.suggest({"prompt_tokens": max(1, round(context / 2))}, None, "half the context", code1)
+        halved = serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
+        code = "retrieve less; summarise the conversation so far; cap max_model_len"
+        shorter = case.suggest({"prompt_tokens": max(1, round(context / 2))}, None, "half the context", code)
+        changes = [halved if case.knobs.get("server") == "vllm" else None, shorter]
         recoverable = kv / (kv + weights) * 0.5
-        return self.fires(ratio / RATIO, evidence, summary, recoverable=recoverable, confidence="medium", suggestions=[change0, change1])
+        return self.fires(ratio / RATIO, evidence, summary, recoverable=recoverable, confidence="medium", suggestions=changes)

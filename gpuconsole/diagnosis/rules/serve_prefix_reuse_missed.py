@@ -44,11 +44,11 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
         if not case.knobs.get("enable_prefix_caching", True):
             reuse = "prefix caching is off"
         elif case.has("server.prefix_hit_ratio"):
-            found = case.value("server.prefix_hit_ratio")
+            hits = case.value("server.prefix_hit_ratio")
             evidence += case.evidence(("server.prefix_hit_ratio", FOUND * shared))
-            reuse = f"{percent(found)} of the prompt tokens came from the cache"
-            if found >= FOUND * shared:
-                return self.clear(min(0.59, FOUND * shared / max(found, 1e-9)), evidence)
+            reuse = f"{percent(hits)} of the prompt tokens came from the cache"
+            if hits >= FOUND * shared:
+                return self.clear(min(0.59, FOUND * shared / max(hits, 1e-9)), evidence)
         else:  # the server reports no hits: probe P13 decides
             salt = case.value("probe.prefix_salt_ratio")
             evidence += case.evidence(("probe.prefix_salt_ratio", NO_DIFFERENCE))

@@ -57,7 +57,7 @@ the server is read while slots change. In an open loop any number of slots fills
 
 
 def _power_of_two(least: float) -> int:
-    found = 1
-    while found < least:
-        found *= 2
-    return found
+    slots = 1
+    while slots < least:
+        slots *= 2
+    return slots

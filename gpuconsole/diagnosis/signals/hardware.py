@@ -76,19 +76,19 @@ class HardwareWatch:
 
     def _error_signals(self, state: SessionState, whole: str) -> Signals:
         """Errors of the whole GPU, even if the run has only a slice of the GPU."""
-        found = {"hw.lost": Signal(float(whole in state.lost), "", "NVML")}
+        signals = {"hw.lost": Signal(float(whole in state.lost), "", "NVML")}
         latest = {name: state.readings.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
         if latest["xid_errors"] is not None:
             xids = [event.code for event in state.xids if event.device == whole and event.code in HARDWARE_XIDS]
             which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
-            found["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events of hardware errors since the session began{which}")
+            signals["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events of hardware errors since the session began{which}")
         if latest["ecc_uncorrected"] is not None:
-            found["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
+            signals["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
         for name in ("row_remap_pending", "row_remap_failed"):
             value = state.readings.latest.get(series_key(f"gpu.{name}", whole))
             if value is not None:
-                found[f"hw.{name}"] = Signal(value, "", "NVML")
-        return found | self._nvlink_errors(state, whole)
+                signals[f"hw.{name}"] = Signal(value, "", "NVML")
+        return signals | self._nvlink_errors(state, whole)
 
     def _nvlink_errors(self, state: SessionState, whole: str) -> Signals:
         rises: dict[str, float] = {}
@@ -157,94 +157,94 @@ class Readings:
 
 def clock_signals(readings: Readings) -> Signals:
     """`hw.*`: clocks, causes of low clocks, power and temperature."""
-    found: Signals = {}
+    signals: Signals = {}
     busy = readings.busy()
     if busy is not None:
-        found["hw.busy_ratio"] = Signal(busy[0], "ratio", f"NVML utilization, mean of {busy[1]}: share of time in which any kernel ran")
+        signals["hw.busy_ratio"] = Signal(busy[0], "ratio", f"NVML utilization, mean of {busy[1]}: share of time in which any kernel ran")
     clock, most = readings.mean("sm_clock_hz"), readings.fact("sm_clock_max_hz")
     if clock is not None and most:
-        found["hw.sm_clock_ratio"] = Signal(
+        signals["hw.sm_clock_ratio"] = Signal(
             clock[0] / most, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {most / 1e6:.0f} MHz"
         )
     for name, causes in HELD.items():
         held = _held(readings, causes)
         if held is not None:
-            found[f"hw.{name}_time_ratio"] = held
+            signals[f"hw.{name}_time_ratio"] = held
     setting = readings.mean("clocks_app_setting")
     if setting is not None:
-        found["hw.app_clocks_ratio"] = Signal(setting[0], "ratio", f"NVML, share of {setting[1]} readings {UNDER_LOAD}")
+        signals["hw.app_clocks_ratio"] = Signal(setting[0], "ratio", f"NVML, share of {setting[1]} readings {UNDER_LOAD}")
     power, limit = readings.mean("power_w"), readings.fact("power_limit_w")
     if power is not None and limit:
-        found["hw.power_ratio"] = Signal(power[0] / limit, "ratio", f"NVML, mean of {power[1]} readings {UNDER_LOAD}, over the limit")
+        signals["hw.power_ratio"] = Signal(power[0] / limit, "ratio", f"NVML, mean of {power[1]} readings {UNDER_LOAD}, over the limit")
     temperature = readings.mean("temperature_c")
     if temperature is not None:
-        found["hw.temperature_c"] = Signal(temperature[0], "°C", f"NVML, mean of {temperature[1]} readings {UNDER_LOAD}")
+        signals["hw.temperature_c"] = Signal(temperature[0], "°C", f"NVML, mean of {temperature[1]} readings {UNDER_LOAD}")
     for name, unit in (("power_limit_w", "W"), ("power_limit_max_w", "W")):
         value = readings.fact(name)
         if value is not None:
-            found[f"hw.{name}"] = Signal(value, unit, "NVML")
+            signals[f"hw.{name}"] = Signal(value, unit, "NVML")
     memory = readings.fact("hbm_total_bytes")
     if memory is not None:
-        found["hw.memory_bytes"] = Signal(memory, "B", "NVML")
-    return found
+        signals["hw.memory_bytes"] = Signal(memory, "B", "NVML")
+    return signals
 
 
 def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | None:
     """The largest share of time in which one of the causes lowered the clocks."""
-    known = []
+    means = []
     for counter, reason in causes:
         for name, how in ((counter, "counters of time"), (reason, "reasons at each reading")):
             mean = readings.mean(name) if name else None
             if mean is not None:
-                known.append((*mean, how))
+                means.append((*mean, how))
                 break
-    if not known:
+    if not means:
         return None
-    share, n, how = max(known)
+    share, n, how = max(means)
     return Signal(share, "ratio", f"NVML {how}, mean of {n} readings {UNDER_LOAD}")
 
 
 def pcie_signals(readings: Readings) -> Signals:
     """`link.pcie_*`: the link under load, the best link that card and slot support, and the traffic."""
-    found: Signals = {}
+    signals: Signals = {}
     for name in ("generation", "width"):
         now, most = readings.newest_loaded(f"pcie_link_{name}"), readings.fact(f"pcie_link_{name}_max")
         if now and most:
-            found[f"link.pcie_{name}"] = Signal(now, "", f"NVML, {UNDER_LOAD}")
-            found[f"link.pcie_{name}_max"] = Signal(most, "", "NVML, GPU and slot together")
-    if {"link.pcie_generation", "link.pcie_width"} <= found.keys():
-        lane = LANE_BYTES_PER_S.get(int(found["link.pcie_generation"].value))
+            signals[f"link.pcie_{name}"] = Signal(now, "", f"NVML, {UNDER_LOAD}")
+            signals[f"link.pcie_{name}_max"] = Signal(most, "", "NVML, GPU and slot together")
+    if {"link.pcie_generation", "link.pcie_width"} <= signals.keys():
+        lane = LANE_BYTES_PER_S.get(int(signals["link.pcie_generation"].value))
         if lane:
-            peak = lane * found["link.pcie_width"].value
-            found["link.pcie_peak_bytes_per_s"] = Signal(peak, "B/s", "generation and lanes now, one direction")
+            peak = lane * signals["link.pcie_width"].value
+            signals["link.pcie_peak_bytes_per_s"] = Signal(peak, "B/s", "generation and lanes now, one direction")
     for direction in ("rx", "tx"):
         traffic = readings.mean(f"pcie_{direction}_bytes_per_s")
         if traffic is not None:
-            found[f"link.pcie_{direction}_bytes_per_s"] = Signal(traffic[0], "B/s", f"NVML, mean of {traffic[1]} readings {UNDER_LOAD}")
+            signals[f"link.pcie_{direction}_bytes_per_s"] = Signal(traffic[0], "B/s", f"NVML, mean of {traffic[1]} readings {UNDER_LOAD}")
     replays = readings.rise("pcie_replays", REPLAYS_S)
     if replays is not None and replays[1] >= LEAST_REPLAYS_S:
-        found["link.pcie_replays_per_min"] = Signal(max(0.0, replays[0]) / replays[1] * 60, "/min", f"NVML, over {replays[1]:.0f} s")
-    return found
+        signals["link.pcie_replays_per_min"] = Signal(max(0.0, replays[0]) / replays[1] * 60, "/min", f"NVML, over {replays[1]:.0f} s")
+    return signals
 
 
 def nvlink_signals(readings: Readings, state: SessionState, record: RunRecord, ours: list[Process]) -> Signals:
     """`link.nvlink_*`: whether NVLink connects the GPUs of the run, its peak and its traffic."""
-    found: Signals = {}
+    signals: Signals = {}
     used = {process.device for process in ours}
-    machines = {one.host for one in record.ranks.joined}
+    machines = {rank.host for rank in record.ranks.joined}
     joined = False if len(machines) > 1 else joined_by_nvlink(state.links, used)
     if joined is not None:
-        found["link.nvlink_joined"] = Signal(float(joined), "", "NVML topology, between the GPUs of the run")
+        signals["link.nvlink_joined"] = Signal(float(joined), "", "NVML topology, between the GPUs of the run")
     device = next((device for device in state.devices if device.id == record.run.device), None)
     if device is not None and device.peaks.nvlink_bytes_per_s and joined:
-        found["link.nvlink_peak_bytes_per_s"] = Signal(
+        signals["link.nvlink_peak_bytes_per_s"] = Signal(
             device.peaks.nvlink_bytes_per_s / 2, "B/s", f"{device.peaks.source}: half of both directions"
         )
     traffic = [mean for mean in map(readings.mean, ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")) if mean is not None]
     if traffic:
         value, n = max(traffic)
-        found["link.nvlink_bytes_per_s"] = Signal(value, "B/s", f"NVML, mean of {n} readings {UNDER_LOAD}, the busier direction")
-    return found
+        signals["link.nvlink_bytes_per_s"] = Signal(value, "B/s", f"NVML, mean of {n} readings {UNDER_LOAD}, the busier direction")
+    return signals
 
 
 def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
@@ -281,15 +281,17 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
     named = [process.memory_bytes for process in listed]
     if not others and used_bytes is not None and None not in named and used_bytes - sum(map(float, filter(None, named))) > UNNAMED_BYTES:
         return {}
-    found = {"hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without processes that this console started")}
+    signals = {
+        "hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without processes that this console started")
+    }
     memory = [process.memory_bytes for process in others]
     if None not in memory:
-        found["hw.other_memory_bytes"] = Signal(float(sum(value or 0 for value in memory)), "B", "NVML's list of processes")
+        signals["hw.other_memory_bytes"] = Signal(float(sum(value or 0 for value in memory)), "B", "NVML's list of processes")
     if any(process.sm_ratio is not None for process in here):  # a process without a share, among processes with one, did nothing
-        found["hw.other_sm_ratio"] = Signal(
+        signals["hw.other_sm_ratio"] = Signal(
             min(1.0, sum(process.sm_ratio or 0.0 for process in others)), "ratio", "NVML, share of the SMs' time in the last seconds"
         )
-    return found
+    return signals
 
 
 def growth_signals(state: SessionState, record: RunRecord) -> Signals:
@@ -304,7 +306,7 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
     except ValueError:
         return {}
     source = f"peak of torch's allocator over {times[-1] - times[0]:.0f} s"
-    found = {
+    signals = {
         "memory.growth_bytes_per_s": Signal(slope, "B/s", f"{source}: median of slopes, lower 95 % bound"),
         "memory.grown_bytes": Signal(values[-1] - values[0], "B", source),
     }
@@ -315,5 +317,5 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
         rooms.append((limit - values[-1], "memory_limit_mb"))  # the limit may be above what the card has
     if rooms:
         room, source = min(rooms)
-        found["memory.room_bytes"] = Signal(max(0.0, room), "B", source)
-    return found
+        signals["memory.room_bytes"] = Signal(max(0.0, room), "B", source)
+    return signals

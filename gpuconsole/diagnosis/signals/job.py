@@ -37,12 +37,12 @@ def _side_work(steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signa
     places = [PHASES.index(name) for name in SIDE_WORK]
     rest = sum(step.wall_s - sum(step.phases[place] for place in places) for step in steps) / sum(step.wall_s for step in steps)
     source = f"step account, n={len(steps)}: steps less their logging, checkpoints and evaluation; nothing was left out"
-    found = {"probe.step_no_side_work_s": Signal(signals["step_s"].value * rest, "s", source)}
+    passive = {"probe.step_no_side_work_s": Signal(signals["step_s"].value * rest, "s", source)}
     for knob, phase in EVERY.items():
         every = _every(steps, PHASES.index(phase))
         if every:
-            found[f"job.{knob}"] = Signal(float(every), "steps", f"step account, n={len(steps)}: median distance between two of them")
-    return found
+            passive[f"job.{knob}"] = Signal(float(every), "steps", f"step account, n={len(steps)}: median distance between two of them")
+    return passive
 
 
 def _every(steps: list[Step], place: int) -> int:
@@ -60,18 +60,18 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     if workers and signals["data_wait_typical_ratio"].value < IN_TIME:
         return _rates(workers, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
     seconds, gained = record.work.gained(steps[0].t)
-    found: dict[str, Signal] = {}
+    passive: dict[str, Signal] = {}
     who = "workers" if workers else "here"
     present = gained[f"loader.{who}_s"] - gained[f"loader.{who}_runq_s"]
     if present >= LEAST_LOADING_S:
         where = "/proc/PID/schedstat of the workers" if workers else "schedstat of the training thread while it loads"
         source = f"{where}, {seconds:.0f} s of ordinary steps, nothing was tried: CPU time over time outside of run queues"
-        found["probe.loader_cpu_ratio"] = Signal(min(1.0, gained[f"loader.{who}_cpu_s"] / present), "ratio", source)
+        passive["probe.loader_cpu_ratio"] = Signal(min(1.0, gained[f"loader.{who}_cpu_s"] / present), "ratio", source)
     inside = gained["loader.here_s"] - gained["loader.here_runq_s"]
     if workers and inside > 0:
         source = "schedstat of the training thread within next(): CPU time over time outside of run queues, nothing was tried"
-        found["probe.loader_receive_ratio"] = Signal(min(1.0, gained["loader.here_cpu_s"] / inside), "ratio", source)
-    return found | _rates(workers, signals)
+        passive["probe.loader_receive_ratio"] = Signal(min(1.0, gained["loader.here_cpu_s"] / inside), "ratio", source)
+    return passive | _rates(workers, signals)
 
 
 def _rates(workers: int, signals: dict[str, Signal]) -> dict[str, Signal]:

@@ -30,63 +30,63 @@ def run_signals(
     `bandwidth`: bytes/s of the memory of one device of the run.
     """
     run, steps = record.run, record.steady_steps(since_s=window_s)
-    found = record.compiled.signals()
+    signals = record.compiled.signals()
     if record.first_step_t is not None and record.steps:
         waited = 0.0 if record.steady_t is not None else record.steps[-1].t - record.first_step_t
-        found["seconds_not_steady"] = Signal(waited, "s", "step account")
+        signals["seconds_not_steady"] = Signal(waited, "s", "step account")
     if record.serving is not None and record.serving.outages.current is not None:
-        return found  # while a server does not answer, its last reports describe another situation
+        return signals  # while a server does not answer, its last reports describe another situation
     if not steps:
-        return found | record.probe_signals
+        return signals | record.probe_signals
     if record.serving is not None:
         for name, ratio, source in (
             ("mfu_ratio", summary.mfu_ratio, summary.mfu_peak_source),
             ("mbu_ratio", summary.mbu_ratio, summary.mbu_peak_source),
         ):
             if ratio is not None:
-                found[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
+                signals[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
         served = record.serving.signals(steps[0].t - steps[0].wall_s, run.settings, run.server_numbers)
         for name, fact in msgspec.structs.asdict(run.server).items() if run.server is not None else ():
             if fact is not None and name not in record.facts and f"server.{name}" in served:
                 served[f"server.{name}"] = msgspec.structs.replace(served[f"server.{name}"], source=f"the server, {fact.source}")
-        return found | _server_bandwidth(record, bandwidth) | served | record.probe_signals
+        return signals | _server_bandwidth(record, bandwidth) | served | record.probe_signals
     n = len(steps)
     on_cpu = run.device == "cpu"
     # on a GPU the step account follows the CUDA stream, where most of the host's run-queue delay is hidden
     clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
     for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
-        found[f"{name}_ratio"] = Signal(share, "ratio", clock)
+        signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
     delay = runq_ratio(steps)
     if delay is not None:
-        found["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
-    found |= _waits(steps)
+        signals["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
+    signals |= _waits(steps)
     mean_s = sum(step.wall_s for step in steps) / n
     lost_to_others = (delay or 0.0) if on_cpu else 0.0
-    found["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
-    found["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
-    found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
+    signals["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
+    signals["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
+    signals["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
     threads = record.facts.get("threads", 1.0) if on_cpu else 1.0
     if record.others_ratio is not None:
-        found["host.others_cpu_ratio"] = Signal(record.others_ratio, "ratio", "/proc: busy cores without this console and its children")
-    found["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
-    found["is_gpu"] = Signal(float(run.device != "cpu"), "", "device")
+        signals["host.others_cpu_ratio"] = Signal(record.others_ratio, "ratio", "/proc: busy cores without this console and its children")
+    signals["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
+    signals["is_gpu"] = Signal(float(run.device != "cpu"), "", "device")
     if summary.mfu_ratio is not None:
         mfu = summary.mfu_ratio / max(0.05, 1 - lost_to_others)
-        found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {summary.mfu_peak_source}")
+        signals["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {summary.mfu_peak_source}")
     if summary.mbu_ratio is not None:
         mbu = summary.mbu_ratio / max(0.05, 1 - lost_to_others)
-        found["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {summary.mbu_peak_source}")
+        signals["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {summary.mbu_peak_source}")
     for name, value in record.facts.items():
         if name.startswith("embedding."):
-            found[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
+            signals[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
     if memory is not None:
-        found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
+        signals["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
         if on_cpu:
-            found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
-    found |= record.work.signals(steps[0].t, record.steady_t)
+            signals["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
+    signals |= record.work.signals(steps[0].t, record.steady_t)
     if run.is_job:
-        found |= job_signals(record, steps, found)
-    return found | record.ranks.signals() | record.probe_signals
+        signals |= job_signals(record, steps, signals)
+    return signals | record.ranks.signals() | record.probe_signals
 
 
 def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Signal]:
@@ -105,12 +105,12 @@ def _waits(steps: list[Step]) -> dict[str, Signal]:
     beyond = [max(0.0, wait - typical) for wait in waits]
     excess = sum(beyond)
     source = f"step account, n={len(steps)}"
-    found = {
+    signals = {
         "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: wait of the median step"),
         "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: sum over all steps of the wait beyond the median wait"),
     }
     if excess:
         long_s = sum(wait**2 for wait in beyond) / excess  # mean length of the long waits, weighted by length
-        found["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean length of the long waits, weighted by length")
-        found["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: sum of the long waits over their mean length")
-    return found
+        signals["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean length of the long waits, weighted by length")
+        signals["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: sum of the long waits over their mean length")
+    return signals
