@@ -134,11 +134,6 @@ def _healthy_compute(work: Work, variant: Variants) -> Verdict:
     return _least("MFU", mfu, gpu_compute_bound_healthy.MFU)
 
 
-def _healthy_bandwidth(work: Work, variant: Variants) -> Verdict:
-    reached = work.device_s["memory bandwidth"] / work.step_s * 0.9
-    return _least("share of the memory bandwidth", reached, gpu_bandwidth_bound_healthy.MBU)
-
-
 def _small_batch(work: Work, variant: Variants) -> Verdict:
     larger = variant({"batch_size": 4})
     if larger is None:
@@ -154,27 +149,11 @@ def _unfused(work: Work, variant: Variants) -> Verdict:
     return verdict if saved >= passes.GAIN else Verdict(False, f"the fused optimizer saves {percent(saved)} of the step")
 
 
-def _plain_attention(work: Work, variant: Variants) -> Verdict:
-    return _least("traffic of the scores", work.figure("scores_s") / work.step_s, passes.GAIN)
-
-
-def _elementwise(work: Work, variant: Variants) -> Verdict:
-    return _least("elementwise operations", work.share("memory bandwidth"), gpu_elementwise_membw.SHARE)
-
-
 def _dense_table(work: Work, variant: Variants) -> Verdict:
     touched = work.figure("rows_touched_ratio")
     if work.limit != "memory bandwidth":
         return Verdict(False, f"{work.limit} is the limit, not the table")
     return _most("rows used by a batch", touched, passes.TOUCHED)
-
-
-def _logging(work: Work, variant: Variants) -> Verdict:
-    return _least("logging", work.share("logging"), host.SIDE_WORK)
-
-
-def _checkpoints(work: Work, variant: Variants) -> Verdict:
-    return _least("checkpoints", work.share("checkpoints"), host.SIDE_WORK)
 
 
 def _slow_storage(work: Work, variant: Variants) -> Verdict:
@@ -213,18 +192,10 @@ def _activations(work: Work, variant: Variants) -> Verdict:
     return _least("memory used", used, mem_activation_capped.USED)
 
 
-def _fragments(work: Work, variant: Variants) -> Verdict:
-    return Verdict(None, "fragments depend on the order of allocations: no model predicts them")
-
-
 def _recompiles(work: Work, variant: Variants) -> Verdict:
     lengths = work.figure("lengths")
     why = f"{lengths:.0f} lengths in 50 batches, torch compiles {RECOMPILE_LIMIT} at most"
     return Verdict(lengths > RECOMPILE_LIMIT + 1, why)
-
-
-def _exposed(work: Work, variant: Variants) -> Verdict:
-    return _least("exposed communication", work.share("communication"), comm.EXPOSED)
 
 
 def _straggler(work: Work, variant: Variants) -> Verdict:
@@ -272,11 +243,6 @@ def _over_capacity(work: Work, variant: Variants) -> Verdict:
     return Verdict(rate > 1.2 * capacity, f"{rate:g} requests/s arrive, about {capacity:.3g} are answered")
 
 
-def _prefill(work: Work, variant: Variants) -> Verdict:
-    prefill, decode = work.figure("prefill_s"), work.figure("decode_s")
-    return _least("prefill", prefill / (prefill + decode), serve_prefill_bound.SHARE)
-
-
 def _long_context(work: Work, variant: Variants) -> Verdict:
     ratio = work.figure("kv_bytes") / work.figure("weight_bytes")
     least = serve_long_context_cliff.RATIO
@@ -308,31 +274,40 @@ def _most(what: str, value: float, most: float) -> Verdict:
     return Verdict(value <= most, f"{what} {percent(value)}, at most {percent(most)}")
 
 
+def _at_least(what: str, value: Callable[[Work], float], least: float) -> Callable[[Work, Variants], Verdict]:
+    """The test of a rule with one threshold."""
+    return lambda work, variant: _least(what, value(work), least)
+
+
 TESTS: dict[str, Callable[[Work, Variants], Verdict]] = {
-    "comm.exposed": _exposed,
+    "comm.exposed": _at_least("exposed communication", lambda work: work.share("communication"), comm.EXPOSED),
     "comm.small_buckets": _buckets,
     "comm.straggler": _straggler,
-    "gpu.attention_math": _plain_attention,
-    "gpu.bandwidth_bound_healthy": _healthy_bandwidth,
+    "gpu.attention_math": _at_least("traffic of the scores", lambda work: work.figure("scores_s") / work.step_s, passes.GAIN),
+    "gpu.bandwidth_bound_healthy": _at_least(
+        "share of the memory bandwidth", lambda work: work.device_s["memory bandwidth"] / work.step_s * 0.9, gpu_bandwidth_bound_healthy.MBU
+    ),
     "gpu.compute_bound_healthy": _healthy_compute,
     "gpu.dense_embedding_grad": _dense_table,
-    "gpu.elementwise_membw": _elementwise,
+    "gpu.elementwise_membw": _at_least("elementwise operations", lambda work: work.share("memory bandwidth"), gpu_elementwise_membw.SHARE),
     "gpu.optimizer_unfused": _unfused,
     "gpu.small_batch": _small_batch,
-    "host.checkpoint_stall": _checkpoints,
-    "host.logging_io": _logging,
+    "host.checkpoint_stall": _at_least("checkpoints", lambda work: work.share("checkpoints"), host.SIDE_WORK),
+    "host.logging_io": _at_least("logging", lambda work: work.share("logging"), host.SIDE_WORK),
     "host.recompile_graphbreak": _recompiles,
     "input.slow_storage": _slow_storage,
     "input.too_few_workers": _few_workers,
     "mem.activation_capped": _activations,
-    "mem.fragmentation": _fragments,
+    "mem.fragmentation": lambda work, variant: Verdict(None, "fragments depend on the order of allocations: no model predicts them"),
     "mem.state_capped": _states,
     "serve.batch_too_small": _batch_small,
     "serve.decode_bandwidth_bound": _decode_bound,
     "serve.kv_full_preemption": _preemption,
     "serve.long_context_cliff": _long_context,
     "serve.over_capacity": _over_capacity,
-    "serve.prefill_bound": _prefill,
+    "serve.prefill_bound": _at_least(
+        "prefill", lambda work: work.figure("prefill_s") / (work.figure("prefill_s") + work.figure("decode_s")), serve_prefill_bound.SHARE
+    ),
     "serve.prefix_reuse_missed": _prefix,
     "serve.seats_too_few": _seats,
     "training healthy": _fed,

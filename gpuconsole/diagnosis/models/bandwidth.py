@@ -93,23 +93,14 @@ def _optimizer(inputs: ModelInputs) -> list[Figure]:
     """Time of the optimizer update at full bandwidth next to the measured time, and the resulting share of the bandwidth."""
     step, ratio, moved, bandwidth = inputs.value("step_s"), inputs.value("optimizer_ratio"), needed(inputs), inputs.bytes_per_s
     per = UPDATE_BYTES.get(inputs.text("optim", ""), 0)
-    time = Figure(
-        "bandwidth.optimizer_s",
-        "Time of the optimizer update",
-        "s",
-        predicted=moved.optimizer / bandwidth[0] if moved and bandwidth else None,
-        measured=step * ratio if step is not None and ratio is not None else None,
-        formula=f"{per:.4g} B x trained parameters / bandwidth, at least",
-        source="step account" if step is not None and ratio is not None else "",
-        note=_missing(inputs, moved) or CACHED,
-    )
-    mbu = Figure(
-        "mbu.optimizer",
-        "MBU of the optimizer update",
-        "ratio",
-        formula="minimum bytes of the update / its time / bandwidth",
-        note=time.note,
-    )
+    formula = f"{per:.4g} B x trained parameters / bandwidth, at least"
+    note = _missing(inputs, moved) or CACHED
+    predicted = moved.optimizer / bandwidth[0] if moved and bandwidth else None
+    time = Figure("bandwidth.optimizer_s", "Time of the optimizer update", "s", predicted, formula=formula, note=note)
+    if step is not None and ratio is not None:
+        time = replace(time, measured=step * ratio, source="step account")
+    formula = "minimum bytes of the update / its time / bandwidth"
+    mbu = Figure("mbu.optimizer", "MBU of the optimizer update", "ratio", formula=formula, note=note)
     if time.predicted is not None and time.measured:
         source = f"step account over {bandwidth[1]}" if bandwidth else ""
         mbu = replace(mbu, measured=time.predicted / time.measured, source=source)
@@ -169,9 +160,8 @@ def _roofline(inputs: ModelInputs) -> list[Figure]:
     moved, peak, bandwidth = bytes_of_step(inputs), inputs.peak_flops_per_s, inputs.bytes_per_s
     sample = inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
     samples = inputs.samples_per_step
-    intensity = Figure(
-        "roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula="model FLOPs / bytes that must move", note=NO_TRAFFIC
-    )
+    formula = "model FLOPs / bytes that must move"
+    intensity = Figure("roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula=formula, note=NO_TRAFFIC)
     reach = Figure("roofline.flops_per_s", "FLOP/s that the roofline allows a device", "FLOP/s", formula="min(peak, intensity x bandwidth)")
     if not moved or not sample or not samples:
         why = f"not predicted: {NO_COUNT if not moved else 'the workload has not counted FLOPs' if not sample else NOT_STEADY}"

@@ -81,25 +81,11 @@ def collective_figures(inputs: ModelInputs) -> list[Figure]:
     sharding, trained = inputs.text("sharding", "none"), inputs.trained
     if inputs.replicas == 1 or sharding == "none" or trained is None:
         return []
-    size = Figure(
-        "comm.bytes_per_step",
-        "Gradients that each process exchanges",
-        "bytes",
-        predicted=FP32 * trained,
-        formula="4 B x trained parameters",
-    )
-    ring = Figure(
-        "comm.ring_s",
-        "Time of a step's collectives",
-        "s",
-        formula="ring: all-reduce 2 (n-1)/n bytes/bandwidth; all-gather and reduce-scatter half",
-    )
-    exposed = Figure(
-        "comm.exposed_s",
-        "Exposed communication",
-        "s",
-        formula="collectives - overlapping computation, at least DDP's last bucket",
-    )
+    size = Figure("comm.bytes_per_step", "Gradients that each process exchanges", "bytes", FP32 * trained, None, "4 B x trained parameters")
+    formula = "ring: all-reduce 2 (n-1)/n bytes/bandwidth; all-gather and reduce-scatter half"
+    ring = Figure("comm.ring_s", "Time of a step's collectives", "s", formula=formula)
+    formula = "collectives - overlapping computation, at least DDP's last bucket"
+    exposed = Figure("comm.exposed_s", "Exposed communication", "s", formula=formula)
     hook, link = inputs.text("comm_hook", "none"), _link(inputs)
     if hook not in HOOK_BYTES or link is None:
         why = f"not predicted: {'the bytes of PowerSGD depend on its rank' if hook not in HOOK_BYTES else NO_LINK}"
@@ -124,15 +110,8 @@ def _exposed(inputs: ModelInputs, figure: Figure, sharding: str, seconds: float,
         return with_note(figure, f"not predicted: {NOT_STEADY}")
     hides = backward + (forward or 0.0) if sharding in ("zero2", "zero3") else backward
     last = last_bucket_share(gradients, float(inputs.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
-    seconds_exposed = exposed_s(seconds, hides * step / inputs.passes, last)
-    return Figure(
-        figure.name,
-        figure.title,
-        "s",
-        predicted=seconds_exposed.low,
-        formula=figure.formula,
-        note=f"if nothing overlaps: {seconds_exposed.high:.4g} s",
-    )
+    exposed = exposed_s(seconds, hides * step / inputs.passes, last)
+    return replace(figure, predicted=exposed.low, note=f"if nothing overlaps: {exposed.high:.4g} s")
 
 
 def _link(inputs: ModelInputs) -> tuple[float, str] | None:

@@ -134,16 +134,9 @@ def _over_lengths(inputs: ModelInputs, per_token: Callable[[float], float]) -> f
 
 def _count(inputs: ModelInputs) -> Figure:
     predicted, measured = flops_per_sample(inputs), inputs.facts.get("flops_per_sample")
-    return Figure(
-        "flops.per_sample",
-        "Model FLOPs of a sample",
-        "FLOP",
-        predicted=predicted,
-        measured=measured,
-        formula=_formula(inputs),
-        source="FlopCounterMode on the meta device" if measured else "",
-        note="; ".join(filter(None, (NO_FORMULA if predicted is None else "", "" if measured else NOT_COUNTED))),
-    )
+    source = "FlopCounterMode on the meta device" if measured else ""
+    note = "; ".join(filter(None, (NO_FORMULA if predicted is None else "", "" if measured else NOT_COUNTED)))
+    return Figure("flops.per_sample", "Model FLOPs of a sample", "FLOP", predicted, measured, _formula(inputs), source, note)
 
 
 def _formula(inputs: ModelInputs) -> str:
@@ -159,28 +152,16 @@ def _other_counts(inputs: ModelInputs) -> list[Figure]:
     shape, linear = inputs.shape, inputs.linear
     if shape is None or linear is None or shape.lora_rank:
         return []
-    figures = [
-        Figure(
-            "flops.causal_per_sample",
-            "Model FLOPs of a sample, causal",
-            "FLOP",
-            predicted=_over_lengths(inputs, lambda tokens: training_per_token_causal(linear, shape.n_layer, shape.d_model, tokens)),
-            formula="6 N + 6 L d T per token, causal: only the lower triangle of attention (ml-engineering)",
-            note="not measured: torch's counter counts the full square",
-        )
-    ]
+    causal = _over_lengths(inputs, lambda tokens: training_per_token_causal(linear, shape.n_layer, shape.d_model, tokens))
+    formula = "6 N + 6 L d T per token, causal: only the lower triangle of attention (ml-engineering)"
+    note = "not measured: torch's counter counts the full square"
+    figures = [Figure("flops.causal_per_sample", "Model FLOPs of a sample, causal", "FLOP", causal, formula=formula, note=note)]
     if inputs.knobs.get("gradient_checkpointing"):
         again = recomputed_per_sample(inputs)
-        figures.append(
-            Figure(
-                "flops.hardware_per_sample",
-                "FLOPs of a sample with recomputation",
-                "FLOP",
-                predicted=(flops_per_sample(inputs) or 0.0) + again,
-                formula="model FLOPs + 16 L d^2 + 4 L d T per token: each block again without its last matrix, not causal",
-                note=f"{percent(again / (flops_per_sample(inputs) or 1.0))} more work; not measured: MFU counts no recomputation",
-            )
-        )
+        whole = (flops_per_sample(inputs) or 0.0) + again
+        formula = "model FLOPs + 16 L d^2 + 4 L d T per token: each block again without its last matrix, not causal"
+        note = f"{percent(again / (flops_per_sample(inputs) or 1.0))} more work; not measured: MFU counts no recomputation"
+        figures += [Figure("flops.hardware_per_sample", "FLOPs of a sample with recomputation", "FLOP", whole, formula=formula, note=note)]
     return figures
 
 
@@ -230,9 +211,8 @@ def _over_reached(inputs: ModelInputs) -> Figure:
 
 def _over_published(inputs: ModelInputs) -> Figure:
     """Tokens/s of a device next to the tokens/s at published FLOP/s of this device."""
-    figure = Figure(
-        "mfu.published", "Tokens/s of a device against published tokens/s", "tokens/s", formula="published FLOP/s / our FLOPs per token"
-    )
+    formula = "published FLOP/s / our FLOPs per token"
+    figure = Figure("mfu.published", "Tokens/s of a device against published tokens/s", "tokens/s", formula=formula)
     rate, each = inputs.summary.tokens_per_s, _flops_per_token(inputs)
     if rate is None:
         figure = with_note(figure, f"not measured: {NO_RATE}")
@@ -258,11 +238,7 @@ def _flops_per_token(inputs: ModelInputs) -> float | None:
 def _tensor_active(inputs: ModelInputs) -> Figure:
     """The tensor core counter next to MFU by FLOPs. The counter is higher: it includes work that is no model FLOP and clocks below the datasheet."""
     peak, counted = inputs.peak_flops_per_s, inputs.summary.flops_per_s
-    figure = Figure(
-        "mfu.tensor_active",
-        "MFU: share of time that tensor cores were active",
-        "ratio",
-        predicted=mfu(counted, peak[0]) if peak and counted and inputs.is_gpu else None,
-        formula="MFU by FLOPs: the tensor cores are active for at least this share",
-    )
+    predicted = mfu(counted, peak[0]) if peak and counted and inputs.is_gpu else None
+    formula = "MFU by FLOPs: the tensor cores are active for at least this share"
+    figure = Figure("mfu.tensor_active", "MFU: share of time that tensor cores were active", "ratio", predicted, formula=formula)
     return inputs.with_measurement(figure, "tensor_active_ratio", NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores")

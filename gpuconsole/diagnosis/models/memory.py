@@ -398,14 +398,9 @@ def _units(tensors: list[Tensor], n_layer: int) -> list[float]:
 
 def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
     predicted = predicted_peak(inputs, kept)
-    figure = Figure(
-        "memory.allocated_peak_bytes",
-        "Peak memory",
-        "bytes",
-        predicted=predicted,
-        formula="the largest sum of states, activations and temporary tensors",
-        note="without workspaces of libraries (cuBLAS: tens of MiB)" if predicted is not None and inputs.is_gpu else "",
-    )
+    formula = "the largest sum of states, activations and temporary tensors"
+    note = "without workspaces of libraries (cuBLAS: tens of MiB)" if predicted is not None and inputs.is_gpu else ""
+    figure = Figure("memory.allocated_peak_bytes", "Peak memory", "bytes", predicted, formula=formula, note=note)
     if predicted is None:
         figure = with_note(figure, NO_COUNT if kept is None and inputs.keeps_as_autograd else _why_unknown(inputs))
     return inputs.with_measurement(figure, figure.name, NOT_YET if inputs.is_gpu else NO_ALLOCATOR)
@@ -413,16 +408,8 @@ def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
 
 def _fragmentation(inputs: ModelInputs) -> Figure:
     reserved, allocated = inputs.value("memory.reserved_bytes"), inputs.value("memory.allocated_peak_bytes")
-    figure = Figure(
-        "memory.fragmentation_bytes",
-        "Reserved beyond the peak",
-        "bytes",
-        formula="reserved - allocated at the peak",
-        note="not predicted: fragmentation depends on the order of allocations",
-    )
+    formula, note = "reserved - allocated at the peak", "not predicted: fragmentation depends on the order of allocations"
+    figure = Figure("memory.fragmentation_bytes", "Reserved beyond the peak", "bytes", formula=formula, note=note)
     if reserved is None or allocated is None:
         return with_note(figure, f"not measured: {NOT_YET if inputs.is_gpu else NO_ALLOCATOR}")
-    measured = reserved - allocated
-    return Figure(
-        figure.name, figure.title, "bytes", measured=measured, formula=figure.formula, source="torch.cuda.memory_stats", note=figure.note
-    )
+    return replace(figure, measured=reserved - allocated, source="torch.cuda.memory_stats")

@@ -65,16 +65,9 @@ def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, S
         predicted = (facts["weight_bytes"] + kv) / bandwidth[0]
         note = "minimum; small weights stay in caches and are read faster" if not is_gpu else "minimum"
     gap = signals.get("client.chunk_gap_p50_s")
-    return Figure(
-        "serving.iteration_s",
-        "Time per token",
-        "s",
-        predicted,
-        gap.value if gap else None,
-        "(weights + sequences x context x KV bytes per token) / bandwidth",
-        f"median gap between chunks, {gap.source}" if gap else "",
-        note,
-    )
+    measured, source = (gap.value, f"median gap between chunks, {gap.source}") if gap else (None, "")
+    formula = "(weights + sequences x context x KV bytes per token) / bandwidth"
+    return Figure("serving.iteration_s", "Time per token", "s", predicted, measured, formula, source, note)
 
 
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
@@ -89,34 +82,21 @@ def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Sig
         hits = signals.get("server.prefix_hit_ratio")
         left = n * (1 - (hits.value if hits else 0.0))
         predicted = (2 * facts["layer_parameters"] * left + 2 * left * n * width * depth) / peak[0]
-    measured = signals.get("server.prefill_s")
-    return Figure(
-        "serving.prefill_s",
-        "Time of a prompt's prefill",
-        "s",
-        predicted,
-        measured.value if measured else None,
-        "(2 x layer parameters x n + 2 n^2 x width x layers, causal attention) / peak, for n tokens without prefix cache hits",
-        measured.source if measured else "",
-        note,
-    )
+    reported = signals.get("server.prefill_s")
+    measured, source = (reported.value, reported.source) if reported else (None, "")
+    formula = "(2 x layer parameters x n + 2 n^2 x width x layers, causal attention) / peak, for n tokens without prefix cache hits"
+    return Figure("serving.prefill_s", "Time of a prompt's prefill", "s", predicted, measured, formula, source, note)
 
 
 def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figure:
     whole = signals["client.prompt_tokens"].value + signals["client.output_tokens"].value
     tokens, peak = facts.get("kv_cache_tokens"), signals.get("server.kv_cache_peak_ratio")
     running = signals.get("server.requests_running")
-    full = peak is not None and peak.value >= FULL and running is not None
-    return Figure(
-        "serving.kv_sequences",
-        "Sequences that the KV cache holds",
-        "sequences",
-        tokens / whole if tokens else None,
-        running.value if full and running else None,
-        "KV cache tokens / (prompt + output tokens)",
-        running.source if full and running else "",
-        ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {lacking(facts, 'kv_cache_tokens')}",
-    )
+    full = running if peak is not None and peak.value >= FULL else None
+    measured, source = (full.value, full.source) if full else (None, "")
+    note = ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {lacking(facts, 'kv_cache_tokens')}"
+    formula, held = "KV cache tokens / (prompt + output tokens)", tokens / whole if tokens else None
+    return Figure("serving.kv_sequences", "Sequences that the KV cache holds", "sequences", held, measured, formula, source, note)
 
 
 # --- the attainable rate of a model server under its load, with the parts of a token's time that keep the server below it ---
