@@ -1,6 +1,7 @@
 import pytest
 
 from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate
+from gpuconsole.diagnosis.rule import Threshold
 from gpuconsole.model.finding import Finding
 from tests.diagnosis.cases import case
 
@@ -42,3 +43,16 @@ def test_a_rule_that_fails_can_not_tell_and_the_others_go_on(monkeypatch: pytest
     assert states(findings) == {**before, "host.eval_stall": "cant_tell"}
     failed = next(finding for finding in findings if finding.rule == "host.eval_stall")
     assert failed.summary == "the rule failed: ZeroDivisionError: division by zero"
+
+
+def test_a_threshold_is_a_number_that_evidence_shows_as_the_rule_wrote_it() -> None:
+    share, restarts = Threshold("share", 0.05, "ratio", "survey"), Threshold("restarts", 2, "", "survey")
+    assert (0.1 / share, share.name, share.source) == (2.0, "share", "survey")
+    shown = case(runq_ratio=0.2).evidence(("runq_ratio", share), ("runq_ratio", restarts), "runq_ratio")
+    assert [type(entry.threshold) for entry in shown] == [float, int, type(None)]
+    assert [entry.threshold for entry in shown] == [0.05, 2, None]
+
+
+def test_evidence_that_may_be_missing_leaves_out_what_was_not_measured() -> None:
+    shown = case().if_known("step_s", ("not.measured", 1.0), ("runq_ratio", 0.15))
+    assert [(entry.signal, entry.threshold) for entry in shown] == [("step_s", None), ("runq_ratio", 0.15)]

@@ -18,11 +18,6 @@ def several(case: Case) -> bool:
     return case.knobs.get("sharding", "none") != "none" or int(case.knobs.get("tensor_parallel", 1)) > 1
 
 
-def step_s(case: Case) -> float:
-    """Wall-clock seconds of a step, including the delays of slow processes."""
-    return case.value("step_s")
-
-
 def exposed_ratio(case: Case) -> float:
     """Share of a step in communication that computation does not hide, at most 0.95.
 
@@ -50,7 +45,7 @@ def share_of_gradients(case: Case) -> float:
 def _exposed_of_a_pass(case: Case) -> float:
     lost = lost_to_small_buckets(case) if buckets_can_be_small(case) else 0.0
     in_steps = case.get("ranks.least_comm_ratio", 0.0) / max(1.0, case.get("comm.exchanges_per_step", 1.0))
-    return (1 - lost) * max(case.value("comm.exposed_s") / step_s(case), in_steps)
+    return (1 - lost) * max(case.value("comm.exposed_s") / case.value("step_s"), in_steps)
 
 
 def buckets_can_be_small(case: Case) -> bool:

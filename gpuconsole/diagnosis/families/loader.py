@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Interval, Threshold, speedup_interval
+from gpuconsole.diagnosis.rule import Case, Evidence, Threshold
 from gpuconsole.diagnosis.signals.job import IN_TIME
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")
@@ -139,10 +139,6 @@ def predicted(case: Case, workers: int) -> float:
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))
     rate = min(one_worker_rate(case) * useful, rate_of_waiting(case, workers))
     return case.value("step_s") / max(compute_s(case) + case.get("loader.receive_s", 0.0), case.value("samples_per_step") / rate)
-
-
-def predicted_interval(case: Case, workers: int) -> Interval:
-    return speedup_interval(predicted(case, workers), PREDICTION_ERROR)
 
 
 def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:

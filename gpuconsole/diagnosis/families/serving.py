@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import CantTell, Case, Interval, Knobs, Suggestion, Threshold, Value
+from gpuconsole.diagnosis.rule import CantTell, Case, Interval, Knobs, Suggestion, Threshold
 from gpuconsole.model.knobs.knob import show
 
 NOTABLE_QUEUE = 1.0
@@ -64,20 +64,12 @@ FLAGS = {
 """The flags of other engines than vLLM that mean the same as a knob (documentation of SGLang 0.5, TGI 3, llama.cpp)."""
 
 
-def start_with(case: Case, name: str, value: Value) -> str:
-    """The start command of the engine with the new value of a setting; empty where the engine has no such flag."""
-    engine = str(case.knobs.get("server", ""))
-    if engine not in COMMANDS:
-        return f"vllm serve ... --{name.replace('_', '-')} {show(value)}"
-    flag = FLAGS[engine].get(name)
-    return f"{COMMANDS[engine]} {flag} {show(value)}" if flag else ""
-
-
 def restart(case: Case, changes: Knobs, predicted: Interval | None, why: str) -> Suggestion | None:
-    """The suggestion to start the server with another value of one setting; None where the engine has no such setting."""
+    """The suggestion to start the server with another value of one setting; None where the engine has no flag for the setting."""
     ((name, value),) = changes.items()
-    code = start_with(case, name, value)
-    return case.suggest(changes, predicted, why, code) if code else None
+    engine = str(case.knobs.get("server", ""))
+    command, flag = COMMANDS.get(engine, "vllm serve ..."), FLAGS[engine].get(name) if engine in FLAGS else f"--{name.replace('_', '-')}"
+    return case.suggest(changes, predicted, why, f"{command} {flag} {show(value)}") if flag else None
 
 
 def open_loop(case: Case) -> bool:
@@ -92,11 +84,6 @@ MORE_USERS = Threshold("gain", 1.3, "x", "a third more throughput for four times
 def spike(case: Case) -> float:
     """The 99th percentile of the gaps between chunks over their median."""
     return case.value("client.chunk_gap_p99_s") / usual_gap_s(case)
-
-
-def tokens_stall(case: Case) -> bool:
-    """Whether single gaps between chunks are far longer than the usual gap."""
-    return spike(case) >= SPIKE
 
 
 def frontend_is_busy(case: Case) -> bool:

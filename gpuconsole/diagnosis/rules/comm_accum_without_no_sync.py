@@ -29,7 +29,8 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
         evidence = case.evidence(("comm.exchanges_per_step", TOO_MANY))
         if exchanges < TOO_MANY:
             return self.clear(exchanges / TOO_MANY * 0.99, evidence)
-        saved = superfluous_ratio(case)
+        # each exchange takes the time that probe P7 measured for a pass
+        saved = min(0.9, (exchanges - 1) * case.value("comm.exposed_s") / case.value("step_s"))
         evidence += case.evidence("comm.exposed_s", "step_s")
         if saved < GAIN:
             return self.clear(0.99, evidence, "computation hides the extra exchanges")
@@ -38,8 +39,3 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
         code = "with model.no_sync() if not last_pass else nullcontext():\n    loss.backward()"
         change = case.suggest({"sync_each_batch": False}, speedup_interval(1 / (1 - saved), 0.3), why, code)
         return self.fires(exchanges / TOO_MANY, evidence, summary, recoverable=saved, confidence="high", suggestions=[change])
-
-
-def superfluous_ratio(case: Case) -> float:
-    """Share of a step in exchanges after the first exchange. Each exchange takes the time that probe P7 measured for a pass."""
-    return min(0.9, (case.value("comm.exchanges_per_step") - 1) * case.value("comm.exposed_s") / comm.step_s(case))

@@ -31,7 +31,7 @@ gather parameters in every pass."""
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
         ratio, limit = comm.exposed_ratio(case), comm.EXPOSED
-        evidence = case.evidence(("comm.exposed_s", limit * comm.step_s(case)), "comm.pass_s", "comm.pass_alone_s", "step_s")
+        evidence = case.evidence(("comm.exposed_s", limit * case.value("step_s")), "comm.pass_s", "comm.pass_alone_s", "step_s")
         evidence += case.if_known(("ranks.least_comm_ratio", limit))
         if ratio < limit:
             return self.clear(ratio / limit, evidence)
@@ -73,6 +73,6 @@ def _narrow(case: Case, ratio: float) -> Suggestion | None:
 
 def predicted(case: Case, rarer: int) -> float:
     """Speed-up in samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
-    step = comm.step_s(case)
+    step = case.value("step_s")
     saved = (comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)

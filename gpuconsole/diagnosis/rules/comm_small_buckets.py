@@ -23,7 +23,7 @@ communication (probe P7) that larger pieces save. comm.exposed claims the rest."
     def judge(self, case: Case) -> Finding:
         if not comm.buckets_can_be_small(case):
             return self.clear(summary="no DDP, or buckets of 25 MB or more")
-        recoverable = comm.lost_to_small_buckets(case) * case.value("comm.exposed_s") / comm.step_s(case)
+        recoverable = comm.lost_to_small_buckets(case) * case.value("comm.exposed_s") / case.value("step_s")
         evidence = case.evidence("comm.exchange_now_s", "comm.exchange_large_s", "comm.bus_bytes_per_s", "comm.exposed_s", "step_s")
         if recoverable < GAIN:
             return self.clear(recoverable / GAIN, evidence)

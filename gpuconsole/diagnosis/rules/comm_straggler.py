@@ -34,7 +34,7 @@ of a step without communication, per process. A slow link is different: it makes
             return self.clear(level, evidence)
         if alone == ratio or alone >= limit:
             rank = int(case.value("comm.slowest_rank"))
-            lost = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / comm.step_s(case)
+            lost = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / case.value("step_s")
             where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
         else:
             rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", 1 - 1 / ratio

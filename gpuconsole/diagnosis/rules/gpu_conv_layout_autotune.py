@@ -37,7 +37,6 @@ there, and the run has no fault."""
         why = "the channels of a pixel are stored side by side, as the kernels need them; values do not change"
         code = "model = model.to(memory_format=torch.channels_last)   # and the batches"
         change = case.suggest({"channels_last": True}, nhwc.predicted, why, code)
-        recoverable = recoverable if on_gpu else 0.0
-        return self.fires(
-            level, evidence, summary, recoverable=recoverable, confidence=nhwc.confidence, note=not on_gpu, suggestions=[change]
-        )
+        if not on_gpu:
+            return self.note(level, evidence, summary, confidence=nhwc.confidence, suggestions=[change])
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=nhwc.confidence, suggestions=[change])

@@ -46,15 +46,13 @@ purpose."""
         level = recoverable / passes.GAIN
         if recoverable < passes.GAIN:
             return self.clear(short_of(level), evidence)
-        on_purpose = case.knobs.get("num_threads") == 0
         summary = f"{threads:.0f} of {cores:.0f} cores compute; the same pass runs {more.speedup:.2f}x as fast on {tried:.0f} cores"
         why = "all cores that the loader's workers leave; the console and other programs need some of their time"
         code = f"torch.set_num_threads({tried:.0f})"
         change = case.suggest({"num_threads": int(tried)}, _predicted(more, compute), why, code)
-        recoverable = 0.0 if on_purpose else recoverable
-        return self.fires(
-            level, evidence, summary, recoverable=recoverable, confidence=more.confidence, note=on_purpose, suggestions=[change]
-        )
+        if case.knobs.get("num_threads") == 0:  # one core is free on purpose
+            return self.note(level, evidence, summary, confidence=more.confidence, suggestions=[change])
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=more.confidence, suggestions=[change])
 
 
 def _predicted(more: passes.Swap, compute: float) -> Interval:

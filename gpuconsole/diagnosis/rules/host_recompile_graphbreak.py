@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Knobs, Rule, Suggestion, Threshold, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Knobs, Rule, Threshold, percent
 
 EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer compilations pay off within some minutes")
 COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None, torch finds the sizes that change at the second shape")
@@ -33,36 +33,24 @@ between them."""
         recompiles, given_up, breaks = (case.value(f"compile.{name}") for name in ("recompiles", "given_up", "graph_breaks"))
         evidence = case.evidence(("compile.recompiles", COUNT), "compile.time_ratio", ("compile.given_up", 1), "compile.graph_breaks")
         often = min(recompiles / COUNT, recompiles / case.value("compile.steps") / EVERY)
-        if given_up:
-            return self._compiles(
-                case, evidence, "torch has reached its recompile limit and runs the model uncompiled from now on", given_up=True
-            )
-        if often >= 1:
-            summary = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {percent(case.value('compile.time_ratio'))} of the time"
-            return self._compiles(case, evidence, summary, given_up=False)
-        if breaks:
+        if breaks and not given_up and often < 1:
             summary = (
                 f"the graph breaks at {breaks:.0f} places, so the model is compiled in pieces (TORCH_LOGS=graph_breaks names the places)"
             )
             return self.note(max(often, 0.6), evidence, summary, confidence="low")
-        return self.clear(often, evidence)
-
-    def _compiles(self, case: Case, evidence: tuple[Evidence, ...], summary: str, given_up: bool) -> Finding:
+        if not given_up and often < 1:
+            return self.clear(often, evidence)
         ratio = case.value("compile.time_ratio")
+        if given_up:
+            summary = "torch has reached its recompile limit and runs the model uncompiled from now on"
+        else:
+            summary = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {percent(ratio)} of the time"
         gain = None if given_up or ratio > MOSTLY else Interval(1.0, 1 / (1 - ratio))
-        suggestions = [_dynamic(case, gain), _padded(case, gain)]
-        return self.fires(1.0, evidence, summary, recoverable=ratio, confidence="high", suggestions=suggestions)
-
-
-def _dynamic(case: Case, gain: Interval | None) -> Suggestion | None:
-    why = "one graph for all sizes is compiled once"
-    return case.suggest({"compile_dynamic": "true"}, gain, why, "model = torch.compile(model, dynamic=True)")
-
-
-def _padded(case: Case, gain: Interval | None) -> Suggestion | None:
-    """With a restart, because torch does not try again after it has given up."""
-    if case.knobs.get("pad_to_multiple_of") != 0:
-        return None
-    why = "a handful of lengths instead of hundreds, at the cost of some arithmetic on padding"
-    changes: Knobs = {"pad_to_multiple_of": LENGTHS, "compile_dynamic": "auto"}
-    return case.suggest(changes, gain, why, f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})")
+        why = "one graph for all sizes is compiled once"
+        dynamic = case.suggest({"compile_dynamic": "true"}, gain, why, "model = torch.compile(model, dynamic=True)")
+        # padding needs a restart, because torch does not try again after it has given up
+        padding: Knobs = {"pad_to_multiple_of": LENGTHS, "compile_dynamic": "auto"}
+        why = "a handful of lengths instead of hundreds, at the cost of some arithmetic on padding"
+        code = f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})"
+        padded = case.suggest(padding, gain, why, code) if case.knobs.get("pad_to_multiple_of") == 0 else None
+        return self.fires(1.0, evidence, summary, recoverable=ratio, confidence="high", suggestions=[dynamic, padded])

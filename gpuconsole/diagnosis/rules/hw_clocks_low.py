@@ -27,23 +27,14 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
 
     def judge(self, case: Case) -> Finding:
         clock, loss = case.value("hw.sm_clock_ratio"), clocks.clock_loss(case)
-        causes = {
-            "heat": case.value("hw.thermal_time_ratio"),
-            "power": clocks.held_by_power(case),
-            "other": case.value("hw.other_hold_time_ratio"),
-        }
+        held = max(case.value("hw.thermal_time_ratio"), clocks.held_by_power(case), case.value("hw.other_hold_time_ratio"))
         by_setting = case.value("hw.app_clocks_ratio") >= SET
-        evidence = case.evidence(
-            ("hw.sm_clock_ratio", CLOCK),
-            "hw.app_clocks_ratio",
-            ("hw.thermal_time_ratio", HELD),
-            ("hw.power_cap_time_ratio", HELD),
-            ("hw.other_hold_time_ratio", HELD),
-        )
+        holds = ((f"hw.{cause}_time_ratio", HELD) for cause in ("thermal", "power_cap", "other_hold"))
+        evidence = case.evidence(("hw.sm_clock_ratio", CLOCK), "hw.app_clocks_ratio", *holds)
         level = loss / (1 - CLOCK)
         if clock >= CLOCK:
             return self.clear(short_of(level), evidence)
-        if max(causes.values()) >= HELD:
+        if held >= HELD:
             return self.clear(0.5, evidence, "the driver names the cause of the low clock: heat, power, sync boost or voltage")
         why = (
             "a setting of application clocks is the cause: nvidia-smi -rac resets it (root)"

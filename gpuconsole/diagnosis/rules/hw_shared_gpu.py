@@ -25,11 +25,7 @@ them differently. A process that only holds memory costs no time and is a note. 
         if not others:
             return self.clear(0.0, case.evidence("hw.other_processes"))
         memory = case.get("hw.other_memory_bytes", 0.0)
-        evidence = (
-            case.evidence("hw.other_processes")
-            + case.if_known(("hw.other_memory_bytes", MEMORY))
-            + case.if_known(("hw.other_sm_ratio", BUSY))
-        )
+        evidence = case.evidence("hw.other_processes") + case.if_known(("hw.other_memory_bytes", MEMORY), ("hw.other_sm_ratio", BUSY))
         busy = case.value("hw.other_sm_ratio") if memory < MEMORY else case.get("hw.other_sm_ratio", 0.0)
         level = max(busy / BUSY, memory / MEMORY)
         if level < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.families import loader
 from gpuconsole.diagnosis.precedence import cause_of_data_wait
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent, speedup_interval
 
 HELPS = Threshold("helps", 1.05, "x", "more workers are suggested from a predicted gain of 5 % on: less is not worth a trial")
 
@@ -39,8 +39,8 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         evidence = loader.evidence(case, loader.SLEEPS)
         why = "waiting workers need no core, so their waits overlap"
         code = loader.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
-        change = case.suggest({"num_workers": workers}, loader.predicted_interval(case, workers), why, code) if helps else None
+        gain = speedup_interval(loader.predicted(case, workers), loader.PREDICTION_ERROR)
+        change = case.suggest({"num_workers": workers}, gain, why, code) if helps else None
         recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
-        return self.fires(
-            level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2 and cpu < 0.4), suggestions=[change]
-        )
+        confidence = high_if(wait >= 0.2 and cpu < 0.4)
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[change])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.families import loader
 from gpuconsole.diagnosis.precedence import cause_of_data_wait
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent, speedup_interval
 
 
 class InputTooFewWorkers(Rule):
@@ -35,6 +35,7 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
         evidence = loader.evidence(case, loader.SATURATED)
         why = "more batches are made while the model computes"
         code = loader.worker_code(case, workers)
-        change = case.suggest({"num_workers": workers}, loader.predicted_interval(case, workers), why, code)
+        gain = speedup_interval(loader.predicted(case, workers), loader.PREDICTION_ERROR)
+        change = case.suggest({"num_workers": workers}, gain, why, code)
         recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2), suggestions=[change])

@@ -34,12 +34,8 @@ exposed part of the copies from host to device; without such copies the finding 
         # bandwidth now over the best bandwidth: each generation doubles the one before
         of_most = 2.0 ** (now[0] - most[0]) * now[1] / max(1.0, most[1])
         measured = case.get("probe.h2d_bytes_per_s", peak)
-        evidence = (
-            case.evidence(("link.pcie_generation", most[0]), ("link.pcie_width", most[1]))
-            + case.if_known("h2d_ratio")
-            + case.if_known(("probe.h2d_bytes_per_s", REACHED * peak))
-            + case.if_known(("link.pcie_replays_per_min", REPLAYS))
-        )
+        evidence = case.evidence(("link.pcie_generation", most[0]), ("link.pcie_width", most[1]))
+        evidence += case.if_known("h2d_ratio", ("probe.h2d_bytes_per_s", REACHED * peak), ("link.pcie_replays_per_min", REPLAYS))
         degraded, slow, sick = of_most < 1, measured < REACHED * peak, replays > REPLAYS
         if not (degraded or slow or sick):
             return self.clear(0.0, evidence)

@@ -40,30 +40,22 @@ finding is a share of memory, not of time."""
         if memory.used_ratio < USED or part < PART:
             return self.clear(short_of(level) if part >= PART else 0.0, evidence)
         summary = f"{percent(memory.used_ratio)} of the memory is used, and activations are {percent(part)} of it. A longer sequence or a larger batch will fail"
+        why = "the scores of all heads, T x T each, are no longer kept; the step becomes faster too"
+        code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+        fused = case.suggest({"attention": "sdpa"}, None, why, code) if case.knobs.get("attention") == "math" else None
+        why = "about 90 % less activation memory for about 25 % more time: the backward pass computes the inside of each block again"
+        code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+        changes = [fused, case.suggest({"gradient_checkpointing": True}, SLOWER, why, code), _smaller_passes(case)]
         recoverable = CHECKPOINTED * memory.activations / memory.limit
-        suggestions = [_fused(case), _checkpointing(case), _smaller_passes(case)]
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
-
-
-def _fused(case: Case) -> Suggestion | None:
-    if case.knobs.get("attention") != "math":
-        return None
-    why = "the scores of all heads, T x T each, are no longer kept; the step becomes faster too"
-    return case.suggest({"attention": "sdpa"}, None, why, "F.scaled_dot_product_attention(q, k, v, is_causal=True)")
-
-
-def _checkpointing(case: Case) -> Suggestion | None:
-    why = "about 90 % less activation memory for about 25 % more time: the backward pass computes the inside of each block again"
-    code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
-    return case.suggest({"gradient_checkpointing": True}, SLOWER, why, code)
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=changes)
 
 
 def _smaller_passes(case: Case) -> Suggestion | None:
     """The same training in twice the passes."""
-    batch, count = int(case.knobs.get("batch_size", 1)), int(case.knobs.get("gradient_accumulation_steps", 1))
+    batch, count = int(case.knobs.get("batch_size", 1)), 2 * int(case.knobs.get("gradient_accumulation_steps", 1))
     if batch < 2 or batch % 2:
         return None
-    if case.knobs.get("torch_compile") in GRAPH_MODES and not passes.graphs_keep_gradients(case, 2 * count):
+    if case.knobs.get("torch_compile") in GRAPH_MODES and not passes.graphs_keep_gradients(case, count):
         return None
-    changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * count}
+    changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": count}
     return case.suggest(changes, None, "half of the activations, with the same samples per optimizer step", "(loss / passes).backward()")

@@ -29,16 +29,9 @@ batches do not count. Usual causes: losses stored with their graph, lists of out
 gc.get_objects() between two steps to find the cause."""
 
     def judge(self, case: Case) -> Finding:
-        slope = case.value("host.memory_growth_bytes_per_s")
-        grown, rises = case.value("host.memory_grown_bytes"), case.value("host.memory_rises_ratio")
-        evidence = case.evidence(
-            ("host.memory_growth_bytes_per_s", 0.0),
-            ("host.memory_grown_bytes", GROWN),
-            ("host.memory_rises_ratio", RISES),
-            ("host.memory_steady_ratio", STEADY),
-            "host.private_bytes",
-        )
-        steady = case.value("host.memory_steady_ratio")
+        limits = {"growth_bytes_per_s": 0.0, "grown_bytes": GROWN, "rises_ratio": RISES, "steady_ratio": STEADY}
+        evidence = case.evidence(*((f"host.memory_{name}", limit) for name, limit in limits.items()), "host.private_bytes")
+        slope, grown, rises, steady = (case.value(f"host.memory_{name}") for name in limits)
         if slope <= 0 or grown < GROWN or rises < RISES or steady < STEADY:
             return self.clear(short_of(max(0.0, grown / GROWN)) if slope > 0 else 0.0, evidence)
         left = case.get("host.memory_available_bytes", 0.0) / slope

@@ -38,11 +38,5 @@ tokens at the client over the time between tokens in the engine. What helps: --a
         code = f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval"
         change = case.suggest({"api_server_count": processes * 2}, None, why, code)
         recoverable = max(0.05, 1 - 1 / max(1.0, later))
-        return self.fires(
-            busy / BUSY,
-            evidence,
-            summary,
-            recoverable=recoverable,
-            confidence=high_if(later >= LATER and busy >= FULL),
-            suggestions=[change],
-        )
+        confidence = high_if(later >= LATER and busy >= FULL)
+        return self.fires(busy / BUSY, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[change])

@@ -29,12 +29,8 @@ parallelism. vLLM's counter lags by some seconds; a falling number of running re
 
     def judge(self, case: Case) -> Finding:
         rate, peak = case.value("server.preemptions_per_request"), case.value("server.kv_cache_peak_ratio")
-        evidence = case.evidence(
-            ("server.preemptions_per_request", RATE),
-            ("server.kv_cache_peak_ratio", FULL),
-            "server.requests_running",
-            "server.requests_waiting",
-        )
+        evidence = case.evidence(("server.preemptions_per_request", RATE), ("server.kv_cache_peak_ratio", FULL))
+        evidence += case.evidence("server.requests_running", "server.requests_waiting")
         if rate < RATE or peak < FULL:
             return self.clear(min(rate / RATE, peak / FULL), evidence)
         again, waiting = _computed_again(case), serving.queue_ratio(case)
@@ -43,7 +39,10 @@ parallelism. vLLM's counter lags by some seconds; a falling number of running re
             f"{percent(again)} of the prompt tokens were computed again"
         )
         recoverable = max(0.05, min(0.9, max(again, waiting)))
-        return self.fires(rate / RATE, evidence, summary, recoverable=recoverable, confidence="high", suggestions=_suggestions(case))
+        slots = max(1, int(case.value("server.requests_running") * 0.8))
+        why = "run only as many sequences at once as the cache can hold to their end"
+        changes = [_more_cache(case), serving.restart(case, {"max_num_seqs": slots}, None, why)]
+        return self.fires(rate / RATE, evidence, summary, recoverable=recoverable, confidence="high", suggestions=changes)
 
 
 def _computed_again(case: Case) -> float:
@@ -51,14 +50,6 @@ def _computed_again(case: Case) -> float:
     answered = case.value("server.generation_tokens_per_s") / max(1.0, case.value("client.output_tokens"))
     sent = answered * case.value("client.prompt_tokens")
     return max(0.0, 1 - sent / max(1e-9, case.get("server.prompt_tokens_per_s", sent)))
-
-
-def _suggestions(case: Case) -> list[Suggestion | None]:
-    fewer_slots = max(1, int(case.value("server.requests_running") * 0.8))
-    fewer = serving.restart(
-        case, {"max_num_seqs": fewer_slots}, None, "run only as many sequences at once as the cache can hold to their end"
-    )
-    return [_more_cache(case), fewer]
 
 
 def _more_cache(case: Case) -> Suggestion | None:

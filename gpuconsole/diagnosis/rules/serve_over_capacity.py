@@ -25,11 +25,9 @@ A trial of it measures fewer tokens per second and far shorter latencies: that i
     def judge(self, case: Case) -> Finding:
         if not serving.open_loop(case):
             return self.clear(summary="a closed loop never sends more requests than the server answers")
-        queue, offered = serving.queue_ratio(case), case.value("client.request_rate")
-        served = case.value("server.requests_per_s")
-        evidence = case.evidence(
-            "server.queue_s", "server.e2e_s", "server.requests_waiting", "client.request_rate", "server.requests_per_s"
-        )
+        queue, offered, served = serving.queue_ratio(case), case.value("client.request_rate"), case.value("server.requests_per_s")
+        evidence = case.evidence("server.queue_s", "server.e2e_s", "server.requests_waiting")
+        evidence += case.evidence("client.request_rate", "server.requests_per_s")
         if queue < QUEUE or case.value("server.requests_waiting") < serving.NOTABLE_QUEUE:
             return self.clear(queue / QUEUE, evidence)
         rate = float(f"{BELOW_KNEE * min(offered, served):.2g}")
@@ -39,6 +37,5 @@ A trial of it measures fewer tokens per second and far shorter latencies: that i
         why = "this server sustains that rate with short queues; the rest needs another replica or must be refused"
         code = f"admit at most {rate:g} requests/s per replica"
         change = case.suggest({"request_rate": rate}, None, why, code)
-        return self.fires(
-            queue / QUEUE, evidence, summary, recoverable=min(0.95, queue), confidence=high_if(queue >= 0.5), suggestions=[change]
-        )
+        level, confidence = queue / QUEUE, high_if(queue >= 0.5)
+        return self.fires(level, evidence, summary, recoverable=min(0.95, queue), confidence=confidence, suggestions=[change])

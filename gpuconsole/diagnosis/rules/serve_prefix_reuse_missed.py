@@ -35,8 +35,8 @@ fast, nothing was reused. P13 also sends the prompts without their shared part, 
 token still attends to a reused prefix. The prediction subtracts that: bytes of its keys and values over the bandwidth."""
 
     def judge(self, case: Case) -> Finding:
-        predicted: Interval | None
-        for_prediction: tuple[str, ...]
+        predicted: Interval | None = None
+        missing: tuple[str, ...] = ()
         shared = case.value("client.shared_prefix_ratio")
         if shared < SHARED:
             return self.clear(shared / SHARED, case.evidence(("client.shared_prefix_ratio", SHARED)))
@@ -63,20 +63,15 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
             predicted = _predicted(case, shared, gain)
             if predicted.middle < GAIN:
                 return self.clear(gain / GAIN * 0.5, evidence, "a cached prefix would make the answers no faster")
-            recoverable, for_prediction = 1 - 1 / predicted.middle, ()
+            recoverable = 1 - 1 / predicted.middle
         else:
-            recoverable, predicted, for_prediction = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
+            recoverable, missing = _at_stake(case, shared), ("probe.prefix_cut_gain",)
         summary = f"{percent(shared)} of the text of the prompts is a shared prefix, and {reuse}"
         code = "vllm serve ... --enable-prefix-caching; put what varies (dates, names) at the end of the prompt"
         change = case.suggest({"enable_prefix_caching": True}, predicted, "the shared prefix is computed once", code)
+        level = shared / SHARED
         return self.fires(
-            shared / SHARED,
-            evidence,
-            summary,
-            recoverable=recoverable,
-            confidence="high",
-            for_prediction=for_prediction,
-            suggestions=[change],
+            level, evidence, summary, recoverable=recoverable, confidence="high", for_prediction=missing, suggestions=[change]
         )
 
 

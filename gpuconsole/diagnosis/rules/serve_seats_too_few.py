@@ -32,12 +32,8 @@ the server is read while slots change. In an open loop any number of slots fills
 
     def judge(self, case: Case) -> Finding:
         taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
-        evidence = case.evidence(
-            ("server.seats_taken_ratio", TAKEN),
-            ("server.requests_waiting", serving.NOTABLE_QUEUE),
-            "server.requests_running",
-            ("server.kv_cache_usage_ratio", ROOM),
-        )
+        evidence = case.evidence(("server.seats_taken_ratio", TAKEN), ("server.requests_waiting", serving.NOTABLE_QUEUE))
+        evidence += case.evidence("server.requests_running", ("server.kv_cache_usage_ratio", ROOM))
         if waiting < serving.NOTABLE_QUEUE or serving.open_loop(case):
             why = "an open loop fills any number of sequence slots" if serving.open_loop(case) else "no request waits"
             return self.clear(min(taken / TAKEN, 0.5), evidence, why)
@@ -46,7 +42,9 @@ the server is read while slots change. In an open loop any number of slots fills
         if taken < TAKEN:
             return self.clear(taken / TAKEN, evidence)
         slots = int(case.setting("max_num_seqs"))
-        wanted = _power_of_two(slots + waiting)
+        wanted = 1
+        while wanted < slots + waiting:
+            wanted *= 2
         queue = serving.queue_ratio(case)
         summary = (
             f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {percent(queue)} of a request's time, "
@@ -54,10 +52,3 @@ the server is read while slots change. In an open loop any number of slots fills
         )
         change = serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch")
         return self.fires(taken / TAKEN, evidence, summary, recoverable=queue, confidence="high", suggestions=[change])
-
-
-def _power_of_two(least: float) -> int:
-    slots = 1
-    while slots < least:
-        slots *= 2
-    return slots

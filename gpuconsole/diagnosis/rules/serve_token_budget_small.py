@@ -39,7 +39,7 @@ throughput and 2048 for better inter-token latency."""
         evidence += case.evidence("server.prefill_s", "server.decode_s", ("mfu_ratio", IDLE))
         if used >= IDLE or share < PREFILL:
             return self.clear(min(0.59, IDLE / max(used, 1e-9), share / PREFILL), evidence)
-        if serving.tokens_stall(case):
+        if serving.spike(case) >= serving.SPIKE:
             return self.clear(0.5, evidence, "tokens of other requests already stall: larger pieces would stall them longer")
         larger = min(round(prompt), 4 * budget)
         summary = (

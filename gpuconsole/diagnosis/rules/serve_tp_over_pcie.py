@@ -35,13 +35,10 @@ GPUs. The rule suggests half the GPUs only if the weights fit and the exchange c
         if case.value("link.nvlink_joined"):
             return self.clear(0.0, case.evidence("link.nvlink_joined"), "NVLink connects these GPUs")
         peak = case.value("link.pcie_peak_bytes_per_s")
-        share = max(case.value("link.pcie_rx_bytes_per_s"), case.value("link.pcie_tx_bytes_per_s")) / peak
-        evidence = case.evidence(
-            "link.nvlink_joined",
-            ("link.pcie_rx_bytes_per_s", SHARE * peak),
-            ("link.pcie_tx_bytes_per_s", SHARE * peak),
-            "link.pcie_peak_bytes_per_s",
-        )
+        traffic = ("link.pcie_rx_bytes_per_s", "link.pcie_tx_bytes_per_s")
+        share = max(map(case.value, traffic)) / peak
+        limits = ((signal, SHARE * peak) for signal in traffic)
+        evidence = case.evidence("link.nvlink_joined", *limits, "link.pcie_peak_bytes_per_s")
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence, "there is little traffic; the latency of small exchanges does not show in traffic")
