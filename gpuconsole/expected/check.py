@@ -26,7 +26,7 @@ from gpuconsole.diagnosis.rules import (
     serve_prefill_bound,
 )
 from gpuconsole.expected.card import ALLOCATOR_SHARE, Card
-from gpuconsole.expected.works import WORKS, Work
+from gpuconsole.expected.works import WORKS, Work, limit_bytes
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.text import percent
@@ -69,7 +69,8 @@ def check(scenario: Scenario, card: Card) -> Check:
         changed = {name: int(knobs[name]) * int(value) if name in FACTORS else value for name, value in changes.items()}
         return WORKS[scenario.workload.name]({**knobs, **changed}, card)
 
-    room = min(card.usable_bytes, ALLOCATOR_SHARE * work.figures.get("limit_bytes", card.memory_bytes))
+    work.figures["limit_bytes"] = limit_bytes(knobs, card)
+    room = min(card.usable_bytes, ALLOCATOR_SHARE * work.figures["limit_bytes"])
     needed_cards = max(int(knobs.get("nproc", 1)), int(knobs.get("tensor_parallel_size", 1)))
     verdict = _verdict(scenario, work, variant)
     if work.memory_bytes > room:

@@ -149,7 +149,6 @@ def gpt_work(knobs: Knobs, card: Card) -> Work | None:
         figures={
             "states_bytes": kept.total,
             "activations_bytes": activations_bytes(inputs),
-            "limit_bytes": limit_bytes(knobs, card),
             "flops": per_sample * shape.batch * passes / split,
             "peak_flops_per_s": peak,
             "scores_s": scores / card.bytes_per_s,
@@ -334,7 +333,6 @@ def vision_work(knobs: Knobs, card: Card) -> Work | None:
             "one_worker_speedup": (loading + compute) / max(loading, compute),
             "loading_cpu_ratio": computing / loading,
             "shared_memory_bytes": image_bytes * workers * int(knobs["prefetch_factor"]),
-            "limit_bytes": limit_bytes(knobs, card),
         },
     )
 
@@ -355,7 +353,6 @@ def chain_work(knobs: Knobs, card: Card) -> Work:
         memory_bytes=buffer * (5 + 4 + (0 if fused else 1.2 * length)),
         device_s={"memory bandwidth": moved / card.bytes_per_s},
         launch_s=LAUNCH_S * 3 * length,
-        figures={"limit_bytes": limit_bytes(knobs, card)},
     )
 
 
@@ -368,7 +365,7 @@ def recommender_work(knobs: Knobs, card: Card) -> Work:
         memory_bytes=table * (3.1 if knobs["sparse"] else 4.1),
         device_s={"memory bandwidth": moved / card.bytes_per_s},
         launch_s=LAUNCH_S * 120,
-        figures={"rows_touched_ratio": touched, "limit_bytes": limit_bytes(knobs, card)},
+        figures={"rows_touched_ratio": touched},
     )
 
 
@@ -379,7 +376,7 @@ def ragged_work(knobs: Knobs, card: Card) -> Work:
         memory_bytes=6 * values,
         device_s={"memory bandwidth": 14 * values / card.bytes_per_s},
         launch_s=LAUNCH_S * 60,
-        figures={"lengths": lengths_in_batches(int(knobs["batch_size"])), "limit_bytes": limit_bytes(knobs, card)},
+        figures={"lengths": lengths_in_batches(int(knobs["batch_size"]))},
     )
 
 
@@ -398,7 +395,6 @@ def churn_work(knobs: Knobs, card: Card) -> Work:
         memory_bytes=states + kept + features + FP32 * rows * width * 6,
         device_s={"arithmetic": 6 * 8 * width**2 * depth * rows / (peak * MATMUL_SHARE), "memory bandwidth": 3 * kept / card.bytes_per_s},
         launch_s=LAUNCH_S * 30 * depth,
-        figures={"limit_bytes": limit_bytes(knobs, card)},
     )
 
 
@@ -414,7 +410,7 @@ def exchange_work(knobs: Knobs, card: Card) -> Work:
         device_s={"memory bandwidth": 32 * size / FP32 / card.bytes_per_s},
         launch_s=launches,
         waits_s={"communication": max(each, exchange - launches)},
-        figures={"exchange_now_s": exchange, "exchange_large_s": large, "limit_bytes": limit_bytes(knobs, card)},
+        figures={"exchange_now_s": exchange, "exchange_large_s": large},
     )
 
 
@@ -424,13 +420,13 @@ def gemm_work(knobs: Knobs, card: Card) -> Work | None:
         return None
     side, element = int(knobs["matrix_size"]), 2.0 if knobs["precision"] in ("bf16", "fp16") else FP32
     flops = 2.0 * side**3
-    figures = {"flops": flops, "peak_flops_per_s": peak, "limit_bytes": limit_bytes(knobs, card)}
+    figures = {"flops": flops, "peak_flops_per_s": peak}
     return Work(3 * element * side**2, {"arithmetic": flops / (peak * MATMUL_SHARE)}, LAUNCH_S, figures=figures)
 
 
 def stream_work(knobs: Knobs, card: Card) -> Work:
     moved = 3 * float(knobs["buffer_mb"]) * MB
-    figures = {"moved_bytes": moved, "limit_bytes": limit_bytes(knobs, card)}
+    figures = {"moved_bytes": moved}
     return Work(moved, {"memory bandwidth": moved / card.bytes_per_s}, LAUNCH_S, figures=figures)
 
 
