@@ -443,7 +443,7 @@ verses."""
 
 def lengths_in_batches(batch_size: int) -> float:
     """Different lengths among 50 batches of verses, of the next larger batch size that was counted."""
-    return float(next((found for size, found in LENGTHS_OF.items() if size >= batch_size), min(LENGTHS_OF.values())))
+    return float(next((length for size, length in LENGTHS_OF.items() if size >= batch_size), min(LENGTHS_OF.values())))
 
 
 WORKS: dict[str, Callable[[Knobs, Card], Work | None]] = {

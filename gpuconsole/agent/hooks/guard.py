@@ -20,7 +20,7 @@ def wrappers_without_level(function: F) -> F:
     """Make the functions that `function` defines no levels of the stack for `warnings.warn(..., stacklevel=2)`: a warning then names the same line
     as without these wrappers."""
     code = function.__code__
-    constants = tuple(one.replace(co_filename=NO_LEVEL) if isinstance(one, CodeType) else one for one in code.co_consts)
+    constants = tuple(constant.replace(co_filename=NO_LEVEL) if isinstance(constant, CodeType) else constant for constant in code.co_consts)
     function.__code__ = code.replace(co_consts=constants)
     return function
 

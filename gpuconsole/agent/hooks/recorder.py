@@ -261,7 +261,7 @@ def joined(parts: list[RawStep], index: int) -> RawStep:
     codes = [code for part in parts for code in part[2]]
     times = [t for part in parts for t in part[3]]
     losses = [part[6] for part in parts if part[6] is not None]
-    loss = None if not losses else sum(losses) if all(isinstance(one, float) for one in losses) else losses[-1]
+    loss = None if not losses else sum(losses) if all(isinstance(value, float) for value in losses) else losses[-1]
     samples, tokens = sum(part[4] for part in parts), sum(part[5] for part in parts)
     return index, parts[0][1], codes, times, samples, tokens, loss, parts[-1][7], parts[-1][8], None
 

@@ -167,11 +167,11 @@ class JobFolder:
             return [line.split("\t") for line in self._seen.read_text(encoding="utf-8", errors="replace").splitlines()]
         return []
 
-    def without_training(self, words: Sequence[str]) -> str:
+    def without_training(self, command: Sequence[str]) -> str:
         """Why nothing trains so far in the job of the command `words`, in one line, where no process of the job has imported torch."""
         seen = self.seen()
         if not seen:
-            flag = next((word for word in words[1:2] if ISOLATED.fullmatch(word)), "")
+            flag = next((word for word in command[1:2] if ISOLATED.fullmatch(word)), "")
             return f"python {flag} does not load the agent: start the job without {flag}" if flag else OUT_OF_SIGHT
         versions = {note[2] for note in seen if len(note) > 2}
         if versions and all(version.startswith(OLD_PYTHONS) for version in versions):
@@ -233,11 +233,11 @@ class JobChild(Child):
             await self._run(("/bin/sh", *self.command.words))  # a script without a first line `#!`, as a shell does it
         self._tasks = [asyncio.create_task(self._wait_for_end()), asyncio.create_task(self._report_start())]
 
-    async def _run(self, words: Sequence[str]) -> None:
+    async def _run(self, command: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: EndProtocol(self._ended),
-            *words,
+            *command,
             stdin=self.command.stdin,
             stdout=self.command.stdout,
             stderr=self.command.stderr,

@@ -88,10 +88,10 @@ class Epoch:
 
     def back_to(self, server: Server) -> None:
         """Only `server` serves, from the first batch on that was not delivered."""
-        lost = [index for one in self.line for index in one.feed.drawn]
+        lost = [index for server in self.line for index in server.feed.drawn]
         first = self.line[0]
         if first is server and server.own:  # it has batches under way: it only gets indices again
-            lost = [index for one in list(self.line)[1:] for index in one.feed.drawn]
+            lost = [index for server in list(self.line)[1:] for index in server.feed.drawn]
             self.indices.give_back(lost)
             server.feed.closed = False
             if server.settings.num_workers:
@@ -185,8 +185,8 @@ class Control:
             batches := getattr(loader, "batch_sampler", None),
             getattr(batches, "sampler", None),
         ]
-        found = [getattr(holder, "generator", None) for holder in holders]
-        return list({id(one): one for one in found if hasattr(one, "get_state")}.values())
+        generators = [getattr(holder, "generator", None) for holder in holders]
+        return list({id(generator): generator for generator in generators if hasattr(generator, "get_state")}.values())
 
     def abandon(self) -> None:
         """A new epoch begins. The one before may not have come to its end."""
@@ -329,7 +329,7 @@ class Control:
         """The server with these settings; for those of the program its own iterator, where that can serve."""
         outer = epoch.outer()
         if settings == self.program and outer is not None and (not settings.num_workers or hasattr(outer, "_workers")):
-            own = next((one for one in epoch.line if one.own), None)
+            own = next((server for server in epoch.line if server.own), None)
             return own or Server(self.module, outer, settings, own=True)
         if settings not in self._servers:
             self._servers[settings] = self.recipe.server(settings, aside=bool(self.program.num_workers))
@@ -340,10 +340,10 @@ class Control:
     def recover(self, epoch: Epoch, why: str) -> None:
         """The server in force has failed: the program's own settings serve again, from the first batch on that was not delivered."""
         self._give_up(why)
-        failed = [one for one in epoch.line if not one.own]
+        failed = [server for server in epoch.line if not server.own]
         self.in_force = self.program
         for server in failed:
-            self._servers = {settings: one for settings, one in self._servers.items() if one is not server}
+            self._servers = {settings: kept for settings, kept in self._servers.items() if kept is not server}
             server.close(kill=True)
         epoch.back_to(self._server(self.program, epoch))
 

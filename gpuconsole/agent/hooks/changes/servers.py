@@ -263,10 +263,10 @@ def discard(iterator: Any) -> None:
     done = iterator.__dict__.get("_pin_memory_thread_done_event")
     if done is not None:
         done.set()
-    for one in (*iterator.__dict__.get("_index_queues", ()), iterator.__dict__.get("_worker_result_queue")):
-        if hasattr(one, "cancel_join_thread"):
-            one.cancel_join_thread()
-            one.close()
+    for messages in (*iterator.__dict__.get("_index_queues", ()), iterator.__dict__.get("_worker_result_queue")):
+        if hasattr(messages, "cancel_join_thread"):
+            messages.cancel_join_thread()
+            messages.close()
 
 
 _of_parent: weakref.WeakSet[Any] = weakref.WeakSet()
