@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.knobs.rows import rows
-from gpuconsole.cli.options.console import add_console_options
-from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.options import WATCHING_ON_SCREEN
 from gpuconsole.cli.parser import COMMANDS, parse
+from gpuconsole.cli.scenario import assignments, scenario
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
@@ -39,10 +39,7 @@ def test_every_knob_is_measured_on_some_scenario_or_said_to_be_without_effect() 
 def test_the_page_of_commands_has_every_command_and_every_common_option() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"| `{name.replace('_', '-')}` |" not in page] == []
-    common = argparse.ArgumentParser(add_help=False)
-    add_console_options(common, screen=True)
-    options = re.findall(r"--[a-z-]+", common.format_help())
-    assert [option for option in options if f"`{option}" not in page] == []
+    assert [option.name for option in WATCHING_ON_SCREEN.options if f"`{option.name}" not in page] == []
 
 
 def test_the_links_between_the_pages_lead_somewhere() -> None:

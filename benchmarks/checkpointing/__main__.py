@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.doc_table import put, table
 from benchmarks.headless import options, session
 from benchmarks.machine import fingerprint, keep
-from gpuconsole.cli.options.scenario import assignments
+from gpuconsole.cli.scenario import assignments
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs

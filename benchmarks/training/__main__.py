@@ -28,7 +28,7 @@ from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from benchmarks.training import LOSS_AT
 from benchmarks.training.contestants import Block, Contestant, Ours, Reference, measured_block
-from gpuconsole.cli.options.scenario import assignments
+from gpuconsole.cli.scenario import assignments
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 

@@ -7,16 +7,15 @@ import asyncio
 import gc
 import importlib
 import signal
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole.cli.exits import FAILED, OK
-from gpuconsole.cli.options.console import CONSOLE_OPTIONS, eco, interval, record_path, theme
-from gpuconsole.cli.options.engine import live_engine, serve_address
-from gpuconsole.cli.options.usage import UsageError, refuse_given
+from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import note, problem, screen_colors
+from gpuconsole.cli.session import live_engine
+from gpuconsole.cli.values import eco, interval, serve_address, theme, writable
 from gpuconsole.engine.machine.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
@@ -31,12 +30,10 @@ WITHOUT = "gpuconsole run SCENARIO --headless"
 
 def run_console(args: argparse.Namespace) -> int:
     """The console, with the machine overview; with --demo a recorded session."""
-    demo = getattr(args, "demo", False)
-    if demo:
-        refuse_given(args, "has no effect on --demo, which measures nothing", *(name for name in CONSOLE_OPTIONS if name != "eco"))
     if why := why_no_terminal():
         raise UsageError(f"{why}; try `gpuconsole --help` or `{WITHOUT}`")
-    return show_demo(args) if demo else open_console(args, recording=record_path(args))
+    writable(args, "--record")
+    return show_demo(args) if getattr(args, "demo", False) else open_console(args)
 
 
 def show_demo(args: argparse.Namespace) -> int:
@@ -50,31 +47,21 @@ def show_demo(args: argparse.Namespace) -> int:
         return run_app(Replay(path), eco=eco(args), theme=theme(), demo=True)
 
 
-def open_console(
-    args: argparse.Namespace,
-    *,
-    scenario: str | None = None,
-    knobs: Knobs | None = None,
-    duration: float | None = None,
-    snapshot: Path | None = None,
-    recording: Path | None = None,
-    job: Sequence[str] = (),
-    output: Path | None = None,
-) -> int:
-    """Open the screen on a live engine; returns the exit code once the user quits. With `job`, a command of the user's own: its
-    exit code, or minus the signal that ended it; 0 where it continues. `output`: the file that gets all its output."""
+def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs: Knobs | None = None) -> int:
+    """Open the screen on a live engine; returns the exit code once the user quits. With a command of the user's own: its exit code, or
+    minus the signal that ended it; 0 where it continues."""
     serve_address(args)  # bad usage is reported before the screen is painted
     use_own_keys()
     show_first_picture()
     engine = live_engine(args)
-    session_file = SessionFile(engine, snapshot)
+    session_file = SessionFile(engine, getattr(args, "snapshot", None))
+    command: list[str] = getattr(args, "job", [])
 
     async def start_job(columns: int, rows: int) -> None:
         from gpuconsole.engine.children.job import JobCommand
 
-        await engine.start_job_on_terminal(
-            JobCommand(tuple(job), stored=args.store_command, allows_numerics=args.allow_numerics), columns, rows, output
-        )
+        job = JobCommand(tuple(command), stored=args.store_command, allows_numerics=args.allow_numerics)
+        await engine.start_job_on_terminal(job, columns, rows, args.output)
 
     async def session() -> int:
         """Run the screen. The engine starts its child processes while the screen's modules are imported."""
@@ -84,26 +71,26 @@ def open_console(
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         with screen_colors():
             console = app.ConsoleApp(
-            engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=session_file.save,
-            eco=eco(args), opening=opening, start_job=start_job if job else None, theme=theme(),
-        )  # fmt: skip
+                engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=getattr(args, "duration", None),
+                record=getattr(args, "record", None), on_hangup=session_file.save, eco=eco(args), opening=opening,
+                start_job=start_job if command else None, theme=theme(),
+            )  # fmt: skip
         return int(await app.show(console))
 
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # replace the handler of the first picture: with this handler the event loop ends in good order
+    # This replaces the handler of the first picture: the event loop ends in good order.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = asyncio.run(session())
     finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
         if engine.job is not None:
-            from gpuconsole.cli.options.patch import patch_lines
+            from gpuconsole.cli.files import patch_lines
 
             for line in patch_lines(engine.snapshot(), args.patch):
                 note(line)
-        if engine.job is not None and engine.job.exit_code is None:
-            note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
+            if engine.job.exit_code is None:
+                note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
     if engine.job is not None:
         return engine.job.exit_code or 0
     return code or (FAILED if session_file.error else OK)

@@ -17,6 +17,8 @@ FAILED = 1
 USAGE = 2
 """Bad usage. Nothing was started."""
 INTERRUPTED = 128 + signal.SIGINT
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes of a shell for a command of the user's own that cannot be run."""
 CODES = {
     OK: "ok",
     FAILED: "failed: the workload, or what the command checks",

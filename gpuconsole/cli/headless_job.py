@@ -7,19 +7,15 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
 
 import msgspec
 
 from gpuconsole.cli import output
-from gpuconsole.cli.exits import FAILED
+from gpuconsole.cli.exits import FAILED, NOT_EXECUTABLE
+from gpuconsole.cli.files import patch_lines
 from gpuconsole.cli.headless import regressed, report_baselines
 from gpuconsole.cli.job_work import JobWork
-from gpuconsole.cli.options.engine import live_engine, open_engine
-from gpuconsole.cli.options.files import writable
-from gpuconsole.cli.options.job import NOT_EXECUTABLE
-from gpuconsole.cli.options.patch import patch_lines
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.session import LiveSession
@@ -43,14 +39,10 @@ TRIAL_ENDS_S = 2.0
 class HeadlessJob:
     """One job from its start to the summary. `run` returns the exit code of the job."""
 
-    def __init__(
-        self, args: argparse.Namespace, snapshot: Path | None, recording: Path | None, summary: Path | None, work: JobWork | None = None
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, work: JobWork | None = None) -> None:
         """`work` is done while the job runs."""
-        self._work = work
-        self._args, self._snapshot, self._recording, self._summary = args, snapshot, recording, summary
+        self._args, self._work = args, work
         self._notes: list[str] = []
-        self._patch = writable(getattr(args, "patch", None), "--patch")
         self._interrupts = 0
 
     def run(self) -> int:
@@ -58,12 +50,9 @@ class HeadlessJob:
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
-        engine = live_engine(self._args)
-        engine.listeners.append(self._on_event)
-        try:
-            await open_engine(engine, self._recording)
+        stored, numerics = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics"))
+        async with session(self._args, prepare=lambda engine: engine.listeners.append(self._on_event)) as engine:
             try:
-                stored, numerics = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics"))
                 worker = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, allows_numerics=numerics))
             except SessionError as error:
                 output.problem(str(error))
@@ -80,10 +69,6 @@ class HeadlessJob:
             await engine.baselines.settled()
             assert job.returncode is not None
             return FAILED if self._report(engine) and job.returncode == 0 else job.returncode
-        except SessionError as error:
-            raise UsageError(str(error)) from None
-        finally:
-            await engine.close()
 
     async def _do_work(self, engine: LiveSession) -> None:
         if self._work is not None:
@@ -98,7 +83,7 @@ class HeadlessJob:
             loop.add_signal_handler(number, self._pass_on, number, job)
 
     def _pass_on(self, number: signal.Signals, job: JobChild) -> None:
-        """Pass a signal on to the job, unless the terminal has sent it to the job too. The second Ctrl-C adds SIGTERM, the third SIGKILL."""
+        """Pass a signal on to the job, unless the terminal has sent it to the job too. Further Ctrl-C add what HARDER says."""
         if number not in OF_THE_TERMINAL or not in_foreground():
             job.signal(number)
         if number == signal.SIGINT and job.returncode is None:
@@ -115,29 +100,32 @@ class HeadlessJob:
         """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1. A file that cannot
         be written does not change the exit code of the job."""
         snapshot = engine.snapshot()
-        lines = [session_text(snapshot, output.paint(sys.stderr) if self._summary is None else plain)]
+        lines = [session_text(snapshot, output.paint(sys.stderr) if self._args.summary is None else plain)]
         if self._work is not None:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
-        said = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch_lines(snapshot, self._patch)]
-        lines += [f"gpuconsole: {clean(text.expandtabs())}" for text in said]  # it may come from the job
-        text = "\n".join(lines) + "\n"
-        if self._summary is None:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        else:
+        patch = patch_lines(snapshot, getattr(self._args, "patch", None))
+        problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch]
+        lines += [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]  # it may come from the job
+        self._write_summary("\n".join(lines) + "\n")
+        if self._args.snapshot is not None:
             try:
-                self._summary.write_text(text, encoding="utf-8")
-            except OSError as error:
-                output.problem(f"{self._summary}: {error.strerror}")
-        if self._snapshot is not None:
-            try:
-                write_snapshot(snapshot, self._snapshot)
+                write_snapshot(snapshot, self._args.snapshot)
             except SessionError as error:
                 output.problem(str(error))
         report_baselines(engine)
         slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
         return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
+
+    def _write_summary(self, text: str) -> None:
+        if self._args.summary is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        try:
+            self._args.summary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            output.problem(f"{self._args.summary}: {error.strerror}")
 
 
 def in_foreground() -> bool:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from gpuconsole.cli import output
-from gpuconsole.cli.options.console import record_path
-from gpuconsole.cli.options.files import writable
-from gpuconsole.cli.options.job import NotRunnable, check_options, check_program
-from gpuconsole.cli.options.scenario import assignments
-from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.cli.exits import NOT_EXECUTABLE, NOT_FOUND
+from gpuconsole.cli.options import UsageError
+from gpuconsole.cli.scenario import assignments
+from gpuconsole.cli.values import writable
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.terminal import why_no_terminal
@@ -24,49 +23,58 @@ from gpuconsole.tui.terminal import why_no_terminal
 if TYPE_CHECKING:
     from gpuconsole.cli.job_work import JobWork
 
+FILES = ("--output", "--snapshot", "--record", "--summary", "--patch")
+
+
+class NotRunnable(Exception):
+    """The command cannot be run. `code` is the exit code that a shell would have."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
 
 def run_job(args: argparse.Namespace) -> int:
-    """`run -- COMMAND`; returns the exit code of the command. If a signal ends the job, the same signal ends this process. Raises UsageError."""
-    check_options(args)
+    """`run -- COMMAND`; returns the exit code of the command. If a signal ends the job, the same signal ends this process."""
+    check_job(args)
     tries = assignments(args.tries, job_scenario(args.job[0]))
-    output = writable(args.output, "--output")
     if args.restart_knobs:
-        _check_restart(args, tries)
+        check_restarts(args, "--try", tries, "trial")
         from gpuconsole.cli.job_work import try_by_restarts
 
-        return run_if_possible(args, lambda: try_by_restarts(args, tries, writable(args.snapshot, "--snapshot")))
+        return run_if_possible(args, lambda: try_by_restarts(args, tries))
     if args.headless:
         from gpuconsole.cli.job_work import TrialOnJob
 
         return headless_job(args, TrialOnJob(tries) if tries or args.apply_top else None)
-    if args.apply_top or args.tries:
-        raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
-    snapshot, recording = writable(args.snapshot, "--snapshot"), record_path(args)
-    writable(args.patch, "--patch")
     if why := why_no_terminal():
         raise UsageError(f"{why}; add --headless")
     from gpuconsole.cli.console import open_console
 
-    return run_if_possible(args, lambda: open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output))
+    return run_if_possible(args, lambda: open_console(args))
 
 
-def _check_restart(args: argparse.Namespace, tries: Knobs) -> None:
-    """Raises UsageError where --restart-knob does not fit the other options."""
-    if not args.headless or not tries:
-        raise UsageError("--restart-knob goes with --headless and --try KNOB=VALUE")
-    mapped = [one.knob for one in args.restart_knobs]
-    if missing := [name for name in tries if name not in mapped]:
-        raise UsageError(
-            f"--try {missing[0]}: needs --restart-knob '{missing[0]}={{FLAG}}' too, because this trial starts the command again"
-        )
+def check_job(args: argparse.Namespace) -> None:
+    """Raises UsageError where a scenario is named too, or a file cannot be written."""
+    if args.scenario is not None:
+        raise UsageError(f"{args.command} takes a scenario ({args.scenario}) or a command after --, not both")
+    for option in FILES:
+        writable(args, option)
+
+
+def check_restarts(args: argparse.Namespace, option: str, knobs: Iterable[str], work: str) -> None:
+    """Raises UsageError where no --restart-knob gives the flag of a knob that `option` changes."""
+    mapped = [restart_knob.knob for restart_knob in args.restart_knobs]
+    for name in knobs:
+        if name not in mapped:
+            raise UsageError(f"{option} {name}: needs --restart-knob '{name}={{FLAG}}' too, because this {work} starts the command again")
 
 
 def headless_job(args: argparse.Namespace, work: JobWork | None = None) -> int:
-    """Run the command after `--` without a screen, and do `work` meanwhile. The exit code is as in `run_job`. Raises UsageError."""
-    files = writable(args.snapshot, "--snapshot"), record_path(args), writable(args.summary, "--summary")
+    """Run the command after `--` without a screen, and do `work` meanwhile. The exit code is as in `run_job`."""
     from gpuconsole.cli.headless_job import HeadlessJob
 
-    return run_if_possible(args, HeadlessJob(args, *files, work).run)
+    return run_if_possible(args, HeadlessJob(args, work).run)
 
 
 def run_if_possible(args: argparse.Namespace, run: Callable[[], int]) -> int:
@@ -81,6 +89,19 @@ def run_if_possible(args: argparse.Namespace, run: Callable[[], int]) -> int:
         skeleton.restore()
         end_by(-code)
     return code
+
+
+def check_program(command: list[str]) -> None:
+    """Raises NotRunnable where the first word is no program."""
+    program = command[0]
+    if shutil.which(program) is not None:
+        return
+    if "/" not in program:
+        raise NotRunnable(f"{program}: command not found", NOT_FOUND)
+    if not os.path.exists(program):
+        raise NotRunnable(f"{program}: no such file", NOT_FOUND)
+    why = "is a folder" if os.path.isdir(program) else "permission denied: the file is not executable"
+    raise NotRunnable(f"{program}: {why}", NOT_EXECUTABLE)
 
 
 def end_by(number: int) -> None:

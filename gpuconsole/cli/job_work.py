@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,8 +13,9 @@ from typing import Literal
 import msgspec
 
 from gpuconsole.cli import output
-from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
-from gpuconsole.cli.options.engine import live_engine, open_engine
+from gpuconsole.cli.exits import exit_code
+from gpuconsole.cli.options import CommandFailed
+from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.reader import write_snapshot
@@ -174,41 +174,41 @@ def current(engine: LiveSession) -> Run:
     return run
 
 
-def try_by_restarts(args: argparse.Namespace, tries: Knobs, target: Path | None) -> int:
+def try_by_restarts(args: argparse.Namespace, tries: Knobs) -> int:
     """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns 0, or 1 where a side could not be measured."""
-    words = before = tuple(args.job)
-    for one in args.restart_knobs:
-        if one.knob in tries:
-            words = one.applied(words, tries[one.knob])
-    output.note(f"without the change: {shlex.join(before)}")
-    output.note(f"with the change:    {shlex.join(words)}")
-    return asyncio.run(_restarts(args, tries, words, target))
+    changed = with_values(args, tries)
+    output.note(f"without the change: {shlex.join(args.job)}")
+    output.note(f"with the change:    {shlex.join(changed)}")
+    return asyncio.run(_restarts(args, tries, changed))
 
 
-async def _restarts(args: argparse.Namespace, tries: Knobs, words: tuple[str, ...], target: Path | None) -> int:
-    engine = live_engine(args)
-    commands = [JobCommand(one, stored=args.store_command, apart=True) for one in (tuple(args.job), words)]
-    sides = RestartSides(commands[0], commands[1], output.note)
-    try:
-        await open_engine(engine)
-        measuring = asyncio.create_task(_measure(engine, sides, commands[0], tries, args))
-        on_interrupt(measuring.cancel)
+def with_values(args: argparse.Namespace, knobs: Knobs) -> tuple[str, ...]:
+    """The command of the user's own with the values of these knobs, by the flags of --restart-knob."""
+    command = tuple(args.job)
+    for restart_knob in args.restart_knobs:
+        if restart_knob.knob in knobs:
+            command = restart_knob.applied(command, knobs[restart_knob.knob])
+    return command
+
+
+async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, ...]) -> int:
+    before, after = (JobCommand(command, stored=args.store_command, apart=True) for command in (tuple(args.job), changed))
+    sides = RestartSides(before, after, output.note)
+    async with session(args) as engine:
         try:
-            run, trial = await measuring
+            outcome = await until_interrupt(_measure(engine, sides, before, tries, args))
+        except TrialFailed as problem:
+            raise CommandFailed(str(problem)) from None
         finally:
             await sides.close()
+        if outcome is None:
+            return exit_code()
+        run, trial = outcome
         snapshot = msgspec.structs.replace(engine.snapshot(), runs=[run], trials=[trial])
         print(trial_text(trial, snapshot, output.paint(sys.stderr)), file=sys.stderr)
-        if target is not None:
-            write_snapshot(snapshot, target)
+        if args.snapshot is not None:
+            write_snapshot(snapshot, args.snapshot)
         return exit_code(trial.state != "done")
-    except TrialFailed as problem:
-        output.problem(str(problem))
-        return FAILED
-    except asyncio.CancelledError:
-        return exit_code()
-    finally:
-        await engine.close()
 
 
 async def _measure(
@@ -217,46 +217,36 @@ async def _measure(
     """The run of the command without the change, and the trial. Raises TrialFailed."""
     await sides.switch_to(BASELINE)
     started = sides.started(BASELINE).started
-    own = {one.knob: value for one in args.restart_knobs if (value := one.value_in(command.words)) is not None}
+    own = {knob.knob: value for knob in args.restart_knobs if (value := knob.value_in(command.words)) is not None}
     knobs: Knobs = {**dict.fromkeys(tries, "default"), **own, **(started.knobs if started is not None else {})}
     run = Run("1", command.name, JOB, knobs, engine.device().id, "finished", command_digest=command.digest)
     return run, await run_trial(Trial("1", "1", tries), run, sides, lambda trial: None, TrialLimits(RESTARTS_S, RESTARTS_S))
 
 
-def sweep_by_restarting(args: argparse.Namespace, vary: dict[str, list[Value]], target: Path | None) -> int:
+def sweep_by_restarting(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
     """`sweep --restart-knob`: start the command for each setting in turn. Returns 0, or 1 where a setting could not be measured."""
-    return asyncio.run(_sweep(args, vary, target))
+    return asyncio.run(_sweep(args, vary))
 
 
-async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]], target: Path | None) -> int:
-    engine = live_engine(args)
-    words, mapped = tuple(args.job), {one.knob: one for one in args.restart_knobs}
-    given = {name: _parsed(name, mapped[name].value_in(words)) for name in vary}
+async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
+    command = tuple(args.job)
+    given = {knob.knob: _parsed(knob.knob, knob.value_in(command)) for knob in args.restart_knobs}
     base: Knobs = {name: values[0] if (value := given[name]) is None else value for name, values in vary.items()}
     settings = points(vary, base, args.grid)
-    commands = []
-    for setting in settings:
-        changed = words
-        for name, value in setting.items():
-            changed = mapped[name].applied(changed, value)
-        commands.append(JobCommand(changed, apart=True))
-    try:
-        await open_engine(engine)
+    commands = [JobCommand(with_values(args, setting), apart=True) for setting in settings]
+    async with session(args) as engine:
         device = engine.device().id
         clock: Literal["wall", "contention_free"] = (
             "wall" if device != "cpu" or any(CATALOGUE[name].loader for name in vary) else "contention_free"
         )
-        sweep = Sweep(JobCommand(words).name, device, "samples/s", base, [SweepPoint(one) for one in settings], args.repeat, clock)
-        work = asyncio.create_task(sweep_by_restarts(sweep, commands, output.note, lambda sweep: None))
-        on_interrupt(work.cancel)
-        with contextlib.suppress(asyncio.CancelledError):  # what was measured until then is printed
-            await work
+        rows = [SweepPoint(setting) for setting in settings]
+        sweep = Sweep(JobCommand(command).name, device, "samples/s", base, rows, args.repeat, clock)
+        # After Ctrl-C, what was measured until then is printed.
+        await until_interrupt(sweep_by_restarts(sweep, commands, output.note, lambda sweep: None))
         print(printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr)), file=sys.stderr)
-        if target is not None:
-            write_snapshot(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), target)
+        if args.snapshot is not None:
+            write_snapshot(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot)
         return exit_code(any(point.error for point in sweep.points))
-    finally:
-        await engine.close()
 
 
 def _parsed(name: str, text: str | None) -> Value | None:

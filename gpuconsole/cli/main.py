@@ -12,29 +12,29 @@ from gpuconsole.cli.exits import FAILED, INTERRUPTED, USAGE, ending_at_once
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
+    argv = sys.argv[1:] if argv is None else argv
     with ending_at_once():
         from gpuconsole.tui import skeleton
 
         try:
-            if not words and skeleton.fits():  # a command line without words has no mistakes
+            if not argv and skeleton.fits():  # an empty command line has no mistakes
                 skeleton.paint(overview=True)
-            return _run(words)
+            return _run(argv)
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
             skeleton.restore()
 
 
-def _run(words: list[str]) -> int:
-    from gpuconsole.cli.options.usage import UsageError
+def _run(argv: list[str]) -> int:
+    from gpuconsole.cli.options import CommandFailed, UsageError
     from gpuconsole.cli.output import configure, problem
     from gpuconsole.cli.parser import parse
     from gpuconsole.engine.machine.settings import SettingsError
     from gpuconsole.tui import skeleton
 
     try:
-        args = parse(words)
+        args = parse(argv)
         if args.command is None:
             from gpuconsole.cli.console import run_console
 
@@ -45,5 +45,8 @@ def _run(words: list[str]) -> int:
         skeleton.restore()
         problem(str(error))
         return USAGE
+    except CommandFailed as error:
+        problem(str(error))
+        return FAILED
     except BrokenPipeError:
         return FAILED

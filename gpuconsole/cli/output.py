@@ -9,8 +9,10 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
+
+import msgspec
 
 from gpuconsole.engine.machine.settings import COLORS, settings
 from gpuconsole.model.text import visible
@@ -19,18 +21,6 @@ from gpuconsole.report.parts import Part, printed
 
 _quiet = False
 _color = COLORS[0]
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every command has. They have no argparse default, because they may come before or after the command."""
-    group = parser.add_argument_group("output")
-    group.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress and no notes on stderr, only problems")
-    group.add_argument(
-        "--color",
-        choices=COLORS,
-        default=argparse.SUPPRESS,
-        help="colours: auto (default: on a terminal, unless NO_COLOR is set), always, never",
-    )
 
 
 def configure(args: argparse.Namespace) -> None:
@@ -77,13 +67,32 @@ def show(report: Iterable[Part]) -> None:
     print(printed(report, paint=paint(sys.stdout)))
 
 
-def note(text: str) -> None:
+def show_result(args: argparse.Namespace, data: object, report: Callable[[], Iterable[Part]]) -> None:
+    """Print `data` as JSON where --json asks for JSON, else the report for people."""
+    if args.json:
+        print(to_json(data))
+    else:
+        show(report())
+
+
+def to_json(value: object) -> str:
+    """`value` as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def progress(text: str) -> None:
     """Print a line on stderr that --quiet leaves out."""
     if not _quiet:
-        problem(text)
+        with contextlib.suppress(OSError):  # the reader of stderr has ended
+            print(visible(text), file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Print a line of the program's own on stderr that --quiet leaves out."""
+    progress(f"gpuconsole: {text}")
 
 
 def problem(text: str) -> None:
-    """Print a line on stderr."""
-    with contextlib.suppress(OSError):  # the reader of stderr has ended
+    """Print a line of the program's own on stderr."""
+    with contextlib.suppress(OSError):
         print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)

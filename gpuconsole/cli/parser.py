@@ -1,4 +1,8 @@
-"""The parser of the command line. Every file in a group folder of `cli/commands/` is a command; there is no other registration."""
+"""The parser of the command line, and its help.
+
+Every file in a group folder of `cli/commands/` is a command; there is no other registration. The file has HELP (one line; empty for an old name,
+which the list of commands leaves out), DESCRIPTION, EXAMPLES, OPTIONS, and run(args), which returns the exit code.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,14 @@ import importlib
 import os
 import pkgutil
 import re
-from collections.abc import Collection
-from typing import Any, NoReturn
+import textwrap
+from collections.abc import Collection, Iterable
+from typing import NoReturn
 
 from gpuconsole import __version__
 from gpuconsole.cli import commands
 from gpuconsole.cli.exits import CODES, USAGE
-from gpuconsole.cli.options.console import CONSOLE_OPTIONS, add_console_options
-from gpuconsole.cli.options.help import HelpFormatter, table, usage
-from gpuconsole.cli.options.usage import refuse_given
-from gpuconsole.cli.output import add_output_options
+from gpuconsole.cli.options import DEMO, PRINTING, WATCHING_ON_SCREEN, Group, Options, UsageError, check, each
 from gpuconsole.engine.machine.settings import config_path
 from gpuconsole.model.knobs.knob import nearest
 
@@ -24,12 +26,12 @@ from gpuconsole.model.knobs.knob import nearest
 def find_commands() -> dict[str, str]:
     """The module of every command by the command's file name. A command is a file in a group folder of `cli/commands/`; the package
     may be a folder or a zip file."""
-    found = {}
+    modules = {}
     for group in pkgutil.iter_modules(commands.__path__):
         folders = [os.path.join(folder, group.name) for folder in commands.__path__]
         for command in pkgutil.iter_modules(folders):
-            found[command.name] = f"{commands.__name__}.{group.name}.{command.name}"
-    return found
+            modules[command.name] = f"{commands.__name__}.{group.name}.{command.name}"
+    return modules
 
 
 TAKE_JOBS = ("run", "sweep", "tune")
@@ -54,116 +56,193 @@ What you always want: {config_path()}, see docs/commands.md.
 TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "sessions": "files"}
 """The titles of the group folders, in the order of the help."""
 
+WIDEST = 110
+REMARK = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
+"""An example and the remark after it."""
 
-def build_parser(chosen: Collection[str] = COMMANDS, parser_class: type[argparse.ArgumentParser] | None = None) -> argparse.ArgumentParser:
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps paragraphs. Lines that begin with a blank stay lines: examples and tables."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
+        self._width = min(self._width, WIDEST)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(fitted(text, width))
+
+
+def fitted(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width` cells, if its argv allow that."""
+    lines: list[str] = []
+    paragraph: list[str] = []
+
+    def end_paragraph() -> None:
+        lines.extend(textwrap.wrap(" ".join(paragraph), width, break_long_words=False, break_on_hyphens=False))
+        paragraph.clear()
+
+    for line in text.strip("\n").splitlines():
+        if line and not line.startswith(" "):
+            paragraph.append(line)
+            continue
+        end_paragraph()
+        lines += example(line, width)
+    end_paragraph()
+    return lines
+
+
+def example(line: str, width: int) -> list[str]:
+    """A line that begins with a blank. If it is too long, its remark stands below it, and a long command continues after a backslash."""
+    if len(line) <= width:
+        return [line]
+    parts = REMARK.fullmatch(line)
+    command, remark = (parts[1], parts[2]) if parts else (line, "")
+    indent = " " * (len(command) - len(command.lstrip()))
+    rows = textwrap.wrap(command.strip(), width - len(indent) - 6, break_long_words=False, break_on_hyphens=False)
+    rows = [f"{indent}{'    ' if number else ''}{row}" for number, row in enumerate(rows)]
+    rows = [f"{row} \\" for row in rows[:-1]] + rows[-1:]
+    below = f"{indent}      "
+    return rows + textwrap.wrap(remark, width, initial_indent=below, subsequent_indent=below, break_long_words=False)
+
+
+def usage(parser: argparse.ArgumentParser, takes_job: bool) -> str:
+    """The usage of a command: its arguments, without the names of all options."""
+    arguments = [
+        f"[{action.metavar}]" if action.nargs == "?" and not takes_job else str(action.metavar or action.dest)
+        for action in parser._get_positional_actions()
+    ]
+    first = " ".join([parser.prog, *arguments, "[options]"])
+    return f"{first}\n       {parser.prog} [options] -- COMMAND ARGS..." if takes_job else first
+
+
+def table(groups: Iterable[tuple[str, list[tuple[str, str]]]]) -> str:
+    """The commands with one line each, by group."""
+    blocks = ["\n".join([f"{title}:", *(f"  {name:<18} {line}" for name, line in rows)]) for title, rows in groups if rows]
+    return "\n\n".join(blocks)
+
+
+class Mistake(Exception):
+    """The command line has a mistake. `parser`: the parser that found it."""
+
+    def __init__(self, parser: argparse.ArgumentParser, message: str) -> None:
+        super().__init__(message)
+        self.parser = parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises Mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Mistake(self, message)
+
+
+def build_parser(chosen: Collection[str] = COMMANDS) -> Parser:
     """A parser for the commands `chosen`. Imports the file of each of these commands."""
-    parser = (parser_class or argparse.ArgumentParser)(
+    parser = Parser(
         prog="gpuconsole", usage="gpuconsole [COMMAND] [options]", epilog=EXAMPLES, formatter_class=HelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
-    parser.add_argument("--demo", action="store_true", default=argparse.SUPPRESS, help="replay a recorded session: find, prove, keep")
-    add_output_options(parser)
-    add_console_options(parser.add_argument_group("watching devices"), screen=True)
+    add_options(parser, (DEMO, PRINTING, WATCHING_ON_SCREEN))
     added = parser.add_subparsers(prog="gpuconsole", metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     for name in chosen:
-        importlib.import_module(COMMANDS[name]).add(added)
-        command = added.choices[name.replace("_", "-")]
-        command.formatter_class = HelpFormatter
-        command.allow_abbrev = False
+        module = importlib.import_module(COMMANDS[name])
+        listed = {"help": module.HELP} if module.HELP else {}
+        command = added.add_parser(
+            written(name),
+            **listed,
+            description=module.DESCRIPTION,
+            epilog=module.EXAMPLES,
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+        )
+        add_options(command, (*module.OPTIONS, PRINTING))
         command.usage = usage(command, name in TAKE_JOBS)
-        add_output_options(command)
+        command.set_defaults(handler=module.run)
     parser.description = (
         f"{DESCRIPTION}\n\n{table(_groups(added))}\n\n`gpuconsole COMMAND --help` has the options and examples of a command."
     )
     return parser
 
 
-def _groups(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[tuple[str, list[tuple[str, str]]]]:
+def written(name: str) -> str:
+    """The name of a command on the command line."""
+    return name.replace("_", "-")
+
+
+def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
+    """Add the options to a parser. The parsed command line has them in `options`."""
+    for part in options:
+        if isinstance(part, Group):
+            group = parser.add_argument_group(part.title)
+            for option in part.options:
+                option.add_to(group)
+        else:
+            part.add_to(parser)
+    parser.set_defaults(options=options)
+
+
+def _groups(added: argparse._SubParsersAction[Parser]) -> list[tuple[str, list[tuple[str, str]]]]:
     """The commands with their one line of help, by title of the group. A command without such a line is an old name of another command."""
-    lines = {one.dest: one.help or "" for one in added._choices_actions}
+    lines = {action.dest: action.help or "" for action in added._choices_actions}
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES.values()}
-    for name, module in sorted(COMMANDS.items(), key=lambda one: one[0] not in TAKE_JOBS):
-        folder, word = module.split(".")[-2], name.replace("_", "-")
-        if word in lines:
-            groups.setdefault(TITLES.get(folder, folder), []).append((word, lines[word]))
+    for name in sorted(COMMANDS, key=lambda name: name not in TAKE_JOBS):
+        folder = COMMANDS[name].split(".")[-2]
+        if written(name) in lines:
+            groups.setdefault(TITLES.get(folder, folder), []).append((written(name), lines[written(name)]))
     return list(groups.items())
 
 
-class NotUnderstood(Exception):
-    """The command line has a mistake."""
-
-
-class _Quiet(argparse.ArgumentParser):
-    """Raises NotUnderstood on a mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        raise NotUnderstood
-
-
-class _OneLine(argparse.ArgumentParser):
-    """Prints a mistake as one line and exits with code 2. `made` lists the parsers of this class, a command's own parser last."""
-
-    made: list[argparse.ArgumentParser] = []
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.made.append(self)
-
-    def error(self, message: str) -> NoReturn:
-        command = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
-        if command is not None:
-            known = [name.replace("_", "-") for name in COMMANDS]
-            message = f"there is no command {command[1]!r}{nearest(command[1], known)}; there are: {', '.join(sorted(known))}"
-        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def parse(words: list[str]) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the command line. Exits with code 0 after help, and with code 2 and one line on bad usage. Raises UsageError.
 
-    The parser has only the commands that `words` name, because importing all commands takes time. For help, it has all.
+    The parser has only the commands that `argv` name, because importing all commands takes time. For help, it has all.
     """
-    words, job = split_job(words)
-    if {"-h", "--help"} & set(words):
-        return build_parser().parse_args(words)
-    named = [name for name in COMMANDS if name.replace("_", "-") in words]
+    argv, job = split_job(argv)
+    parser = build_parser(COMMANDS if {"-h", "--help"} & set(argv) else [name for name in COMMANDS if written(name) in argv])
     try:
-        parser = build_parser(named, _Quiet)
-        args = parser.parse_args(words, argparse.Namespace(job=job))
-    except NotUnderstood:
-        _explain(words, named)
-    _refuse_foreign_options(parser, args)
+        args, unknown = parser.parse_known_args(argv, argparse.Namespace(job=job))
+    except Mistake as mistake:
+        _explain(parser, argv, mistake=mistake)
+    if unknown:
+        _explain(parser, argv, unknown[0])
+    _refuse_foreign_options(args)
+    check(args)
     return args
 
 
-def _refuse_foreign_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _refuse_foreign_options(args: argparse.Namespace) -> None:
     """Raises UsageError for an option before the command that the command does not have."""
-    if args.command is None:
-        return
-    commands = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    own = {one.dest for one in commands.choices[args.command]._actions}
-    refuse_given(args, f"has no effect on {args.command}", *(name for name in (*CONSOLE_OPTIONS, "demo") if name not in own))
+    for option in (*WATCHING_ON_SCREEN.options, DEMO):
+        if args.command is not None and option.given(args) and option.name not in [own.name for own in each(args.options)]:
+            raise UsageError(f"{option.name} has no effect on {args.command}")
 
 
-def split_job(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words for this program, and the user's own command after `--`. Only the commands TAKE_JOBS take one."""
-    at = words.index("--") if "--" in words else len(words)
-    if not set(TAKE_JOBS) & set(words[:at]):
-        return words, []
-    return words[:at], words[at + 1 :]
+def split_job(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments for this program, and those of the user's own command after `--`. Only the commands TAKE_JOBS take one."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    if not set(TAKE_JOBS) & set(argv[:at]):
+        return argv, []
+    return argv[:at], argv[at + 1 :]
 
 
-def _explain(words: list[str], named: list[str]) -> NoReturn:
-    """Exit with one line about the mistake in `words`. For an unknown option or command, the line suggests the nearest match."""
-    _OneLine.made.clear()
-    parser = build_parser(named, _OneLine)
-    last = _OneLine.made[-1]
-    options = {option for made in _OneLine.made for option in made._option_string_actions}
-    for word in words:
-        name = word.partition("=")[0]
+def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistake | None = None) -> NoReturn:
+    """Exit with one line about `mistake`, or about the argument `unknown`. For an unknown option or command, the line suggests the nearest match."""
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parsers: list[argparse.ArgumentParser] = [parser, *commands.values()]
+    options = {option for each_parser in parsers for option in each_parser._option_string_actions}
+    for name in (text.partition("=")[0] for text in argv):
         if name.startswith("--") and name not in options:
-            last.error(f"there is no option {name!r}{nearest(name, options)}")
-    _, unknown = parser.parse_known_args(words)
-    hint = "; a command of your own goes after --" if set(TAKE_JOBS) & set(words) else ""
-    if unknown[0].startswith("-"):
-        last.error(f"this command has no option {unknown[0].partition('=')[0]!r}")
-    last.error(f"unexpected argument {unknown[0]!r}{hint}")
+            _exit(parsers[-1], f"there is no option {name!r}{nearest(name, options)}")
+    if unknown.startswith("-"):
+        _exit(parsers[-1], f"this command has no option {unknown.partition('=')[0]!r}")
+    if mistake is None:
+        hint = "; a command of your own goes after --" if set(TAKE_JOBS) & set(argv) else ""
+        _exit(parsers[-1], f"unexpected argument {unknown!r}{hint}")
+    if command := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", str(mistake)):
+        names = [written(name) for name in COMMANDS]
+        _exit(parser, f"there is no command {command[1]!r}{nearest(command[1], names)}; there are: {', '.join(sorted(names))}")
+    _exit(mistake.parser, str(mistake))
+
+
+def _exit(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    parser.exit(USAGE, f"{parser.prog}: {message} (see {parser.prog} --help)\n")

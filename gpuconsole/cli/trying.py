@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gpuconsole.cli.session import ended_before
 from gpuconsole.diagnosis.engine import in_doubt
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.finding import Interval, Suggestion
@@ -39,11 +40,7 @@ async def try_now(engine: LiveSession, tries: Knobs, interrupted: asyncio.Event,
         changes, predicted = top.changes, top.predicted_speedup
     say(f"trial: {describe_changes(changes, view.run.settings if view.run else None)}")
     trial = asyncio.create_task(engine.try_change(changes, predicted))
-    stop = asyncio.create_task(interrupted.wait())
-    await asyncio.wait([trial, stop], return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if not trial.done():
-        trial.cancel()
+    if not await ended_before(interrupted, trial):
         return
     try:
         for line in trial_text(trial.result(), engine.snapshot()).splitlines():
@@ -59,6 +56,6 @@ def top_suggestion(view: View) -> Suggestion | None:
 
 def nothing_to_try(view: View) -> str:
     """Why --apply-top has tried nothing."""
-    suggested = [one.changes for finding in facts.firing(view.run) for one in finding.suggestions]
+    suggested = [suggestion.changes for finding in facts.firing(view.run) for suggestion in finding.suggestions]
     reason = view.run.why_not(suggested[0]) if view.run is not None and suggested else ""
     return f"the suggestion cannot be tried from here: {reason}" if reason else "no finding suggests a change"

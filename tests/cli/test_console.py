@@ -52,7 +52,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr(console, "show_first_picture", lambda: None)
         monkeypatch.setattr(app, "ConsoleApp", lambda *words, **options: SimpleNamespace(**options))
         monkeypatch.setattr(app, "show", shown)
-        return console.open_console(cast("argparse.Namespace", SimpleNamespace(interval=1.0, serve=None, eco=False)), snapshot=snapshot)
+        return console.open_console(cast("argparse.Namespace", SimpleNamespace(interval=1.0, serve=None, eco=False, snapshot=snapshot)))
 
     return run
 

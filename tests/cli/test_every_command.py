@@ -18,8 +18,7 @@ import pytest
 
 from gpuconsole.cli.exits import CODES
 from gpuconsole.cli.main import main
-from gpuconsole.cli.options.help import WIDEST
-from gpuconsole.cli.parser import COMMANDS
+from gpuconsole.cli.parser import COMMANDS, WIDEST
 from gpuconsole.model.certificate import encode as encode_certificate
 from gpuconsole.model.snapshot import encode
 from gpuconsole.wire.recording import RecordingWriter

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,24 +25,25 @@ class NoEngine:
     def device(self) -> Device:
         return Device("cpu", "")
 
-    async def close(self) -> None: ...
-
 
 def swept(monkeypatch: pytest.MonkeyPatch, command: str, vary: dict[str, list[Value]], *mapped: str) -> tuple[Sweep, list[str]]:
     """The sweep that `command` would get, and the command line of each setting. Nothing is started."""
     planned: list[tuple[Sweep, list[str]]] = []
 
     async def plan(sweep: Sweep, commands: Sequence[JobCommand], *rest: Any) -> None:
-        planned.append((sweep, [shlex.join(one.words) for one in commands]))
+        planned.append((sweep, [shlex.join(command.words) for command in commands]))
 
-    async def opened(engine: NoEngine) -> None: ...
+    @contextlib.asynccontextmanager
+    async def session(args: argparse.Namespace) -> AsyncIterator[NoEngine]:
+        yield NoEngine()
 
-    monkeypatch.setattr(job_work, "live_engine", lambda args: NoEngine())
-    monkeypatch.setattr(job_work, "open_engine", opened)
-    monkeypatch.setattr(job_work, "on_interrupt", lambda action: None)
+    monkeypatch.setattr(job_work, "session", session)
+    monkeypatch.setattr(job_work, "until_interrupt", lambda work: work)
     monkeypatch.setattr(job_work, "sweep_by_restarts", plan)
     knobs = [parse_restart_knob(text) for text in mapped]
-    job_work.sweep_by_restarting(argparse.Namespace(job=shlex.split(command), restart_knobs=knobs, grid=False, repeat=2), vary, None)
+    job_work.sweep_by_restarting(
+        argparse.Namespace(job=shlex.split(command), restart_knobs=knobs, grid=False, repeat=2, snapshot=None), vary
+    )
     return planned[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.cli.options.patch import base, name_in_patch, patch_of, write_patch
+from gpuconsole.cli.files import base, name_in_patch, patch_of, write_patch
 from gpuconsole.model.job import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value

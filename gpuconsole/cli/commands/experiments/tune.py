@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuconsole.cli import output
-from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
-from gpuconsole.cli.job import headless_job
-from gpuconsole.cli.options.console import add_console_options, record_path
-from gpuconsole.cli.options.engine import live_engine, open_engine
-from gpuconsole.cli.options.files import add_headless_options, to_json, writable
-from gpuconsole.cli.options.job import add_change_options, add_probe_option, add_summary_option, check_options, refuse_job_options
-from gpuconsole.cli.options.nodes import add_node_options, check_nodes
-from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
-from gpuconsole.cli.options.serving import add_serving_options, check_server
-from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
+from gpuconsole.cli import options, output
+from gpuconsole.cli.exits import exit_code, on_interrupt
+from gpuconsole.cli.files import read_certificate
+from gpuconsole.cli.job import check_job, headless_job
+from gpuconsole.cli.options import CommandFailed, Option, UsageError
+from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
+from gpuconsole.cli.session import ended_before, session
+from gpuconsole.cli.values import writable
+from gpuconsole.engine.machine.settings import seconds
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.tune import TUNE_S, Tuner
-from gpuconsole.model.certificate import MOST_BYTES, Certificate, CertificateError, decode, encode
-from gpuconsole.model.files import read_limited, write_whole
+from gpuconsole.model.certificate import Certificate, encode
+from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.scenario import Scenario, job_scenario
-from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import attempt_line, certificate_report
 from gpuconsole.session.api import SessionError
 
+HELP = "try fix after fix, keep what is proven"
 DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted gain per second of trial, keeps the
 change if paired measurement proves it, and diagnoses the run again, until no further change is predicted to gain 5 %.
 
@@ -48,58 +44,53 @@ EXAMPLES = """examples:
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "tune",
-        help="try fix after fix, keep what is proven",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    add_scenario(parser)
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
-    parser.add_argument(
-        "--budget",
-        type=seconds,
-        default=TUNE_S,
-        metavar="S",
-        help="time in seconds; a trial that would take longer does not start (default 300)",
-    )
-    parser.add_argument("--objective", choices=("tokens_per_s",), default="tokens_per_s", help="what to improve: throughput")
-    parser.add_argument(
-        "--allow-training-changes", action="store_true", help="also try changes of what the model learns per step, such as the batch size"
-    )
-    parser.add_argument("--only", type=names, default=[], metavar="KNOB,KNOB", help="change only these knobs")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, again after every trial")
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="FILE",
-        help="continue the session of this certificate: its attempts are not repeated, and new attempts are added to the file",
-    )
-    add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
-    add_summary_option(parser)
-    add_probe_option(parser)
-    add_change_options(parser)
-    add_node_options(parser)
-    add_serving_options(parser)
-    add_console_options(parser.add_argument_group("watching devices"))
-    parser.set_defaults(handler=run)
+def names(text: str) -> list[str]:
+    """The names in `KNOB,KNOB`. Raises ValueError."""
+    knobs = [name.strip() for name in text.split(",") if name.strip()]
+    if not knobs:
+        raise ValueError("names no knob")
+    return knobs
+
+
+OWN_FILE = {"--resume": "does not go with --resume, which adds the new attempts to its own file"}
+# fmt: off
+OPTIONS = (
+    options.SCENARIO,
+    options.SET,
+    Option("--budget", "time in seconds; a trial that would take longer does not start (default 300)", "S", seconds, default=TUNE_S),
+    Option("--objective", "what to improve: throughput", choices=("tokens_per_s",), default="tokens_per_s"),
+    Option("--allow-training-changes", "also try changes of what the model learns per step, such as the batch size"),
+    Option("--only", "change only these knobs", "KNOB,KNOB", names, default=[], completes="knob"),
+    Option("--certificate", "write what was proven as JSON, again after every trial", "FILE", Path, OWN_FILE),
+    Option(
+        "--resume", "continue the session of this certificate: its attempts are not repeated, and new attempts are added to the file",
+        "FILE", Path, options.not_for_jobs("a job starts anew"),
+    ),
+    options.HEADLESS,
+    options.SNAPSHOT,
+    options.JSON._replace(help="the certificate on stdout and nothing else there"),
+    options.SUMMARY,
+    options.PROBE,
+    options.PATCH,
+    options.ALLOW_NUMERICS,
+    options.NODES,
+    options.SERVING,
+    options.WATCHING,
+)
+# fmt: on
 
 
 def run(args: argparse.Namespace) -> int:
     if args.job:
         return run_on_job(args)
-    refuse_job_options(args)
-    if args.resume is not None:
-        refuse_given(args, "does not go with --resume, which adds the new attempts to its own file", "certificate")
     chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
     check_server(args, chosen.workload, server_of(chosen, knobs))
     check_nodes(args, chosen.workload)
     check_only(args.only, chosen)
-    target = writable(args.resume or args.certificate, "--resume" if args.resume else "--certificate")
-    writable(args.snapshot, "--snapshot")
-    record_path(args)
+    target = writable(args, "--resume") or writable(args, "--certificate")
+    writable(args, "--snapshot")
+    writable(args, "--record")
     resumed = read_certificate(args.resume) if args.resume else None
     if resumed is not None:
         if resumed.scenario != args.scenario:
@@ -109,49 +100,26 @@ def run(args: argparse.Namespace) -> int:
         if any(resumed.start.get(name) != value for name, value in knobs.items()):
             raise UsageError(f"--resume {args.resume}: the session had other values of --set")
         knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
-    try:
-        return asyncio.run(_main(args, knobs, target, resumed))
-    except SessionError as error:
-        output.problem(str(error))
-        return FAILED
+    return asyncio.run(_main(args, knobs, target, resumed))
 
 
 def run_on_job(args: argparse.Namespace) -> int:
     """Tune the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
-    check_options(args)
+    check_job(args)
     check_only(args.only, job_scenario(args.job[0]))
     from gpuconsole.cli.job_work import TuneJob
 
-    return headless_job(args, TuneJob(args, writable(args.certificate, "--certificate")))
+    return headless_job(args, TuneJob(args, writable(args, "--certificate")))
 
 
 def check_only(names: list[str], chosen: Scenario) -> None:
     """Raises UsageError where --only names a knob that the scenario does not have."""
     if unknown := [name for name in names if name not in chosen.workload.knobs]:
-        known = chosen.workload.knobs
-        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}{nearest(unknown[0], known)}; it has: {', '.join(known)}")
-
-
-def names(text: str) -> list[str]:
-    """`KNOB,KNOB` for argparse."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("names no knob")
-    return found
-
-
-def read_certificate(path: Path) -> Certificate:
-    """The certificate in `path`; raises UsageError."""
-    try:
-        return decode(read_limited(path, MOST_BYTES))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except CertificateError as error:
-        raise UsageError(f"{path}: {error}") from None
+        own = chosen.workload.knobs
+        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}{nearest(unknown[0], own)}; it has: {', '.join(own)}")
 
 
 async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, resumed: Certificate | None) -> int:
-    engine = live_engine(args)
     interrupted = asyncio.Event()
     on_interrupt(interrupted.set)
 
@@ -159,24 +127,18 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
         if target is not None:
             write_whole(target, encode(certificate))
         if certificate.attempts and certificate.proof is None and not certificate.stopped:
-            report(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
+            output.progress(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
-    try:
-        await open_engine(engine, record_path(args))
+    async with session(args, CommandFailed) as engine:
         try:
             await engine.start(args.scenario, knobs)
-            report(f"{args.scenario}: diagnosing the run")
+            output.progress(f"{args.scenario}: diagnosing the run")
             certificate, failed = await _tune(engine, args, knobs, on_change, resumed, interrupted)
             await engine.end_run("finished")
         finally:
             if args.snapshot is not None:
                 engine.export(args.snapshot)
-    finally:
-        await engine.close()
-    if args.json:
-        print(to_json(certificate))
-    else:
-        output.show(certificate_report(certificate))
+    output.show_result(args, certificate, lambda: certificate_report(certificate))
     return exit_code(failed)
 
 
@@ -199,11 +161,8 @@ async def _tune(
         on_change=on_change,
         resumed=resumed,
     )
-    tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
-    await asyncio.wait([tuning, stop], return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if not tuning.done():
-        tuning.cancel()
+    tuning = asyncio.create_task(tuner.run())
+    if not await ended_before(interrupted, tuning):
         await asyncio.wait([tuning])
         tuner.certificate.stopped = "interrupted"
         on_change(tuner.certificate)
@@ -215,10 +174,3 @@ async def _tune(
         tuner.certificate.stopped = str(error)
         on_change(tuner.certificate)
         return tuner.certificate, True
-
-
-def report(text: str) -> None:
-    """A line of progress on stderr."""
-    if not output.quiet():
-        with contextlib.suppress(OSError):
-            print(visible(text), file=sys.stderr, flush=True)

@@ -9,18 +9,13 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.cli import output
-from gpuconsole.cli.commands.experiments.tune import read_certificate
-from gpuconsole.cli.exits import FAILED, OK, exit_code, on_interrupt
-from gpuconsole.cli.options.console import CONSOLE_OPTIONS, add_console_options, record_path
-from gpuconsole.cli.options.engine import live_engine, open_engine
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.nodes import NODE_OPTIONS, add_node_options, check_nodes
-from gpuconsole.cli.options.scenario import scenario, server_of
-from gpuconsole.cli.options.serving import OPTIONS as SERVING_OPTIONS
-from gpuconsole.cli.options.serving import add_serving_options, check_server
-from gpuconsole.cli.options.usage import UsageError, refuse_given
+from gpuconsole.cli.exits import FAILED, OK, exit_code
+from gpuconsole.cli.files import read_certificate
+from gpuconsole.cli.options import JSON, NODES, SERVING, WATCHING, CommandFailed, Option, UsageError
+from gpuconsole.cli.scenario import check_nodes, check_server, scenario, server_of
+from gpuconsole.cli.session import session, until_interrupt
+from gpuconsole.cli.values import writable
 from gpuconsole.experiments.certificate import mistakes
-from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -30,34 +25,26 @@ from gpuconsole.report.experiments import gain, measured, verdict
 from gpuconsole.report.parts import Report, labelled, text
 from gpuconsole.session.api import SessionError
 
+HELP = "check a certificate of tune"
+DESCRIPTION = """Compute every interval and verdict of a certificate again from its pairs. With --measure, also try its settings on this machine. Exit
+code 1: the certificate does not hold."""
 EXAMPLES = """examples:
   gpuconsole verify tuned.json                 do the intervals and verdicts follow from the measured pairs of blocks?
   gpuconsole verify tuned.json --measure       and is the gain the same on this machine?
 """
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "verify",
-        help="check a certificate of tune",
-        description="Compute every interval and verdict of a certificate again from its pairs. With --measure, also try its settings on this machine. Exit code 1: the certificate does not hold.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("file", type=Path, metavar="CERTIFICATE")
-    parser.add_argument(
-        "--measure", action="store_true", help="run the scenario with the settings of the start, and try all kept changes together"
-    )
-    parser.add_argument("--json", action="store_true", help="the result as JSON, and nothing else on stdout")
-    add_node_options(parser)
-    add_serving_options(parser)
-    add_console_options(parser.add_argument_group("watching devices"))
-    parser.set_defaults(handler=run)
+MEASURES = {"no --measure": "goes with --measure: without it nothing runs"}
+OPTIONS = (
+    Option("file", None, "CERTIFICATE", Path),
+    Option("--measure", "run the scenario with the settings of the start, and try all kept changes together"),
+    JSON._replace(help="the result as JSON, and nothing else on stdout"),
+    NODES.refused_too(MEASURES),
+    SERVING.refused_too(MEASURES),
+    WATCHING.refused_too(MEASURES),
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.measure:
-        refuse_given(args, "goes with --measure: without it nothing runs", *CONSOLE_OPTIONS, *NODE_OPTIONS, *SERVING_OPTIONS)
-    record_path(args)
+    writable(args, "--record")
     certificate = read_certificate(args.file)
     if args.measure:
         if not certificate.changed:
@@ -65,25 +52,19 @@ def run(args: argparse.Namespace) -> int:
         chosen = scenario(certificate.scenario)
         check_server(args, chosen.workload, server_of(chosen, certificate.start))
         check_nodes(args, chosen.workload)
-    found = Verified(str(args.file), certificate.scenario, certificate.device, certificate.created, mistakes(certificate))
-    found.trials = len(certificate.attempts) + (certificate.proof is not None)
-    found.claimed = certificate.gain
-    for mistake in found.mistakes:
+    result = Verified(str(args.file), certificate.scenario, certificate.device, certificate.created, mistakes(certificate))
+    result.trials = len(certificate.attempts) + (certificate.proof is not None)
+    result.claimed = certificate.gain
+    for mistake in result.mistakes:
         output.problem(mistake)
-    if args.measure and not found.mistakes:
-        try:
-            engine, found.measured = asyncio.run(_measure(args, certificate))
-        except asyncio.CancelledError:
+    if args.measure and not result.mistakes:
+        trial_here = asyncio.run(until_interrupt(_measure(args, certificate)))
+        if trial_here is None:
             return exit_code()
-        except SessionError as error:
-            output.problem(str(error))
-            return FAILED
-        found.differences = _differences(certificate, engine.environment())
-    if args.json:
-        print(to_json(found))
-    else:
-        output.show(report(found, certificate))
-    holds = not found.mistakes and (found.measured is None or found.measured.verdict == "win")
+        result.measured, environment = trial_here
+        result.differences = _differences(certificate, environment)
+    output.show_result(args, result, lambda: report(result, certificate))
+    holds = not result.mistakes and (result.measured is None or result.measured.verdict == "win")
     return OK if holds else FAILED
 
 
@@ -102,34 +83,29 @@ class Verified(msgspec.Struct):
     differences: dict[str, tuple[str, str]] = {}
 
 
-def report(found: Verified, certificate: Certificate) -> Report:
+def report(result: Verified, certificate: Certificate) -> Report:
     """The result for people."""
-    if found.mistakes:
-        return [text(f"{found.file}: does not hold: {count(len(found.mistakes), 'mistake')} in {count(found.trials, 'trial')}", "alert")]
-    of = f"{found.scenario} on {found.device}, {found.created}"
+    if result.mistakes:
+        return [text(f"{result.file}: does not hold: {count(len(result.mistakes), 'mistake')} in {count(result.trials, 'trial')}", "alert")]
+    of = f"{result.scenario} on {result.device}, {result.created}"
     lines: Report = [
-        text(visible(f"{found.file}: {of}: {count(found.trials, 'trial')}, all intervals and verdicts follow from the pairs")),
+        text(visible(f"{result.file}: {of}: {count(result.trials, 'trial')}, all intervals and verdicts follow from the pairs")),
         labelled("claimed", visible(gain(certificate) or "nothing"), column=10),
     ]
     lines += [
-        labelled("differs", visible(f"{name}: {there} there, {here} here"), column=10) for name, (there, here) in found.differences.items()
+        labelled("differs", visible(f"{name}: {there} there, {here} here"), column=10) for name, (there, here) in result.differences.items()
     ]
-    if found.measured is not None:
-        trial = found.measured
-        words = f"n/a: {trial.error}" if trial.speedup is None else f"{measured(trial)}, {verdict(trial)}"
-        lines.append(labelled("measured", visible(words), "good" if trial.verdict == "win" else "alert", column=10))
+    if result.measured is not None:
+        trial = result.measured
+        outcome = f"n/a: {trial.error}" if trial.speedup is None else f"{measured(trial)}, {verdict(trial)}"
+        lines.append(labelled("measured", visible(outcome), "good" if trial.verdict == "win" else "alert", column=10))
     return lines
 
 
-async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[LiveSession, Trial]:
-    """The settings of the start, with a trial of all kept changes together."""
+async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[Trial, Environment]:
+    """A trial of all kept changes together, beginning with the settings of the start; and the environment here. Raises CommandFailed."""
     chosen = scenario(certificate.scenario)
-    engine = live_engine(args)
-    measuring = asyncio.current_task()
-    assert measuring is not None
-    on_interrupt(measuring.cancel)
-    try:
-        await open_engine(engine, record_path(args))
+    async with session(args, CommandFailed) as engine:
         start: Knobs = {name: value for name, value in certificate.start.items() if name in chosen.workload.knobs}
         await engine.start(certificate.scenario, start)
         while (run := engine.view().run) is None or run.steady_from_s is None:
@@ -138,19 +114,17 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
             await asyncio.sleep(0.25)
         trial = await engine.try_change(certificate.changed)
         await engine.end_run("finished")
-        return engine, trial
-    finally:
-        await engine.close()
+        return trial, engine.environment()
 
 
 def _differences(certificate: Certificate, here: Environment) -> dict[str, tuple[str, str]]:
     """What differs between the machine of the certificate and this machine."""
-    found = {}
+    differences = {}
     for name in ("cpu", "cores", "torch", "cuda", "driver"):
         there, now = getattr(certificate.environment, name), getattr(here, name)
         if there != now:
-            found[name] = (str(there or "none"), str(now or "none"))
-    return found
+            differences[name] = (str(there or "none"), str(now or "none"))
+    return differences
 
 
 def count(number: int, noun: str) -> str:

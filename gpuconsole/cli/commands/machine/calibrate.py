@@ -10,13 +10,13 @@ import sys
 import time
 
 from gpuconsole.cli import output
-from gpuconsole.cli.exits import FAILED, OK, exit_code, on_interrupt
-from gpuconsole.cli.options.console import add_device_option, device
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
+from gpuconsole.cli.exits import OK, exit_code, on_interrupt
+from gpuconsole.cli.options import DEVICE, JSON, CommandFailed, Option, UsageError
+from gpuconsole.cli.values import chosen_device
 from gpuconsole.engine.children.once import read_devices
-from gpuconsole.engine.devices import DeviceChoiceError, choose_device
-from gpuconsole.engine.machine.environment import cache_path, fingerprint, load, machine_of, save
+from gpuconsole.engine.machine.environment import cache_path, load, machine_of, save
+from gpuconsole.engine.machine.environment import fingerprint
+from gpuconsole.engine.machine.settings import seconds
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
@@ -24,6 +24,7 @@ from gpuconsole.report.machine.environment import calibration_report
 from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import Progress
 
+HELP = "measure what this machine reaches, and keep it"
 DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
 
 The calibration measures matrix products by precision, convolution, memory copy and triad, the reading of weights (matrix times vector),
@@ -42,70 +43,49 @@ EXAMPLES = """examples:
 DEFAULT_BUDGET_S = 1.0
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "calibrate",
-        help="measure what this machine reaches, and keep it",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    add_device_option(parser)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON in SI units, and nothing else on stdout")
-    parser.add_argument("--show", action="store_true", help="print the kept calibration with its age; measure nothing")
-    parser.add_argument("--budget", type=seconds, metavar="S", help="approximate seconds for each figure (default 1)")
-    parser.set_defaults(handler=run)
+OPTIONS = (
+    DEVICE,
+    JSON._replace(help="print the figures as JSON in SI units, and nothing else on stdout"),
+    Option("--show", "print the kept calibration with its age; measure nothing"),
+    Option(
+        "--budget", "approximate seconds for each figure (default 1)", "S", seconds,
+        {"--show": "does not go with --show, which measures nothing"},
+    ),
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.show:
-        refuse_given(args, "does not go with --show, which measures nothing", "budget")
     if not args.show and torch_version() is None:
         raise UsageError('torch is not installed: pip install "gpuconsole[torch]"')
     state, problem = read_devices()
     environment = fingerprint(state.devices, state.driver, state.cuda)
-    try:
-        chosen = choose_device(state.devices, device(args), state.lost)
-    except DeviceChoiceError as error:
-        raise UsageError(str(error)) from None
+    chosen = chosen_device(state, args)
     if problem:
         output.note(f"{problem}; continuing without the driver")
-    return show(environment, chosen, args.json) if args.show else measure(environment, chosen, state.processes, args)
-
-
-def show(environment: Environment, chosen: Device, as_json: bool) -> int:
-    record = load(environment, chosen.id)
+    record = load(environment, chosen.id) if args.show else measured(environment, chosen, state.processes, args)
+    if record is None and args.show:
+        raise CommandFailed(f"there is no calibration of {chosen.id} with the present driver and torch: run `gpuconsole calibrate`")
     if record is None:
-        output.problem(f"there is no calibration of {chosen.id} with the present driver and torch: run `gpuconsole calibrate`")
-        return FAILED
-    print_record(record, chosen, as_json)
+        output.problem("interrupted: nothing is kept")
+        return exit_code()
+    output.show_result(args, record, lambda: calibration_report(record, chosen, time.time()))
+    if not args.show:
+        try:
+            save(record)
+        except OSError as error:
+            raise CommandFailed(f"cannot keep the figures: {error.filename}: {error.strerror}") from None
     return OK
 
 
-def print_record(record: CalibrationRecord, chosen: Device, as_json: bool) -> None:
-    if as_json:
-        print(to_json(record))
-    else:
-        output.show(calibration_report(record, chosen, time.time()))
-
-
-def measure(environment: Environment, chosen: Device, processes: list[Process], args: argparse.Namespace) -> int:
+def measured(environment: Environment, chosen: Device, processes: list[Process], args: argparse.Namespace) -> CalibrationRecord | None:
+    """A new record; None after Ctrl-C. Raises CommandFailed."""
     users = sum(1 for process in processes if process.device == chosen.id)
     if users:
         output.note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the figures may be too low")
-    record = asyncio.run(_measure(environment, chosen, args.budget or DEFAULT_BUDGET_S))
-    if isinstance(record, int):
-        return record
-    print_record(record, chosen, args.json)
-    try:
-        save(record)
-    except OSError as error:
-        output.problem(f"cannot keep the figures: {error.filename}: {error.strerror}")
-        return FAILED
-    return OK
+    return asyncio.run(_measure(environment, chosen, args.budget or DEFAULT_BUDGET_S))
 
 
-async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | int:
-    """The record, or the exit code if there is no record."""
+async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | None:
     from gpuconsole.engine.children.one_shot import Interrupted, JobFailed, calibrate
     from gpuconsole.engine.machine.load import OtherCores
 
@@ -117,14 +97,11 @@ async def _measure(environment: Environment, chosen: Device, budget_s: float) ->
     try:
         reached = await calibrate(chosen, budget_s, stages.show, stop)
     except Interrupted:
-        stages.done()
-        output.problem("interrupted: nothing is kept")
-        return exit_code()
+        return None
     except JobFailed as error:
+        raise CommandFailed(str(error)) from None
+    finally:
         stages.done()
-        output.problem(str(error))
-        return FAILED
-    stages.done()
     return CalibrationRecord(machine_of(environment), chosen.id, created, reached, load_1min, others.mean())
 
 

@@ -8,9 +8,8 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
-from gpuconsole.cli.options.console import dcgm
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import seconds
+from gpuconsole.cli.options import DCGM, JSON, TIMEOUT
+from gpuconsole.cli.values import dcgm
 from gpuconsole.engine.children.once import Reading, read_devices
 from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import Environment
@@ -19,32 +18,23 @@ from gpuconsole.report.parts import Report
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_view
 
+HELP = "list the devices with their current values"
+DESCRIPTION = "List the GPUs and the host with the value of every metric now, or the reason why there is no value."
 EXAMPLES = """examples:
   gpuconsole devices
   gpuconsole devices --json | jq '.devices[0].values'
 """
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "devices",
-        help="list the devices with their current values",
-        description="List the GPUs and the host with the value of every metric now, or the reason why there is no value.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("--json", action="store_true", help="values in SI units, by metric name")
-    parser.add_argument("--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a dcgm-exporter's /metrics, for what NVML cannot report")
-    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="how long to wait for the driver (default 10)")
-    parser.set_defaults(handler=run)
+OPTIONS = (
+    JSON._replace(help="values in SI units, by metric name"),
+    DCGM._replace(help="a dcgm-exporter's /metrics, for what NVML cannot report"),
+    TIMEOUT,
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code OK, or FAILED if the driver does not answer. Even then, the known values are printed."""
     reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
-    if args.json:
-        print(to_json(as_json(reading)))
-    else:
-        output.show(as_report(reading.state))
+    output.show_result(args, as_json(reading) if args.json else None, lambda: as_report(reading.state))
     if reading.error:
         output.problem(reading.error)
     return exit_code(reading.error)

@@ -15,8 +15,7 @@ from pathlib import Path
 from gpuconsole import __version__
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import seconds
+from gpuconsole.cli.options import JSON, TIMEOUT
 from gpuconsole.engine.children.once import Reading, read_devices
 from gpuconsole.engine.machine.environment import fingerprint, of_this_machine
 from gpuconsole.engine.machine.settings import SETTINGS, config_path, misspelt, settings
@@ -27,6 +26,9 @@ from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
 from gpuconsole.session.state import SessionState
 
+HELP = "report what works on this machine, and why not"
+DESCRIPTION = """Report what works on this machine, what reads n/a with the reason, and where the value of each setting comes from. This command
+changes nothing."""
 EXAMPLES = """examples:
   gpuconsole doctor
   gpuconsole doctor --json
@@ -47,26 +49,15 @@ ENOUGH_SHARED_BYTES = 2 * 2**30
 Row = tuple[str, str]
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="report what works on this machine, and why not",
-        description="Report what works on this machine, what reads n/a with the reason, and where the value of each setting comes from. This command changes nothing.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="seconds to wait for the driver (default 10)")
-    parser.add_argument("--json", action="store_true", help="the same rows as JSON, by section")
-    parser.set_defaults(handler=run)
+OPTIONS = (TIMEOUT._replace(help="seconds to wait for the driver (default 10)"), JSON._replace(help="the same rows as JSON, by section"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. Exit code OK, or FAILED if the driver does not answer."""
     reading = read_devices(timeout_s=args.timeout)
-    found = sections(reading)
-    if args.json:
-        print(to_json({title: [{"name": name, "text": text} for name, text in rows] for title, rows in found.items()}))
-    else:
-        output.show(report(found))
+    rows_by_title = sections(reading)
+    data = {title: [{"name": name, "text": text} for name, text in rows] for title, rows in rows_by_title.items()}
+    output.show_result(args, data, lambda: report(rows_by_title))
     return exit_code(reading.error)
 
 
@@ -86,26 +77,23 @@ def sections(reading: Reading) -> dict[str, list[Row]]:
 def report(sections: dict[str, list[Row]]) -> Report:
     """The sections that have rows, with a heading for each."""
     column = max(len(name) for rows in sections.values() for name, _ in rows) + 2
-    found: Report = []
+    parts: Report = []
     for title, rows in sections.items():
         if rows:
-            found += [
-                *([BLANK] if found else []),
-                heading(title),
-                *(labelled(name, visible(text), column=column, indent=2) for name, text in rows),
-            ]
-    return found
+            lines = (labelled(name, visible(text), column=column, indent=2) for name, text in rows)
+            parts += [*([BLANK] if parts else []), heading(title), *lines]
+    return parts
 
 
 def settings_rows() -> list[Row]:
     """Every setting with its value and the place of the value."""
-    found = settings()
+    in_force = settings()
     rows = [("file", f"{config_path()}{'' if config_path().exists() else ', which does not exist'}")]
     for name in SETTINGS:
-        value = getattr(found, name)
+        value = getattr(in_force, name)
         if isinstance(value, dict):
             value = ", ".join(f"{action}={key}" for action, key in value.items())
-        rows.append((name, f"{_written(value)}  ({found.source(name)})"))
+        rows.append((name, f"{_written(value)}  ({in_force.source(name)})"))
     return [*rows, *((name, f"is no setting{hint}, and has no effect") for name, hint in misspelt(os.environ).items())]
 
 
@@ -154,8 +142,8 @@ def _torch_cuda(version_file: Path) -> str | None:
         text = version_file.read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return found[1] if found else None
+    version = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return version[1] if version else None
 
 
 def gpu_rows(reading: Reading) -> list[Row]:
@@ -177,22 +165,22 @@ def gpu_rows(reading: Reading) -> list[Row]:
 
 def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
     """Advice about settings and defects that cost speed or data."""
-    found = []
+    advice = []
     if gpu.facts.get("persistence") == "off":
-        found.append("persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)")
+        advice.append("persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)")
     if gpu.facts.get("ecc") == "off":
-        found.append("ECC is off: nothing reports memory errors")
+        advice.append("ECC is off: nothing reports memory errors")
     for now, most, what in (
         ("gpu.pcie_link_width", "gpu.pcie_link_width_max", "PCIe lanes"),
         ("gpu.power_limit_w", "gpu.power_limit_max_w", "W of power limit"),
     ):
         if now in values and most in values and values[now] < values[most]:
-            found.append(f"{values[now]:.0f} of {values[most]:.0f} {what}")
+            advice.append(f"{values[now]:.0f} of {values[most]:.0f} {what}")
     if values.get("gpu.row_remap_failed") or values.get("gpu.ecc_uncorrected"):
-        found.append("uncorrectable memory errors: see nvidia-smi -q -d ECC,ROW_REMAPPER")
+        advice.append("uncorrectable memory errors: see nvidia-smi -q -d ECC,ROW_REMAPPER")
     elif values.get("gpu.row_remap_pending"):
-        found.append("a faulty memory row will be replaced at the next GPU reset")
-    return found
+        advice.append("a faulty memory row will be replaced at the next GPU reset")
+    return advice
 
 
 def topology_rows(state: SessionState) -> list[Row]:

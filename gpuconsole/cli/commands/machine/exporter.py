@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import INTERRUPTED, OK, exit_code, on_interrupt
-from gpuconsole.cli.options.console import dcgm, interval
-from gpuconsole.cli.options.network import parse_address, read_token
-from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.cli.options import DCGM, INTERVAL, TOKEN_FILE, Option, UsageError
+from gpuconsole.cli.values import dcgm, interval, parse_address, token
 from gpuconsole.engine.children.sampler import SamplerSupervisor
-from gpuconsole.engine.machine.settings import settings
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, SamplerEnded
 
 if TYPE_CHECKING:
     from gpuconsole.report.prometheus.server import MetricsServer
 
+HELP = "serve the metrics of this machine to Prometheus"
 DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under gpuconsole's names and DCGM's.
 
 /healthz answers 200 while samples are fresh, else 503 and the reason. With --token-file every request needs
@@ -34,42 +32,28 @@ EXAMPLES = """examples:
 DEFAULT_LISTEN = "127.0.0.1:9835"
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "exporter",
-        help="serve the metrics of this machine to Prometheus",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)"
-    )
-    parser.add_argument(
-        "--token-file", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="refuse requests without this bearer token"
-    )
-    parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
-    parser.add_argument(
-        "--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a running dcgm-exporter's metrics, for what NVML cannot report"
-    )
-    parser.set_defaults(handler=run)
+OPTIONS = (
+    Option("--listen", f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)", "HOST:PORT", default=DEFAULT_LISTEN),
+    TOKEN_FILE._replace(help="refuse requests without this bearer token"),
+    INTERVAL,
+    DCGM._replace(help="a running dcgm-exporter's metrics, for what NVML cannot report"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     # This import takes 0.3 s. It is here so that other commands do not wait for it.
     from gpuconsole.report.prometheus.server import MetricsServer
 
-    host, port = parse_address(args.listen)
-    token_file: Path | None = getattr(args, "token_file", settings().token_file)
-    token = read_token(token_file) if token_file else None
-    address = dcgm(args)
+    host, port = parse_address(args.listen, "--listen")
+    secret, dcgm_url = token(args), dcgm(args)
     state = SessionState(interval(args), history=False)
     try:
-        server = MetricsServer(host, port, state, token)
+        server = MetricsServer(host, port, state, secret)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
-    if token is None and not server.is_loopback:
+    if secret is None and not server.is_loopback:
         output.problem("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
-    asyncio.run(keep_reading(state, server, address))
+    asyncio.run(keep_reading(state, server, dcgm_url))
     return exit_code() if exit_code() == INTERRUPTED else OK
 
 

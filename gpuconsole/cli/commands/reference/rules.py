@@ -6,30 +6,24 @@ import argparse
 import textwrap
 
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options import JSON, Option, UsageError
+from gpuconsole.cli.output import to_json
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
 
+HELP = "list the rules of the diagnosis, or explain one rule"
+DESCRIPTION = "List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, knobs."
 EXAMPLES = """examples:
   gpuconsole rules
   gpuconsole rules input.slow_storage
   gpuconsole rules --json
 """
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "rules",
-        help="list the rules of the diagnosis, or explain one rule",
-        description="List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, knobs.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("id", nargs="?", metavar="ID", help="the rule to explain (default: list all)")
-    parser.add_argument("--json", action="store_true", help="the declarations of the rules as JSON")
-    parser.set_defaults(handler=run)
+OPTIONS = (
+    Option("id", "the rule to explain (default: list all)", "ID", nargs="?", completes="rule"),
+    JSON._replace(help="the declarations of the rules as JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,9 +8,9 @@ import textwrap
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.scenario import scenario
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options import JSON, Option, UsageError
+from gpuconsole.cli.output import to_json
+from gpuconsole.cli.scenario import scenario
 from gpuconsole.engine.catalog import scenarios, user_folder
 from gpuconsole.engine.children.once import read_devices
 from gpuconsole.expected.card import Card
@@ -29,55 +29,52 @@ EXAMPLES = """examples:
   gpuconsole scenarios --check --device-name "NVIDIA L4"
   gpuconsole scenarios --json
 """
-DESCRIPTION = """List scenarios, show one, or check them. Your own scenarios are the files {folder}/*.toml; `gpuconsole run` also takes a path.
+HELP = "list the scenarios, show one, or check them"
+DESCRIPTION = f"""List scenarios, show one, or check them. Your own scenarios are the files {user_folder()}/*.toml; `gpuconsole run` also takes a path.
 
 A scenario has values for CPUs ([cpu]) and for GPUs ([gpu]). A table such as [gpu.80GB] applies to GPUs with about 80 GB of memory or more, after
 the tables of smaller sizes. --check computes for each scenario the memory, the limit of a step, and whether the scenario teaches what it says
 there. --check runs nothing."""
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "scenarios",
-        help="list the scenarios, show one, or check them",
-        description=DESCRIPTION.format(folder=user_folder()),
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the scenario to show or to check (default: all)")
-    parser.add_argument("--check", action="store_true", help="memory, limit and lesson of each scenario on a GPU, by arithmetic")
-    parser.add_argument(
-        "--device-name", metavar="NAME", help="with --check: the name that NVML gives the GPU (default: the GPUs of this machine)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(handler=run)
+OPTIONS = (
+    Option("name", "the scenario to show or to check (default: all)", "NAME", nargs="?", completes="scenario"),
+    Option("--check", "memory, limit and lesson of each scenario on a GPU, by arithmetic"),
+    Option(
+        "--device-name", "with --check: the name that NVML gives the GPU (default: the GPUs of this machine)", "NAME",
+        refused={"no --check": "needs --check"},
+    ),
+    JSON,
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     if args.check:
         return run_check(args)
-    if args.device_name:
-        raise UsageError("--device-name needs --check")
     if args.name:
         chosen = scenario(args.name)
         print(to_json(chosen) if args.json else details(chosen))
         return OK
     try:
-        found, mistakes = scenarios()
+        by_name, mistakes = scenarios()
     except ScenarioError as error:
         raise UsageError(str(error)) from None
     if args.json:
-        print(to_json(list(found.values())))
+        print(to_json(list(by_name.values())))
     else:
-        width = max(map(len, found))
-        rules = {one.name: f"  [{one.teaches.rule}]" if one.teaches.rule else "" for one in found.values()}
-        groups = (
-            [group, *(f"  {one.name:<{width}}  {one.title}{rules[one.name]}" for one in some)]
-            for group, some in grouped(found.values()).items()
-        )
-        print("\n\n".join("\n".join(lines) for lines in groups))
+        print(listed(by_name))
     for mistake in mistakes:
         output.problem(mistake)
     return OK
+
+
+def listed(by_name: dict[str, Scenario]) -> str:
+    """The scenarios with one line each, by group."""
+    width = max(map(len, by_name))
+    rules = {name: f"  [{scenario.teaches.rule}]" if scenario.teaches.rule else "" for name, scenario in by_name.items()}
+    groups = (
+        [title, *(f"  {scenario.name:<{width}}  {scenario.title}{rules[scenario.name]}" for scenario in group)]
+        for title, group in grouped(by_name.values()).items()
+    )
+    return "\n\n".join("\n".join(lines) for lines in groups)
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -87,11 +84,11 @@ def run_check(args: argparse.Namespace) -> int:
     except ScenarioError as error:
         raise UsageError(str(error)) from None
     cards = [named_card(args.device_name)] if args.device_name else cards_here()
-    found = [(card, [check(one, card) for one in chosen]) for card in cards]
+    checks = [(card, [check(scenario, card) for scenario in chosen]) for card in cards]
     if args.json:
-        print(to_json([_as_data(card, checks) for card, checks in found]))
+        print(to_json([_as_data(*pair) for pair in checks]))
     else:
-        print("\n\n".join(printed(check_report(card, checks), paint=output.paint(sys.stdout)) for card, checks in found))
+        print("\n\n".join(printed(check_report(*pair), paint=output.paint(sys.stdout)) for pair in checks))
     for mistake in mistakes:
         output.problem(mistake)
     return OK
@@ -101,8 +98,8 @@ def named_card(name: str) -> Card:
     """The card with NVML's name `name`, with the memory of its datasheet. Raises UsageError with the names that are known."""
     peaks = peaks_of(name)
     if not peaks.memory_bytes:
-        known = known_devices()
-        raise UsageError(f"--device-name {name!r}: no datasheet figures for this name{nearest(name, known)}; known: {', '.join(known)}")
+        names = known_devices()
+        raise UsageError(f"--device-name {name!r}: no datasheet figures for this name{nearest(name, names)}; known: {', '.join(names)}")
     return Card(name, peaks.memory_bytes, peaks)
 
 
@@ -115,14 +112,14 @@ def cards_here() -> list[Card]:
         raise UsageError(f"--check needs a GPU: {why}. Name one, for example: --device-name 'NVIDIA L4'")
     kinds = {(gpu.name, gpu.memory_bytes): gpu for gpu in gpus}
     return [
-        Card(gpu.name, gpu.memory_bytes, gpu.peaks, sum((one.name, one.memory_bytes) == kind for one in gpus))
+        Card(gpu.name, gpu.memory_bytes, gpu.peaks, sum((other.name, other.memory_bytes) == kind for other in gpus))
         for kind, gpu in kinds.items()
     ]
 
 
 def _all_scenarios() -> tuple[list[Scenario], list[str]]:
-    found, mistakes = scenarios()
-    return list(found.values()), mistakes
+    by_name, mistakes = scenarios()
+    return list(by_name.values()), mistakes
 
 
 def _as_data(card: Card, checks: list[Check]) -> dict[str, object]:

@@ -6,8 +6,7 @@ import argparse
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import UsageError, refuse_given
+from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, read_all, remove
 from gpuconsole.model import units
 from gpuconsole.model.baseline import Baseline, BaselineRun
@@ -16,40 +15,33 @@ from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.text import visible
 from gpuconsole.report.run.figures import with_unit
 
+HELP = "list or delete what later runs are compared with"
+DESCRIPTION = f"List the runs that later runs are compared with, by scenario, hardware and software. They are kept in {baselines_folder()}."
 EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --save-baseline       keep a run (on the screen: key b)
   gpuconsole baselines                                      list all
   gpuconsole baselines --json
   gpuconsole baselines --remove train-gpt-1f3a9c07
 """
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "baselines",
-        help="list or delete what later runs are compared with",
-        description=f"List the runs that later runs are compared with, by scenario, hardware and software. They are kept in {baselines_folder()}.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("--remove", metavar="KEY", help="delete the runs with this key (see the list)")
-    parser.add_argument("--json", action="store_true", help="print the baselines as JSON")
-    parser.set_defaults(handler=run)
+OPTIONS = (
+    Option("--remove", "delete the runs with this key (see the list)", "KEY"),
+    JSON._replace(help="print the baselines as JSON", refused={"--remove": "does not go with --remove, which prints no baselines"}),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     folder = baselines_folder()
     if args.remove is not None:
-        refuse_given(args, "does not go with --remove, which prints no baselines", "json")
         try:
             print(f"removed {remove(folder, args.remove)}")
         except BaselineError as error:
             raise UsageError(str(error)) from None
         return OK
-    found, mistakes = read_all(folder)
+    baselines, mistakes = read_all(folder)
     if args.json:
-        print(to_json({one.key.name: one for one in found}))
-    elif found:
-        print("\n\n".join(visible_lines(one) for one in found))
+        print(output.to_json({baseline.key.name: baseline for baseline in baselines}))
+    elif baselines:
+        print("\n\n".join(visible_lines(baseline) for baseline in baselines))
     else:
         print("there are no baselines: `gpuconsole run SCENARIO --headless --save-baseline` keeps a run")
     for mistake in mistakes.values():
@@ -62,7 +54,7 @@ def visible_lines(baseline: Baseline) -> str:
     parts = baseline.key.parts()
     changed = [f"{name}={show(value)}" for name, value in baseline.key.changed.items()] or ["the scenario's own knobs"]
     head = f"{baseline.key.name}  {baseline.key.scenario}: {', '.join(dict.fromkeys([*parts.values(), *changed]))}"
-    return "\n".join(visible(line) for line in (head, *(_run_line(one, baseline.unit) for one in baseline.runs)))
+    return "\n".join(visible(line) for line in (head, *(_run_line(run, baseline.unit) for run in baseline.runs)))
 
 
 def _run_line(run: BaselineRun, unit: str) -> str:

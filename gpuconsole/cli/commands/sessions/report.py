@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.options.files import read_snapshot
-from gpuconsole.cli.sharing import add_sharing_options, check_sharing, share
+from gpuconsole.cli.files import check_sharing, read_snapshot, share
+from gpuconsole.cli.options import SHARING, Option
 from gpuconsole.report.share.markdown import markdown_page
 from gpuconsole.report.share.session import session_document
 
+HELP = "make a page of a session to share: HTML or Markdown"
 DESCRIPTION = """Make a report of a session that other people can read: what was slow, the evidence, what was tried with gains and intervals, charts
 before and after, the environment, and whether the figures are valid.
 
@@ -22,25 +23,14 @@ EXAMPLES = """examples:
   gpuconsole report session.json --markdown report.md
   gpuconsole report session.json                         Markdown on stdout, for an issue tracker
 """
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="make a page of a session to share: HTML or Markdown",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("file", type=Path, metavar="SNAPSHOT", help="a snapshot (`gpuconsole run --snapshot`)")
-    add_sharing_options(parser)
-    parser.set_defaults(handler=run)
+OPTIONS = (Option("file", "a snapshot (`gpuconsole run --snapshot`)", "SNAPSHOT", Path), *SHARING)
 
 
 def run(args: argparse.Namespace) -> int:
-    wanted = check_sharing(args)
+    to_files = check_sharing(args)
     snapshot, _ = read_snapshot(args.file)
     document = session_document(snapshot)
-    if wanted:
+    if to_files:
         share(args, document)
     else:
         print(markdown_page(document), end="")

@@ -5,22 +5,15 @@ from __future__ import annotations
 import argparse
 
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.output import to_json
 from gpuconsole.model.snapshot import json_schema
 
+HELP = "print the JSON Schema of snapshots"
+DESCRIPTION = "Print the JSON Schema of snapshots."
 EXAMPLES = """examples:
   gpuconsole snapshot-schema > schema.json
 """
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "snapshot-schema",
-        help="print the JSON Schema of snapshots",
-        description="Print the JSON Schema of snapshots.",
-        epilog=EXAMPLES,
-    )
-    parser.set_defaults(handler=run)
+OPTIONS = ()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,118 @@
+"""Files that commands read and write: snapshots, certificates, pages to share, patches of the user's code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gpuconsole.cli.options import UsageError
+from gpuconsole.cli.values import writable
+from gpuconsole.model.files import read_limited, write_whole
+
+if TYPE_CHECKING:
+    from gpuconsole.model.certificate import Certificate
+    from gpuconsole.model.snapshot import Snapshot
+    from gpuconsole.report.patch import Patch
+    from gpuconsole.report.share.document import Document
+
+Content = TypeVar("Content")
+
+
+def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, object]]:
+    """A snapshot file, decoded and as plain JSON data; raises UsageError."""
+    from gpuconsole.model.snapshot import MOST_BYTES, decode
+
+    return _read(path, MOST_BYTES, decode)
+
+
+def read_certificate(path: Path) -> Certificate:
+    """The certificate in `path`; raises UsageError."""
+    from gpuconsole.model.certificate import MOST_BYTES, decode
+
+    return _read(path, MOST_BYTES, decode)
+
+
+def _read(path: Path, most_bytes: int, decode: Callable[[bytes], Content]) -> Content:
+    """The content of a file that is not larger than `most_bytes`; raises UsageError. `decode` raises ValueError."""
+    try:
+        return decode(read_limited(path, most_bytes))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a whole file; raises UsageError."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def check_sharing(args: argparse.Namespace) -> bool:
+    """Whether --html or --markdown asks for a file. Raises UsageError for a file that cannot be written, before anything starts."""
+    return any([writable(args, "--html") is not None, writable(args, "--markdown") is not None])
+
+
+def share(args: argparse.Namespace, document: Document) -> None:
+    """Write the files of --html and --markdown, and name each on stdout. Raises UsageError."""
+    from gpuconsole.report.share.html import html_page
+    from gpuconsole.report.share.markdown import markdown_page
+
+    for path, make in ((args.html, html_page), (args.markdown, markdown_page)):
+        if path is not None:
+            write(path, make(document).encode())
+            print(f"wrote {path}")
+
+
+def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
+    """The patch for the changes that were kept in a job, and its lines for people. Both are empty without such changes."""
+    from gpuconsole.report.patch import Patch, make_patch, patch_text
+    from gpuconsole.session.facts import kept_changes
+
+    runs = [run for run in snapshot.runs if run.is_job and run.knobs]
+    job = next((run.job for run in reversed(runs) if run.job is not None), None)
+    if job is None:
+        return Patch(), []
+    changes = kept_changes(runs)
+    patch = make_patch(changes, job, runs[0].knobs, source, name_in_patch)
+    return patch, patch_text(patch, changes)
+
+
+def patch_lines(snapshot: Snapshot, path: Path | None) -> list[str]:
+    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`."""
+    patch, lines = patch_of(snapshot)
+    return [*lines, write_patch(path, patch)] if path is not None else lines
+
+
+def source(file: str) -> str:
+    """The text of a file with its own line ends. Raises OSError."""
+    return Path(file).read_bytes().decode("utf-8", errors="surrogateescape")
+
+
+def name_in_patch(file: str) -> str:
+    """The path from the folder in which `git apply` accepts the patch, see `base`."""
+    return os.path.relpath(Path(file).resolve(), base(file))
+
+
+def base(file: str) -> Path:
+    """The current folder where it holds the file; else the git repository around the file; else the folder of the file."""
+    path, here = Path(file).resolve(), Path.cwd()
+    if path.is_relative_to(here):
+        return here
+    return next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
+
+
+def write_patch(path: Path, patch: Patch) -> str:
+    """Write the patch; returns a line that says so, or why there is nothing to write."""
+    if not patch.diff:
+        return f"{path}: no patch: no kept change can be written as one" if patch.lines else f"{path}: no patch: no change was kept"
+    try:
+        path.write_bytes(patch.diff.encode("utf-8", errors="surrogateescape"))
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return f"patch written: git apply {path}"

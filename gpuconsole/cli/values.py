@@ -1,0 +1,130 @@
+"""What options mean: the value of an option, or else that of the settings; addresses, bearer tokens and files to write."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuconsole.cli import output
+from gpuconsole.cli.options import UsageError
+from gpuconsole.engine.machine import settings as rules
+from gpuconsole.engine.machine.settings import settings
+from gpuconsole.model.files import check_writable
+
+if TYPE_CHECKING:
+    from gpuconsole.model.machine import Device
+    from gpuconsole.session.state import SessionState
+
+
+def interval(args: argparse.Namespace) -> float:
+    """Seconds between two samples."""
+    return getattr(args, "interval", settings().interval)
+
+
+def device(args: argparse.Namespace) -> str | None:
+    """The id of the chosen device; None: no choice."""
+    return getattr(args, "device", settings().device)
+
+
+def chosen_device(state: SessionState, args: argparse.Namespace) -> Device:
+    """The chosen device of this machine, else the first GPU, else the CPU. Raises UsageError."""
+    from gpuconsole.engine.devices import DeviceChoiceError, choose_device
+
+    try:
+        return choose_device(state.devices, device(args), state.lost)
+    except DeviceChoiceError as error:
+        raise UsageError(str(error)) from None
+
+
+def price_per_hour(args: argparse.Namespace) -> float | None:
+    """The price of the machine per hour."""
+    return getattr(args, "price", settings().price)
+
+
+def eco(args: argparse.Namespace) -> bool:
+    """Whether the screen is updated less often (--eco)."""
+    return getattr(args, "eco", settings().eco)
+
+
+def theme() -> str:
+    """The colours of the screen: `dark` or `light`."""
+    return settings().theme or "dark"
+
+
+def dcgm(args: argparse.Namespace) -> str | None:
+    """The address of a dcgm-exporter; raises UsageError if the text is not an address."""
+    url: str | None = getattr(args, "dcgm", settings().dcgm)
+    check_url(url, "--dcgm", "http://127.0.0.1:9400/metrics")
+    return url
+
+
+def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | None:
+    """Host, port and bearer token of --serve and --token-file; None without --serve. Raises UsageError."""
+    address: str | None = getattr(args, "serve", settings().serve)
+    if address is None:
+        if getattr(args, "token_file", None) is not None:
+            raise UsageError(f"--token-file {args.token_file}: needs --serve HOST:PORT")
+        return None
+    return *parse_address(address, "--serve"), token(args)
+
+
+def token(args: argparse.Namespace) -> bytes | None:
+    """The bearer token in the file of --token-file, without white space around it; None without a file. Raises UsageError."""
+    path: Path | None = getattr(args, "token_file", settings().token_file)
+    if not path:
+        return None
+    try:
+        text = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        output.note(f"--token-file {path}: other users can read the token (chmod 600 {path})")
+    if not text:
+        raise UsageError(f"--token-file {path}: is empty")
+    return text
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, an IPv6 address in brackets; raises UsageError."""
+    try:
+        return rules.address(text)
+    except ValueError as mistake:
+        raise UsageError(f"{option} {text}: {mistake}") from None
+
+
+def check_url(url: str | None, option: str, example: str) -> None:
+    """Raises UsageError if `url` is not an http or https address."""
+    if url is None:
+        return
+    try:
+        rules.url(url, example)
+    except ValueError as mistake:
+        shown = f" {url}" if "@" not in url else ""  # it may hold a password
+        raise UsageError(f"{option}{shown}: {mistake}") from None
+
+
+def writable(args: argparse.Namespace, option: str) -> Path | None:
+    """The file of an option such as `--snapshot`; None without the option. Raises UsageError where the file cannot be written, so the command
+    fails before it starts work."""
+    path: Path | None = getattr(args, option.removeprefix("--"), None)
+    if path is not None:
+        try:
+            check_writable(path)
+        except OSError as error:
+            raise UsageError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raises UsageError if files cannot be written into the folder of --profile-dir, before the run starts."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--profile-dir {folder}: cannot be written: {error.strerror or error}") from None
