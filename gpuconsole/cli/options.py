@@ -116,8 +116,8 @@ def facts(args: argparse.Namespace) -> set[str]:
 def check(args: argparse.Namespace, *more_facts: str, **names: str) -> None:
     """Raises UsageError for an option that would have no effect.
 
-    `more_facts`: facts that the command line does not show: `training` or `serving`, `one process`, `one machine`, `embedded server`, and those of
-    a single command. `names`: what a reason mentions in braces."""
+    `more_facts`: facts that the command line does not show: `training` or `serving`, `one process`, `one machine`, `embedded server`, and
+    those of a single command. `names`: what a reason mentions in braces."""
     true = facts(args) | set(more_facts)
     if not args.job and not more_facts and hasattr(args, "scenario"):
         true -= {"screen", "headless"}  # the command checks again when it knows the scenario, which may give a better reason
@@ -149,9 +149,9 @@ def _restart_knob(text: str) -> object:
 
 ANYWHERE = argparse.SUPPRESS
 """The default of an option that may stand before or after the command. Without the option the settings supply the value."""
-OWN = {"no job": "goes with a command of your own: gpuconsole {command} -- COMMAND ARGS..."}
+OWN_ONLY = {"no job": "goes with a command of your own: gpuconsole {command} -- COMMAND ARGS..."}
 NO_RESTARTS = {"--restart-knob": "does not go with --restart-knob, which starts the command again for each block"}
-NO_SCREEN = {"screen": "goes with --headless"}
+HEADLESS_ONLY = {"screen": "goes with --headless"}
 NO_DEMO = {"--demo": "has no effect on --demo, which measures nothing"}
 TRIES = "--apply-top and --try go with --headless; on the screen, press Enter on a suggestion"
 
@@ -161,13 +161,13 @@ def not_for_jobs(why: str) -> dict[str, str]:
     return {"job": f"does not go with a command after --: {why}"}
 
 
-NO_JOB_SERVES = not_for_jobs("only for serving scenarios")
+SERVING_ONLY = not_for_jobs("only for serving scenarios")
 OWN_VLLM = {
-    **NO_JOB_SERVES,
+    **SERVING_ONLY,
     "--url": "is for a vLLM that gpuconsole starts; the server at --url runs already",
     "embedded server, no --url": "needs --set server=vllm",
 }
-ANY_SERVER = {**NO_JOB_SERVES, "embedded server, no --url": "needs --url, or --set server=vllm"}
+ANY_SERVER = {**SERVING_ONLY, "embedded server, no --url": "needs --url, or --set server=vllm"}
 SEVERAL = {
     **not_for_jobs("start torchrun itself as the command"),
     "one process": "is for workloads that run in several processes; {workload} runs in one",
@@ -205,11 +205,11 @@ TRY = Option(
 SAVE_BASELINE = Option("--save-baseline", "keep each run of the session as a baseline for later runs (the last 20)", refused=NO_RESTARTS)
 FAIL_ON_REGRESSION = Option(
     "--fail-on-regression", "exit code 1 if a run is slower than its baseline beyond noise; --save-baseline does not keep such a run",
-    refused={**NO_RESTARTS, **NO_SCREEN},
+    refused={**NO_RESTARTS, **HEADLESS_ONLY},
 )
 REQUIRE_VALID = Option(
     "--require-valid", "exit code 1 unless the figures of a serving run are valid (degraded figures alone give 0)",
-    refused={**NO_JOB_SERVES, "training": "is for serving scenarios", **NO_SCREEN},
+    refused={**SERVING_ONLY, "training": "is for serving scenarios", **HEADLESS_ONLY},
 )
 PROFILE = Option(
     "--profile", f"profile this many steps of the steady run (default {STEPS}): kernel classes, top operators, a trace for Perfetto",
@@ -227,31 +227,31 @@ PROFILE_DIR = Option(
 # A job of the user's own.
 OUTPUT = Option(
     "--output", "on the screen: append all output of the job to FILE", "FILE", Path,
-    refused={**OWN, "headless": "is for the screen; with --headless, the shell can redirect the output of the job"},
+    refused={**OWN_ONLY, "headless": "is for the screen; with --headless, the shell can redirect the output of the job"},
 )
 RESTART_KNOB = Option(
     "--restart-knob",
     "a job of your own: the flag of the command that sets this knob. A headless --try, or a sweep, starts the command again for each value",
     "KNOB={FLAG}", _restart_knob, dest="restart_knobs", repeated=True, completes="knob=",
-    refused={**OWN, **NO_SCREEN, "no --try": "goes with --headless and --try KNOB=VALUE"},
+    refused={**OWN_ONLY, **HEADLESS_ONLY, "no --try": "goes with --headless and --try KNOB=VALUE"},
 )
 STORE_COMMAND = Option(
-    "--store-command", "store the command line in the snapshot and the recording, not only its digest", refused=OWN
+    "--store-command", "store the command line in the snapshot and the recording, not only its digest", refused=OWN_ONLY
 )
 PROBE = Option(
-    "--probe", "a job of your own: allow short experiments in it, extra passes on copies of its last batch", refused={**OWN, **NO_RESTARTS}
+    "--probe", "a job of your own: allow short experiments in it, extra passes on copies of its last batch", refused={**OWN_ONLY, **NO_RESTARTS}
 )
 SUMMARY = Option(
     "--summary", "a job of your own, without a screen: write the summary to FILE, not to stderr", "FILE", Path,
-    refused={**OWN, **NO_SCREEN, **NO_RESTARTS},
+    refused={**OWN_ONLY, **HEADLESS_ONLY, **NO_RESTARTS},
 )
 PATCH = Option(
-    "--patch", "a job of your own: write kept changes as a patch of your code (git apply)", "FILE", Path, refused={**OWN, **NO_RESTARTS}
+    "--patch", "a job of your own: write kept changes as a patch of your code (git apply)", "FILE", Path, refused={**OWN_ONLY, **NO_RESTARTS}
 )
 ALLOW_NUMERICS = Option(
     "--allow-numerics",
     "a job of your own: allow changes that alter its numbers (bf16, torch.compile, other random numbers in a random dataset)",
-    refused={**OWN, **NO_RESTARTS},
+    refused={**OWN_ONLY, **NO_RESTARTS},
 )
 OWN_JOB = Group(
     "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, SUMMARY, PATCH, ALLOW_NUMERICS)
@@ -266,12 +266,12 @@ NODES = Group("several machines (this one is the first)", (
 
 # Serving scenarios: which server, which prompts, and the latency limits of goodput.
 SERVER = Group("serving scenarios", (
-    Option("--url", "an OpenAI-compatible server that runs already (vLLM, SGLang, TGI, llama.cpp, ...)", "URL", refused=NO_JOB_SERVES),
+    Option("--url", "an OpenAI-compatible server that runs already (vLLM, SGLang, TGI, llama.cpp, ...)", "URL", refused=SERVING_ONLY),
     Option("--model", "with --url: the model to ask for; with server=vllm: a model name or a folder", "NAME", refused=ANY_SERVER),
     Option("--api-key-env", "the environment variable that holds the server's key", "VARIABLE", refused=ANY_SERVER),
     Option(
         "--wait", "with --url: wait up to S seconds for a server that is starting (default 0)", "S", float,
-        refused={**NO_JOB_SERVES, "serving, no --url": "needs --url"},
+        refused={**SERVING_ONLY, "serving, no --url": "needs --url"},
     ),
     Option(
         "--vllm-python",
@@ -282,13 +282,13 @@ SERVER = Group("serving scenarios", (
 ))
 SERVING = Group(SERVER.title, (
     *SERVER.options,
-    Option("--metrics-url", "address of the server's /metrics (default: on the server itself)", "URL", refused=NO_JOB_SERVES),
-    Option("--request-timeout", "a request without any data for this time has failed (default 120)", "S", float, NO_JOB_SERVES),
+    Option("--metrics-url", "address of the server's /metrics (default: on the server itself)", "URL", refused=SERVING_ONLY),
+    Option("--request-timeout", "a request without any data for this time has failed (default 120)", "S", float, SERVING_ONLY),
     Option(
         "--prompts", "send recorded prompts: each line is a JSON object with prompt or messages, and output_tokens if known",
-        "FILE", Path, NO_JOB_SERVES,
+        "FILE", Path, SERVING_ONLY,
     ),
-    Option("--slo", "count requests within these bounds as goodput", "ttft=S,tpot=S,e2e=S", _objective, NO_JOB_SERVES),
+    Option("--slo", "count requests within these bounds as goodput", "ttft=S,tpot=S,e2e=S", _objective, SERVING_ONLY),
 ))
 
 # The machine: sampling, device, recording, price, Prometheus, screen updates.

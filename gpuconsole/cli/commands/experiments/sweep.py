@@ -44,18 +44,18 @@ EXAMPLES = """examples:
   gpuconsole sweep --vary num_workers=0,2,4 -- python train.py                           on the steps of your own job, live
   gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--batch-size}' --repeat 4 -- python train.py     a start for each block
 """
-NPROC = {"varies nproc": "does not go with --vary nproc=, which runs each number of processes once"}
-NOT_NPROC = {"varies others": "goes with --vary nproc= alone; other knobs are measured in --repeat blocks"}
+NO_NPROC = {"varies nproc": "does not go with --vary nproc=, which runs each number of processes once"}
+NPROC_ONLY = {"varies others": "goes with --vary nproc= alone; other knobs are measured in --repeat blocks"}
 OPTIONS = (
     options.SCENARIO,
     Option("--vary", "values of a knob; may be repeated", "KNOB=A,B,...", repeated=True, required=True, completes="knob="),
     options.SET._replace(help="a knob that is the same in all settings"),
-    Option("--grid", "every combination, instead of one knob at a time", refused=NPROC),
-    Option("--repeat", f"blocks of every setting (default {REPEAT})", "N", int, NPROC),
+    Option("--grid", "every combination, instead of one knob at a time", refused=NO_NPROC),
+    Option("--repeat", f"blocks of every setting (default {REPEAT})", "N", int, NO_NPROC),
     options.DURATION._replace(
-        help="with --vary nproc=: seconds from the first step of each (default 20)", refused={**options.DURATION.refused, **NOT_NPROC}
+        help="with --vary nproc=: seconds from the first step of each (default 20)", refused={**options.DURATION.refused, **NPROC_ONLY}
     ),
-    Option("--stop-settled", "stop measuring a setting as soon as it is proven not to be the best", refused={**NO_RESTARTS, **NPROC}),
+    Option("--stop-settled", "stop measuring a setting as soon as it is proven not to be the best", refused={**NO_RESTARTS, **NO_NPROC}),
     options.HEADLESS,
     options.SNAPSHOT._replace(help="write the sweep, with its environment, as a snapshot"),
     options.JSON._replace(help="the sweep on stdout and nothing else there"),
