@@ -40,8 +40,8 @@ END_S = 6.0
 NSYS_S = 20
 """Seconds of the run that nsys records."""
 TRIAL_LATEST = 0.75
-"""A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the duration. So is a profile as soon as the
-run is steady."""
+"""A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the duration.
+So it is with a profile, which begins as soon as the run is steady."""
 
 
 class HeadlessRun:

@@ -97,8 +97,9 @@ class HeadlessJob:
             self._notes.append(event.text)
 
     def _report(self, engine: LiveSession) -> bool:
-        """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1. A file that cannot
-        be written does not change the exit code of the job."""
+        """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1.
+
+        A file that cannot be written does not change the exit code of the job."""
         snapshot = engine.snapshot()
         lines = [session_text(snapshot, output.paint(sys.stderr) if self._args.summary is None else plain)]
         if self._work is not None:

@@ -175,7 +175,7 @@ def current(engine: LiveSession) -> Run:
 
 
 def try_by_restarts(args: argparse.Namespace, tries: Knobs) -> int:
-    """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns 0, or 1 where a side could not be measured."""
+    """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns 1 where a side could not be measured."""
     changed = with_values(args, tries)
     output.note(f"without the change: {shlex.join(args.job)}")
     output.note(f"with the change:    {shlex.join(changed)}")

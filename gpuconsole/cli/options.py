@@ -239,14 +239,16 @@ STORE_COMMAND = Option(
     "--store-command", "store the command line in the snapshot and the recording, not only its digest", refused=OWN_ONLY
 )
 PROBE = Option(
-    "--probe", "a job of your own: allow short experiments in it, extra passes on copies of its last batch", refused={**OWN_ONLY, **NO_RESTARTS}
+    "--probe", "a job of your own: allow short experiments in it, extra passes on copies of its last batch",
+    refused={**OWN_ONLY, **NO_RESTARTS},
 )
 SUMMARY = Option(
     "--summary", "a job of your own, without a screen: write the summary to FILE, not to stderr", "FILE", Path,
     refused={**OWN_ONLY, **HEADLESS_ONLY, **NO_RESTARTS},
 )
 PATCH = Option(
-    "--patch", "a job of your own: write kept changes as a patch of your code (git apply)", "FILE", Path, refused={**OWN_ONLY, **NO_RESTARTS}
+    "--patch", "a job of your own: write kept changes as a patch of your code (git apply)", "FILE", Path,
+    refused={**OWN_ONLY, **NO_RESTARTS},
 )
 ALLOW_NUMERICS = Option(
     "--allow-numerics",

@@ -1,7 +1,7 @@
 """The parser of the command line, and its help.
 
-Every file in a group folder of `cli/commands/` is a command; there is no other registration. The file has HELP (one line; empty for an old name,
-which the list of commands leaves out), DESCRIPTION, EXAMPLES, OPTIONS, and run(args), which returns the exit code.
+Every file in a group folder of `cli/commands/` is a command; there is no other registration. The file has HELP (one line; empty for an old
+name, which the list of commands leaves out), DESCRIPTION, EXAMPLES, OPTIONS, and run(args), which returns the exit code.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def split_job(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistake | None = None) -> NoReturn:
-    """Exit with one line about `mistake`, or about the argument `unknown`. For an unknown option or command, the line suggests the nearest match."""
+    """Exit with one line about `mistake`, or about the argument `unknown`. The line suggests the option or command that is nearest."""
     commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     parsers: list[argparse.ArgumentParser] = [parser, *commands.values()]
     options = {option for each_parser in parsers for option in each_parser._option_string_actions}

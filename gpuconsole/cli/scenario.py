@@ -8,14 +8,16 @@ import math
 import os
 import shutil
 import socket
+from typing import TYPE_CHECKING
 
 from gpuconsole.cli.options import RDZV_ID, SERVING, UsageError, check
 from gpuconsole.cli.values import check_url, parse_address
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, Value, parse_assignment
-from gpuconsole.model.recorded import parse_recorded
 from gpuconsole.model.scenario import Scenario, ScenarioError, Workload
+
+if TYPE_CHECKING:
+    from gpuconsole.engine.children.torchrun import Launch
 
 OWN_COMMAND = "a command of your own goes after --, as in: gpuconsole run -- python train.py"
 
@@ -74,6 +76,8 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
         raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
     if getattr(args, "prompts", None) is not None:
+        from gpuconsole.model.recorded import parse_recorded
+
         try:
             args.prompts = args.prompts.absolute()
             parse_recorded(args.prompts.read_text(encoding="utf-8"))
@@ -100,6 +104,8 @@ def launch_of(args: argparse.Namespace) -> Launch | None:
     if count == 1:
         check(args, "one machine")
         return None
+    from gpuconsole.engine.children.torchrun import Launch
+
     if not endpoint:
         raise UsageError(f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the other machines can reach")
     host, port = parse_address(endpoint, "--rdzv-endpoint")

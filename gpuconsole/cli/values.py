@@ -107,8 +107,9 @@ def check_url(url: str | None, option: str, example: str) -> None:
 
 
 def writable(args: argparse.Namespace, option: str) -> Path | None:
-    """The file of an option such as `--snapshot`; None without the option. Raises UsageError where the file cannot be written, so the command
-    fails before it starts work."""
+    """The file of an option such as `--snapshot`; None without the option.
+
+    Raises UsageError where the file cannot be written, so the command fails before it starts work."""
     path: Path | None = getattr(args, option.removeprefix("--"), None)
     if path is not None:
         try:
