@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from gpuconsole.cli.headless import nsys_command
-from gpuconsole.engine.replay import Replay
+from gpuconsole.engine.recording import Replay
 from gpuconsole.engine.run_control import trace_path
 from gpuconsole.model.snapshot import decode, json_schema
 from tests.conftest import Cli

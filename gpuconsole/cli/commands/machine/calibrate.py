@@ -14,8 +14,7 @@ from gpuconsole.cli.exits import OK, exit_code, on_interrupt
 from gpuconsole.cli.options import DEVICE, JSON, CommandFailed, Option, UsageError
 from gpuconsole.cli.values import chosen_device
 from gpuconsole.engine.children.once import read_devices
-from gpuconsole.engine.machine.environment import cache_path, load, machine_of, save
-from gpuconsole.engine.machine.environment import fingerprint
+from gpuconsole.engine.machine.environment import cache_path, fingerprint, load, machine_of, save
 from gpuconsole.engine.machine.settings import seconds
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
