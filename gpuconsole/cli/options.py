@@ -150,7 +150,7 @@ def _restart_knob(text: str) -> object:
 ANYWHERE = argparse.SUPPRESS
 """The default of an option that may stand before or after the command. Without the option the settings supply the value."""
 OWN_ONLY = {"no job": "goes with a command of your own: gpuconsole {command} -- COMMAND ARGS..."}
-NO_RESTARTS = {"--restart-knob": "does not go with --restart-knob, which starts the command again for each block"}
+NO_RESTARTS = {"job, --restart-knob": "does not go with --restart-knob, which starts the command again for each block"}
 HEADLESS_ONLY = {"screen": "goes with --headless"}
 NO_DEMO = {"--demo": "has no effect on --demo, which measures nothing"}
 TRIES = "--apply-top and --try go with --headless; on the screen, press Enter on a suggestion"

@@ -47,3 +47,8 @@ def test_a_reason_names_the_command_and_the_workload() -> None:
     args = parse(["run", "serve-chat", "--headless", "--nnodes", "2"])
     with pytest.raises(UsageError, match=r"--nnodes is for workloads .*; serving\.http runs in one"):
         check(args, "serving", "one process", workload="serving.http")
+
+
+def test_an_option_of_a_job_is_refused_without_a_job_whatever_stands_beside_it() -> None:
+    with pytest.raises(UsageError, match="--restart-knob goes with a command of your own"):
+        parse(["run", "train-gpt", "--headless", "--save-baseline", "--restart-knob", "batch_size={--b}"])
