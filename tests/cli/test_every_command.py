@@ -159,6 +159,7 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("sweep train-gpt --vary batch_size=1,2 --duration 5", "--duration goes with --vary nproc= alone"),
         ("sweep train-gpt --vary batch_size=1,2 --vary batch_size=4,8", "batch_size is varied already"),
         ("sweep train-gpt --vary nproc=1,2 --repeat 4", "--repeat does not go with --vary nproc="),
+        ("sweep train-gpt --vary nproc=1,2 --url http://h:1", "--url: only for serving scenarios"),
         ("sweep train-gpt --vary batch_size=1,2 --summary x", "--summary goes with a command of your own"),
         ("tune train-gpt --resume c.json --certificate d.json", "--certificate does not go with --resume"),
         ("tune --only no_such -- true", "--only no_such: no knob of true"),

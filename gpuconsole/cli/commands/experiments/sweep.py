@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
     chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
     vary = all_varied(args, chosen)
+    check_server(args, chosen.workload, "" if "server" in vary else server_of(chosen, knobs))
     if set(vary) == {"nproc"} and scales(chosen):
         check(args, "varies nproc")
         return scale(args, knobs, [int(value) for value in vary["nproc"]])
     check(args, "varies others")
     args.repeat = args.repeat or REPEAT
-    check_server(args, chosen.workload, "" if "server" in vary else server_of(chosen, knobs))
     writable(args, "--snapshot")
     writable(args, "--record")
     return asyncio.run(_main(args, chosen, knobs, vary))
