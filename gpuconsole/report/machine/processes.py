@@ -198,7 +198,7 @@ def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, 
     """The heads of the columns, the entries, and devices that do not report their processes. `wall`: Unix time of `view`, if known."""
     layout = _layout(view, width)
     if not entries:
-        return text_lines([row for text in _nothing(view, choice) for row in paragraph(text, width)])
+        return text_lines([row for text in _why_empty(view, choice) for row in paragraph(text, width)])
     notes = [line(width, (text, "dim")) for text in _missing(view)]
     return Lines(
         [identity(entry.process) if entry.process is not None else None for entry in entries],
@@ -258,7 +258,7 @@ def _missing(view: View) -> list[str]:
     return texts if len(texts) <= 2 else [texts[0], f"and {len(texts) - 1} more reasons: {'; '.join(texts[1:])}"]
 
 
-def _nothing(view: View, choice: Choice) -> list[str]:
+def _why_empty(view: View, choice: Choice) -> list[str]:
     """The reason why the table is empty."""
     if not any(device.is_gpu for device in view.devices):
         return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]

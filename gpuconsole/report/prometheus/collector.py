@@ -80,12 +80,12 @@ class ScrapeCollector(Collector):
         for name, metric in CATALOGUE.items():
             if name.startswith("server."):
                 continue  # a model server has its own /metrics page
-            having = [(device, values[name]) for device, values in self._scrape.values.items() if name in values]
-            if not having:
+            readings = [(device, values[name]) for device, values in self._scrape.values.items() if name in values]
+            if not readings:
                 continue
             of_gpu = name.startswith("gpu.")
             family = _family(metric, ("device", "uuid", "model") if of_gpu else ("device",))
-            for device, value in having:
+            for device, value in readings:
                 family.add_metric([visible(device), *(self._identity(device) if of_gpu else ())], value)
             yield family
 

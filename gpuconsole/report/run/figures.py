@@ -1,4 +1,4 @@
-"""The figures that several reports of a run share, each as text; and whether those of a serving run can be trusted, in words."""
+"""The figures that several reports of a run share, each as text; and why the figures of a serving run are degraded or invalid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import STARVED
 
 GAP = "   "
-
-# --- the figures that several reports of a run share, each as text -------------------------------------------
 
 TOTALS = ("FLOP/s", "FLOP/s/W", "bytes/s", "bytes", "J")
 """Units of totals and of their rates: a 0 means that nothing was counted."""
@@ -71,7 +69,7 @@ def work(run: Run) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-# --- whether the figures of a serving run can be trusted, in words -------------------------------------------
+# --- degraded and invalid figures ----------------------------------------------------------------------------
 
 
 def doubtful(run: Run) -> bool:

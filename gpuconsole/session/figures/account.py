@@ -94,7 +94,7 @@ def rates(steps: Sequence[Step], field: str, block_s: float = 0.5) -> list[float
 
 def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple[float, str] | None) -> Summary:
     """The figures of `steps`. `peak`: the reference FLOP/s for MFU, and the source of that figure."""
-    summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([s.wall_s for s in steps]))
+    summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([step.wall_s for step in steps]))
     if not steps:
         return summary
     wall = sum(step.wall_s for step in steps)
@@ -138,19 +138,19 @@ def summarize_serving(
     `of_gaps`: the requests whose gaps are used (None: all). Goodput is the rate of answered requests, multiplied by the share of them that meet
     the objective.
     """
-    good = [request for request in requests if not request.error]
-    summary = Summary(steps=len(ticks), requests=len(good), failed_requests=len(requests) - len(good))
+    answered = [request for request in requests if not request.error]
+    summary = Summary(steps=len(ticks), requests=len(answered), failed_requests=len(requests) - len(answered))
     if ticks:
         summary.tokens_per_s = distribution(rates(ticks, "tokens", RATE_BLOCK_S))
         summary.requests_per_s = distribution(rates(ticks, "samples", RATE_BLOCK_S))
         summary.samples_per_s = summary.requests_per_s
     for field in (*REQUEST_TIMES, "client_queue_s"):
-        setattr(summary, field, distribution(request_times(good, field)))
-    gapped = good if of_gaps is None else [request for request in of_gaps if not request.error]
+        setattr(summary, field, distribution(request_times(answered, field)))
+    gapped = answered if of_gaps is None else [request for request in of_gaps if not request.error]
     summary.itl_s = weighted(itl_pairs(gapped))
     summary.chunk_gap_s = weighted((gap, 1.0) for request in gapped for gap in request.gaps)
-    if objective is not None and good and summary.requests_per_s is not None:
-        summary.goodput_per_s = summary.requests_per_s.mean * sum(map(objective.met, good)) / len(good)
+    if objective is not None and answered and summary.requests_per_s is not None:
+        summary.goodput_per_s = summary.requests_per_s.mean * sum(map(objective.met, answered)) / len(answered)
     return summary
 
 
@@ -172,7 +172,7 @@ def request_times(requests: Sequence[Request], field: str) -> list[float]:
 
 def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
     """Gaps between tokens, each with its count: a chunk of k tokens after a gap is k gaps of gap/k."""
-    return [(gap / count, count) for r in requests for gap, count in zip(r.gaps, r.counts, strict=False) if count > 0]
+    return [(gap / count, count) for request in requests for gap, count in zip(request.gaps, request.counts, strict=False) if count > 0]
 
 
 def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dict[str, float]:
@@ -180,11 +180,11 @@ def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dic
 
     Empty where the server does not report these times. The rest of E2E is `transport`: network, HTTP, and the event loops at both ends.
     """
-    good = [request for request in requests if not request.error and request.e2e_s is not None]
-    if not good or not {"queue_s", "prefill_s", "decode_s"} <= server.keys():
+    answered = [request for request in requests if not request.error and request.e2e_s is not None]
+    if not answered or not {"queue_s", "prefill_s", "decode_s"} <= server.keys():
         return {}
-    client = statistics.fmean(request.client_queue_s for request in good)
-    e2e = statistics.fmean(request.e2e_s or 0.0 for request in good)
+    client = statistics.fmean(request.client_queue_s for request in answered)
+    e2e = statistics.fmean(request.e2e_s or 0.0 for request in answered)
     parts = {"client_queue": client, **{name: server[f"{name}_s"] for name in ("queue", "prefill", "decode")}}
     parts["transport"] = max(0.0, e2e - sum(parts.values()) + client)
     total = sum(parts.values())
