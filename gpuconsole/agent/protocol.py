@@ -59,7 +59,8 @@ def message(tag: str, t: float, /, **fields: Any) -> Message:
 
 
 def encode(message: Message) -> bytes:
-    """`message` as one JSON line, without the newline; a Signal becomes an object with its fields. A faster encoder may take its place: see `Channel`."""
+    """`message` as one JSON line, without the newline; a Signal becomes an object with its fields. A faster encoder may take its place: see
+    `Channel`."""
     return json.dumps(message, separators=(",", ":"), default=asdict).encode()
 
 

@@ -92,8 +92,8 @@ class PlainUnpickler(pickle.Unpickler):
 class ProcessWorld(World):
     """The processes that train together. Raises RuntimeError or TimeoutError where they do not find each other.
 
-    Their ranks are in the environment, as torchrun sets it. They find each other by the file `$GPUCONSOLE_STORE`, or by torchrun's store where that variable is not set.
-    Collective calls run over gloo in a separate group, whatever backend trains.
+    Their ranks are in the environment, as torchrun sets it. They find each other by the file `$GPUCONSOLE_STORE`, or by torchrun's store
+    where that variable is not set. Collective calls run over gloo in a separate group, whatever backend trains.
     """
 
     def __init__(self, backend: str, leading: bool, plain: Collection[type] = ()) -> None:

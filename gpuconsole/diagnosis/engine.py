@@ -30,7 +30,8 @@ SERVING_S = 10.0
 
 
 class Standing:
-    """Whether a diagnosis is final. Call `evaluate` several times a second; it returns True if the diagnosis is final or waiting longer is useless."""
+    """Whether a diagnosis is final. Call `evaluate` several times a second; it returns True if the diagnosis is final or waiting longer is
+    useless."""
 
     def __init__(self, started_s: float, tunable: Collection[str] = ()) -> None:
         """`started_s`: the time now. `tunable`: only findings that can change one of these knobs count; (): all findings."""

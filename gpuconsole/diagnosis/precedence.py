@@ -1,4 +1,5 @@
-"""Decides which of several findings has priority, and the order of findings. Rules do not refer to each other; only this module compares them, and no module of `families/` or `signals/` imports it.
+"""Decides which of several findings has priority, and the order of findings. Rules do not refer to each other; only this module compares
+them, and no module of `families/` or `signals/` imports it.
 
 Three things are decided here:
 - `CAUSES_OF_DATA_WAIT`: a step that waits for data has one cause. The rules about input share this order.

@@ -1,4 +1,5 @@
-"""What a rule is (one class per file in `rules/`), its input (the knobs and signals of one run), and its suggestions with the intervals that they predict."""
+"""What a rule is (one class per file in `rules/`), its input (the knobs and signals of one run), and its suggestions with the intervals
+that they predict."""
 
 from __future__ import annotations
 
@@ -174,8 +175,10 @@ class Rule(ABC):
 
     `title` names the fault. `clear_title` is the title of a finding in the state "clear": it names what is correct.
     `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `judge` uses.
-    `reads` are the signals that `check` and `judge` may read; a test compares them with what it reads. `knobs` are the knobs that the suggestions change. `resource` is the resource that the suggestions save.
-    `gpu_only`: the rule is clear for a run on a CPU. `subject`: rules about training run on training jobs, rules about serving on model servers, rules about hardware on both.
+    `reads` are the signals that `check` and `judge` may read; a test compares them with what it reads. `knobs` are the knobs that the
+    suggestions change. `resource` is the resource that the suggestions save.
+    `gpu_only`: the rule is clear for a run on a CPU. `subject`: rules about training run on training jobs, rules about serving on model
+    servers, rules about hardware on both.
     """
 
     id: ClassVar[str]

@@ -234,8 +234,8 @@ class Sweeper:
 
 
 class JobSweeper(Sweeper):
-    """Measures settings that apply live to the job. A setting that does not apply live is reported with the reason. `close` brings the values from before
-    back; the job continues."""
+    """Measures settings that apply live to the job. A setting that does not apply live is reported with the reason. `close` brings the
+    values from before back; the job continues."""
 
     OF_JOB = True
 

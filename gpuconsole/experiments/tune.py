@@ -1,4 +1,5 @@
-"""A tuning session: wait for the diagnosis, try the change with the largest expected gain per second, keep a proven change, and again, until none is worth another trial."""
+"""A tuning session: wait for the diagnosis, try the change with the largest expected gain per second, keep a proven change, and again,
+until none is worth another trial."""
 
 from __future__ import annotations
 
@@ -207,8 +208,8 @@ class Tuner:
         resumed: Certificate | None = None,
     ) -> None:
         """`scenario`: the user's name or path of the scenario; `overrides`: the knobs that the user set. `allow_numerics`: whether the user now
-        allows changes that alter the numbers of the user's own job. `only`: the knobs that may change ((): all tunable knobs). `on_change` receives the certificate after every attempt. `resumed`: the certificate of an earlier session;
-        its attempts are not repeated.
+        allows changes that alter the numbers of the user's own job. `only`: the knobs that may change ((): all tunable knobs). `on_change`
+        receives the certificate after every attempt. `resumed`: the certificate of an earlier session; its attempts are not repeated.
         """
         self._engine, self._budget_s = engine, budget_s
         self._allow_training, self._allow_numerics = allow_training_changes, allow_numerics

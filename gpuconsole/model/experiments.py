@@ -1,4 +1,5 @@
-"""Experiments as plain data: a trial (a change measured against the present settings, in paired blocks) and a sweep (throughput at several values of knobs)."""
+"""Experiments as plain data: a trial (a change measured against the present settings, in paired blocks) and a sweep (throughput at several
+values of knobs)."""
 
 from __future__ import annotations
 
@@ -91,8 +92,9 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
     same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
     `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
-    could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.EFFECTS`). `forecast`: known before the start of a trial that starts a second model server. `limit_s`: the longest time of the
-    measurement, for `elapsed_s`. `begun_s`, `ended_s`: session times of the start and the end of the trial; only in a snapshot.
+    could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.EFFECTS`). `forecast`: known before
+    the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
+    `ended_s`: session times of the start and the end of the trial; only in a snapshot.
     """
 
     id: str

@@ -44,7 +44,8 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """One change of knobs. `predicted_speedup` is the throughput after the change over the throughput before; `code` is the code that a user would write."""
+    """One change of knobs. `predicted_speedup` is the throughput after the change over the throughput before; `code` is the code that a
+    user would write."""
 
     changes: Knobs
     predicted_speedup: Interval | None
@@ -56,7 +57,8 @@ class Finding(msgspec.Struct, frozen=True):
     """The conclusion of a rule about one run.
 
     `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is the share of step time that a perfect cure
-    would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory limit that the best suggestion would free, which may cost time.
+    would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory
+    limit that the best suggestion would free, which may cost time.
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
     for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.

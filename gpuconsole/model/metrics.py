@@ -230,7 +230,8 @@ DcgmKind = Literal["gauge", "counter", "rate"]
 
 
 class DcgmField(msgspec.Struct, frozen=True):
-    """The value of `metric` is the value of `field` times `factor`. With kind `rate`, `field` is a counter: the value is its growth per second times `factor`.
+    """The value of `metric` is the value of `field` times `factor`. With kind `rate`, `field` is a counter: the value is its growth per
+    second times `factor`.
 
     A counter cannot be computed from its rate, so a field of kind `rate` is read but not exported. With `only_with`, the field is exported
     only if the metric `only_with` has a value from its usual source. Otherwise our metric may come from another kind of reading than DCGM's.

@@ -1,4 +1,5 @@
-"""Figures of devices by name: peaks of the datasheet (data/devices.toml) and published training throughput (data/published.toml). Nothing is guessed."""
+"""Figures of devices by name: peaks of the datasheet (data/devices.toml) and published training throughput (data/published.toml). Nothing
+is guessed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ OpClassName = Literal[
     "other",
 ]
 OP_CLASSES: tuple[OpClassName, ...] = get_args(OpClassName)
-"""`fused`: code that torch.compile generated for a CPU; the profiler reports it as one operator. `other`: dispatch, views, allocation and unknown kernels."""
+"""`fused`: code that torch.compile generated for a CPU; the profiler reports it as one operator. `other`: dispatch, views, allocation and
+unknown kernels."""
 
 STEPS = 3
 """Enough steps to record every kernel several times. A trace of ten times as many steps opens slowly in a browser."""

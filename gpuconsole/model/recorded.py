@@ -10,7 +10,8 @@ import msgspec
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True):
-    """`output_tokens`: number of output tokens to request; None: the knob decides. `shared`: number of leading characters that another prompt has too."""
+    """`output_tokens`: number of output tokens to request; None: the knob decides. `shared`: number of leading characters that another
+    prompt has too."""
 
     text: str
     output_tokens: int | None = None

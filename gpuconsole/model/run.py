@@ -137,14 +137,14 @@ class Rank(msgspec.Struct, omit_defaults=True):
 class Run(msgspec.Struct, omit_defaults=True):
     """One scenario with one set of knob values. `signals` are the inputs of the rules, so that the rules can run again.
 
-    `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the analytical
-    models next to measurements. `attainable`: the rate that the hardware could reach for this work. `ranks`: the processes of a run with several
-    processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
-    model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
-    serving run can be trusted; None for a training run. `job`: what is known about the user's own program; `command_digest` identifies its command,
-    and `command` is the command, where the user wants it stored. `effects`: for each knob that can change while the job runs, what a change does to
-    its numbers (one of `model.job.EFFECTS`). `traceback`: the last lines of the traceback of what ended the workload; of a job, of what
-    switched the agent off.
+    `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the
+    analytical models next to measurements. `attainable`: the rate that the hardware could reach for this work. `ranks`: the processes of a
+    run with several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what
+    the model server reports about itself. `elsewhere`: the console did not start the model server, so the knobs of the server in `knobs`
+    have no effect (see `settings`). `validity`: whether the figures of a serving run can be trusted; None for a training run. `job`: what
+    is known about the user's own program; `command_digest` identifies its command, and `command` is the command, where the user wants it
+    stored. `effects`: for each knob that can change while the job runs, what a change does to its numbers (one of `model.job.EFFECTS`).
+    `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off.
     """
 
     id: str

@@ -20,7 +20,8 @@ class SnapshotError(ValueError):
 
 
 class Environment(msgspec.Struct, omit_defaults=True):
-    """The machine and software of a session, without environment variables and command lines. `price_per_hour` comes from the user, in any currency."""
+    """The machine and software of a session, without environment variables and command lines. `price_per_hour` comes from the user, in any
+    currency."""
 
     host: str = ""
     os: str = ""

@@ -228,7 +228,8 @@ class SessionApi(Protocol):
         ...
 
     def cancel_trial(self) -> None:
-        """End the running trial and revert its change. The run goes on; the trial is recorded as cancelled. Raises SessionError where no trial runs."""
+        """End the running trial and revert its change. The run goes on; the trial is recorded as cancelled. Raises SessionError where no
+        trial runs."""
         ...
 
     async def tune(self) -> Certificate:

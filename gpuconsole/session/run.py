@@ -103,7 +103,8 @@ class Ranks:
         }
 
     def _least_communication(self) -> dict[str, Signal]:
-        """Communication time without waiting. In each step, the process that communicates least has arrived last, so it waited for no other process."""
+        """Communication time without waiting. In each step, the process that communicates least has arrived last, so it waited for no other
+        process."""
         recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
         common = set.intersection(*(set(steps) for steps in recent))
         if len(common) < LEAST_STEPS:

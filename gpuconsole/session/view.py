@@ -128,7 +128,8 @@ def reasons(state: MachineState) -> dict[str, str]:
 
 
 def bucketed(state: SessionState, key: str, now: float, columns: int, seconds: float) -> list[float | None]:
-    """Means of a series in columns of `seconds / columns`, the last column at `now`. Columns are aligned to the clock, so a past column never changes."""
+    """Means of a series in columns of `seconds / columns`, the last column at `now`. Columns are aligned to the clock, so a past column
+    never changes."""
     series = state.readings.series.get(key)
     if series is None or columns <= 0:
         return [None] * max(0, columns)

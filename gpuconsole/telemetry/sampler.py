@@ -182,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sampler.stop.set()
 
     def on_crash(crash: threading.ExceptHookArgs) -> None:
-        """End the process after an error in a source, so that the console starts it again. Otherwise a source with a bug would stop without a message."""
+        """End the process after an error in a source, so that the console starts it again. Otherwise a source with a bug would stop without
+        a message."""
         traceback.print_exception(crash.exc_type, crash.exc_value, crash.exc_traceback)
         os._exit(1)
 

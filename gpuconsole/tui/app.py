@@ -86,7 +86,8 @@ class ConsoleApp(Console):
         """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the machine overview opens. `start_job`: start the
         user's own job in place of a scenario, on a terminal of so many columns and rows.
 
-        `theme`: `dark` or `light`, for the background of the terminal. `eco`: one update in `ECO_S` seconds; keys are answered at once in any case. `opening`: somebody has called `api.open` already.
+        `theme`: `dark` or `light`, for the background of the terminal. `eco`: one update in `ECO_S` seconds; keys are answered at once in
+        any case. `opening`: somebody has called `api.open` already.
         `record`: the file of a recording that begins at once. `on_hangup` is called when the terminal is gone.
         """
         able = terminal()  # before Textual takes NO_COLOR out of the environment

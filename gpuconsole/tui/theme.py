@@ -1,7 +1,8 @@
 """Style names and their colours, for a dark and for a light terminal.
 
-Each colour has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan (blue on a light terminal) is a key or what has the focus.
-Data is grey. The background is the terminal's own. No information depends on colour alone: under NO_COLOR bold, dim and reverse remain.
+Each colour has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan (blue on a light terminal) is a key or what
+has the focus. Data is grey. The background is the terminal's own. No information depends on colour alone: under NO_COLOR bold, dim and
+reverse remain.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class Hello(Event, frozen=True):
 
 
 class Devices(Event, frozen=True):
-    """The list of devices; replaces the previous list. `reason`: why there is no GPU; empty with a GPU. `cuda`: the newest CUDA version of the driver."""
+    """The list of devices; replaces the previous list. `reason`: why there is no GPU; empty with a GPU. `cuda`: the newest CUDA version of
+    the driver."""
 
     devices: list[Device]
     driver: str | None = None
@@ -226,7 +227,8 @@ class Segments(Event, frozen=True):
 class AgentOff(Event, frozen=True):
     """The agent in a process of the job has switched itself off, and the job continues unwatched; or the process ends.
 
-    `where`: the entry point that failed; empty where the console asked for the end, or where the process ends. `cause` is one line, `detail` the end of the traceback.
+    `where`: the entry point that failed; empty where the console asked for the end, or where the process ends. `cause` is one line,
+    `detail` the end of the traceback.
     """
 
     pid: int
@@ -267,14 +269,16 @@ class ServerKnown(Event, frozen=True):
 
 
 class ServerState(Event, frozen=True):
-    """The report of a model server at `t`: `gauges` are present values, `totals` count since the start of the server (names in the metric catalogue, without `server.`)."""
+    """The report of a model server at `t`: `gauges` are present values, `totals` count since the start of the server (names in the metric
+    catalogue, without `server.`)."""
 
     gauges: dict[str, float]
     totals: dict[str, float]
 
 
 class KnobsSet(Event, frozen=True):
-    """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error` the change was refused, and `knobs` are the old knobs."""
+    """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error` the change was refused, and `knobs` are
+    the old knobs."""
 
     request: int
     step: int
@@ -396,8 +400,9 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
-    | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing
+    | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled
+    | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
 

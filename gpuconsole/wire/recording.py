@@ -24,7 +24,8 @@ MOST_LINE_BYTES = 16 * 2**20
 MOST_BYTES = 2**30
 """The longest line and the largest recording that are read, without compression. A day of training with ten steps a second has about 0.4 GB."""
 MOST_RATIO, LEAST_BYTES = 40, 32 * 2**20
-"""A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is refused. Recordings shrink to about a fourteenth."""
+"""A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is refused. Recordings shrink to about a
+fourteenth."""
 ANOTHER_USER = "another user"
 
 

@@ -2,8 +2,8 @@
 
     python -m gpuconsole.workloads.torchrun ARGUMENTS OF TORCHRUN
 
-torchrun and its processes end with the process that started torchrun, however early. On a further machine the end of the run is one line in place of a
-traceback.
+torchrun and its processes end with the process that started torchrun, however early. On a further machine the end of the run is one line in
+place of a traceback.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Functions that are a segment of their own: saving, logging, collectives, compiled functions; and functions of the program that write checkpoints or log
-records. The latter are found by the calls within them that save, or that force a file to the disk. Gathering the state, formatting, writing and flushing
-belong to the checkpoint or to the log record.
+"""Functions that are a segment of their own: saving, logging, collectives, compiled functions; and functions of the program that write
+checkpoints or log records. The latter are found by the calls within them that save, or that force a file to the disk. Gathering the state,
+formatting, writing and flushing belong to the checkpoint or to the log record.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 CONNECT_S = 2.0
 REPLACEABLE = ("segments",)
 DOORBELL = "doorbell"
-"""A file of 8 bytes with a counter. The console raises the counter after it has sent a command. A look at the mapped file takes no system call. A read
-of the socket takes 0.1 ms, because the code of the read is in no cache between two steps."""
+"""A file of 8 bytes with a counter. The console raises the counter after it has sent a command. A look at the mapped file takes no system
+call. A read of the socket takes 0.1 ms, because the code of the read is in no cache between two steps."""
 
 
 class ConsoleGone(Exception):

@@ -133,7 +133,8 @@ def compute_s(case: Case) -> float:
 
 
 def predicted(case: Case, workers: int) -> float:
-    """Speed-up with `workers`: T' = max(T_compute + T_receive, T_load / k). T_receive counts for a job without workers. Free cores limit workers that compute; the storage limits workers that wait."""
+    """Speed-up with `workers`: T' = max(T_compute + T_receive, T_load / k). T_receive counts for a job without workers. Free cores limit
+    workers that compute; the storage limits workers that wait."""
     cpu = loading_cpu_ratio(case)
     free = max(1.0, case.value("cores") - case.value("threads"))
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))

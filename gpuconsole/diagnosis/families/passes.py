@@ -14,7 +14,8 @@ def compute_ratio(case: Case) -> float:
 
 
 def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
-    """Whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the gradients of the pass before, unless they are in DDP buckets."""
+    """Whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the gradients of the pass before, unless they are in DDP
+    buckets."""
     count = int(case.knobs.get("gradient_accumulation_steps", 1)) if passes is None else passes
     return count == 1 or case.knobs.get("sharding", "none") != "none"
 

@@ -25,7 +25,8 @@ def bus_factor(collective: str, processes: int) -> float:
 
 
 def ring_s(collective: str, size: float, processes: int, bytes_per_s: float, latency_s: float = 0.0) -> float:
-    """Seconds of one collective: 2 (n-1)/n bytes/bandwidth for an all-reduce, half of it for all-gather and reduce-scatter, plus a latency per hop."""
+    """Seconds of one collective: 2 (n-1)/n bytes/bandwidth for an all-reduce, half of it for all-gather and reduce-scatter, plus a latency
+    per hop."""
     if processes == 1:
         return 0.0
     hops = 2 * (processes - 1) if collective == "all_reduce" else processes - 1

@@ -85,7 +85,8 @@ def prefill(weight_bytes: float, flops: float, sharing: float, ceilings: Ceiling
 
 
 def waterfall(amount: float, least_s: float, losses: Iterable[Loss]) -> tuple[TimePart, ...]:
-    """The parts of the time for `amount` of work (in the unit of the main rate): the shortest possible time, then each loss. The times add up to the time of the run.
+    """The parts of the time for `amount` of work (in the unit of the main rate): the shortest possible time, then each loss. The times add
+    up to the time of the run.
 
     The rate after some parts is `amount` over the sum of their times, and `lost_per_s` is the difference that a part makes. So the losses of the
     rate add up, too: to the attainable rate minus the reached rate. Negative losses come last, so that all sums are positive.

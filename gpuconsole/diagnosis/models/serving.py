@@ -190,7 +190,8 @@ def serving_attainable(run: Run, device: Device, calibration: Mapping[str, float
 
 
 def _limits(run: Run, device: Device, calibration: Mapping[str, float]) -> Ceilings:
-    """The ceilings of all GPUs of a tensor parallel server together. A server elsewhere has the datasheet only: the calibration is of this machine."""
+    """The ceilings of all GPUs of a tensor parallel server together. A server elsewhere has the datasheet only: the calibration is of this
+    machine."""
     calibrated = {} if run.elsewhere else calibration
     flops, moved = ceilings(run.settings, run.server_numbers, device.peaks, device.is_gpu, serves=True, calibration=calibrated)
     size = run.server_numbers.get("tensor_parallel_size", run.settings.get("tensor_parallel_size", 1))
@@ -261,7 +262,8 @@ def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -
     """The parts of a token's time beyond the shortest: a request's waits, and the slowness of prefill and decoding.
 
     The time of a request in each part (the shares sum to 1), scaled to the time of an output token. While a request waits, the model may work
-    on others: then only the part of the waits counts that the model's work leaves. `prefill_s`: the shortest prefill of a token's share; None: no split.
+    on others: then only the part of the waits counts that the model's work leaves. `prefill_s`: the shortest prefill of a token's share;
+    None: no split.
     """
     shares, gap = run.summary.phases_ratio, token_s - least_s
     if gap < 0:

@@ -81,7 +81,8 @@ class WorkerHandle:
         self._new_steps = asyncio.Event()
         self._released = asyncio.Event()
         self.trial_steps: list[Step] = []
-        """The leading rank's steps on a side of a trial, since the owner last cleared the list. All ranks made them with the knobs of the last change."""
+        """The leading rank's steps on a side of a trial, since the owner last cleared the list. All ranks made them with the knobs of the
+        last change."""
         self._in_force_from = 0
         """The first step that all ranks make with the knobs of the last change."""
         self.joined: list[RankJoined] = []

@@ -29,7 +29,8 @@ class Knob(msgspec.Struct, frozen=True):
     `default`: the value where a scenario sets none. A scenario must set a knob without a default.
     `changes_training`: the change alters what the model learns per step (batch size), not only the speed.
     `work`: the knob gives a sample or a request other work (its model, its data, the load), or a step more samples.
-    `words`: the change as an instruction (`use {} DataLoader workers`), one for all values or one for each; `` is the instruction for all other values.
+    `words`: the change as an instruction (`use {} DataLoader workers`), one for all values or one for each; `` is the instruction for all
+    other values.
     `lowered_live`: a cold knob whose value a model server can lower, and raise again, while it runs (see `live_limit`).
     """
 

@@ -84,7 +84,8 @@ def _grid(gpus: int, width: int) -> _Grid:
 
 
 class _Cell(NamedTuple):
-    """The value of a GPU in a row. If GPUs share a cell, the cell shows the greatest value. `share` is the share of the scale, or one of _LOST, _OLD, _MISSING."""
+    """The value of a GPU in a row. If GPUs share a cell, the cell shows the greatest value. `share` is the share of the scale, or one of
+    _LOST, _OLD, _MISSING."""
 
     share: float
     value: float

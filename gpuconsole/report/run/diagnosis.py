@@ -159,7 +159,8 @@ def _headline(number: int, finding: Finding, width: int) -> list[Row]:
 
 
 def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool) -> Row:
-    """The instruction, the flag beside it where there is room, and the predicted gain. `free`: the run is active without a trial, so Enter starts one."""
+    """The instruction, the flag beside it where there is room, and the predicted gain. `free`: the run is active without a trial, so Enter
+    starts one."""
     predicted = suggestion.predicted_speedup
     right: list[Segment] = []
     if predicted is not None:

@@ -48,8 +48,8 @@ class Answer(NamedTuple):
 
 
 def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int) -> list[Row]:
-    """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the keys, which take the
-    second row where it is free."""
+    """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the
+    keys, which take the second row where it is free."""
     present = answer(view, selected)
     mark: Segment = ("▌", present.style)
     room = width - 1 - row_width(line_of(present.head)) - len(GAP)

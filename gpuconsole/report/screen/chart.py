@@ -38,7 +38,8 @@ TOPS = (1.0, 1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 
 class Mark(NamedTuple):
-    """Something that was changed, from `begin_s` to `end_s` on the session's clock (equal: at that moment). `style` colours the label and the columns."""
+    """Something that was changed, from `begin_s` to `end_s` on the session's clock (equal: at that moment). `style` colours the label and
+    the columns."""
 
     begin_s: float
     end_s: float

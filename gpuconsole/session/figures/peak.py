@@ -1,4 +1,5 @@
-"""The peaks that a run is compared with: FLOP/s for MFU, bytes per second for MBU. The summary, the live series and the models all call these functions."""
+"""The peaks that a run is compared with: FLOP/s for MFU, bytes per second for MBU. The summary, the live series and the models all call
+these functions."""
 
 from __future__ import annotations
 
@@ -137,7 +138,8 @@ def ceilings(
 
 
 def _calibrated(calibrated: Mapping[str, float], names: Mapping[str, str]) -> Peak | None:
-    """The highest of the calibrated figures `names`, with the words for its source. Older calibrations have no sustained rates, only the best ones."""
+    """The highest of the calibrated figures `names`, with the words for its source. Older calibrations have no sustained rates, only the
+    best ones."""
     rates = [(calibrated.get(sustained_name(name), calibrated.get(name, 0.0)), f"{kernel}, calibrated") for name, kernel in names.items()]
     return max((rate for rate in rates if rate[0]), key=lambda rate: rate[0], default=None)
 

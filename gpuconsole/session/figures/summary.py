@@ -1,4 +1,5 @@
-"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it; its cost; and whether the figures of a serving run can be trusted."""
+"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it; its cost; and whether the figures of a
+serving run can be trusted."""
 
 from __future__ import annotations
 
@@ -160,9 +161,9 @@ def _add_cost(summary: Summary, record: RunRecord, devices: Sequence[Device], pr
 
 STARVED = 0.15
 """The load generator waits for a CPU for more than this share of the time: its latencies include the wait. From benchmarks/loadgen/starved.py, a
-starved client and a scripted server with its own CPU: with a TTFT of 20 ms, the median TTFT was 5 % too high at 14 to 18 %, and 11 to 19 % too high at
-38 %; with a TTFT of 200 ms, 2 % at 47 %. TPOT, E2E and tokens/s stayed within 3 %. Where client and server share the CPUs, the wait also shows that the
-server lacks CPU time: 0.82 of the tokens/s of an independent client at 31 to 72 % (vLLM on two cores)."""
+starved client and a scripted server with its own CPU: with a TTFT of 20 ms, the median TTFT was 5 % too high at 14 to 18 %, and 11 to 19 %
+too high at 38 %; with a TTFT of 200 ms, 2 % at 47 %. TPOT, E2E and tokens/s stayed within 3 %. Where client and server share the CPUs, the
+wait also shows that the server lacks CPU time: 0.82 of the tokens/s of an independent client at 31 to 72 % (vLLM on two cores)."""
 FAILED = 0.01
 """More than this share of the requests failed. Percentiles are over the answered requests only. A failed request has no latency, so it counts as
 slower than all others: with more than 1 % of failures, p99 is a failed request, and the printed p99 is too low."""
@@ -170,8 +171,8 @@ MOST_FAILED = 0.6
 """More than this share of the requests failed: the figures describe a minority. With more than 50 %, the median request failed. The limit is a little
 higher, so that the verdict of a server that fails every second request does not depend on the last request."""
 MOST_DOWN = 0.5
-"""The server stopped to answer for good, and did not answer for more than this share of the measured time: the figures describe the smaller part of the
-run. A server that answers again degrades a run."""
+"""The server stopped to answer for good, and did not answer for more than this share of the measured time: the figures describe the smaller
+part of the run. A server that answers again degrades a run."""
 
 
 def validity(record: RunRecord) -> Validity | None:

@@ -13,7 +13,8 @@ LEGEND_IN_A_ROW = 160
 
 class Needs(NamedTuple):
     """What the zones could use: lines of the `header` below the title, rows of the strip of many GPUs (`fleet`), rows of the `causes` and of the
-    table of what was `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it. `trial`: rows of the trial to show."""
+    table of what was `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it.
+    `trial`: rows of the trial to show."""
 
     header: int = 0
     fleet: int = 0
@@ -26,8 +27,8 @@ class Needs(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Heights in rows, from the top of the screen to its bottom; 0: not shown. `side`: the columns of the causes and of what was tried, at the right of
-    the devices; 0: these zones are below the devices."""
+    """Heights in rows, from the top of the screen to its bottom; 0: not shown. `side`: the columns of the causes and of what was tried, at
+    the right of the devices; 0: these zones are below the devices."""
 
     header: int
     answer: int

@@ -33,7 +33,8 @@ from gpuconsole.tui.widgets.layout import Plan, plan
 class Zone(Widget):
     """Subclasses paint rows; `repaint` compares them with those on the screen and refreshes what changed.
 
-    The app sets `ascii_only` for terminals that are not UTF-8, and `sixteen` for terminals with sixteen colours. `refreshed_rows` counts, for the tests.
+    The app sets `ascii_only` for terminals that are not UTF-8, and `sixteen` for terminals with sixteen colours. `refreshed_rows` counts,
+    for the tests.
     """
 
     DEFAULT_CSS = "Zone { width: 1fr; height: 1fr; background: transparent; }"

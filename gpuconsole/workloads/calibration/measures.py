@@ -1,5 +1,5 @@
-"""What this device reaches: repeated timing of a piece of work; dense arithmetic by kind and precision; copies within the memory of the device, between the
-device and the host, and to and from the disk without the page cache.
+"""What this device reaches: repeated timing of a piece of work; dense arithmetic by kind and precision; copies within the memory of the
+device, between the device and the host, and to and from the disk without the page cache.
 
 The kind of arithmetic matters. On some CPUs torch's matrix product and its convolution come from different libraries with very different ceilings
 (fp32 on a Zen CPU: MKL 105, oneDNN 190 GFLOP/s a core). So a workload is compared with the kind that it consists of.

@@ -64,7 +64,8 @@ class _Span(msgspec.Struct):
 def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 0, gpu: bool = False) -> ProfileReport:  # noqa: B008 (frozen)
     """The report on the steps of a trace. Raises TraceError.
 
-    `steps`: number of steps if the trace does not mark them (passes of a probe). `gpu`: the work ran on a GPU, so a trace without kernels is an error.
+    `steps`: number of steps if the trace does not mark them (passes of a probe). `gpu`: the work ran on a GPU, so a trace without kernels
+    is an error.
     """
     start, end, marked = _window(events)
     on_gpu = [event for event in events if event.cat in trace.ON_GPU and event.end > start]

@@ -1,5 +1,5 @@
-"""A trace of torch.profiler (Chrome's JSON, written by Kineto): the fields that gpuconsole reads, the class of a kernel or an operator by its name, and
-the gaps in the work of a GPU after a synchronisation. This module does not import torch.
+"""A trace of torch.profiler (Chrome's JSON, written by Kineto): the fields that gpuconsole reads, the class of a kernel or an operator by
+its name, and the gaps in the work of a GPU after a synchronisation. This module does not import torch.
 """
 
 from __future__ import annotations

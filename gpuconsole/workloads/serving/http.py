@@ -224,8 +224,9 @@ KILLED = (
 def cause(log: Iterable[str]) -> str:
     """The cause of the end in one line; empty for an empty log.
 
-    vLLM has several processes. The error of the process that failed first is the cause, and the errors of the others follow from this error. Within one
-    traceback the last error counts. Without any error: the message about a process that died, otherwise the last line that is no warning.
+    vLLM has several processes. The error of the process that failed first is the cause, and the errors of the others follow from this
+    error. Within one traceback the last error counts. Without any error: the message about a process that died, otherwise the last line
+    that is no warning.
     """
     lines = [_message(line) for line in log]
     errors = [n for n, line in enumerate(lines) if _is_error(line) and not _leads_to_another(lines, n)]

@@ -400,8 +400,8 @@ LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "au
 
 
 NEWER_FLAGS = ("--enable-mfu-metrics",)
-"""Flags that older versions of vLLM lack (vllm pull request 30738 brought the flag). vLLM starts again without a flag that it refuses: a look into its `--help` would
-cost 10 s at every start, because vLLM imports everything first."""
+"""Flags that older versions of vLLM lack (vllm pull request 30738 brought the flag). vLLM starts again without a flag that it refuses: a
+look into its `--help` would cost 10 s at every start, because vLLM imports everything first."""
 UNKNOWN_FLAGS = "error: unrecognized arguments:"
 """argparse's message."""
 CPU_BLOCK, GPU_BLOCK = 128, 16

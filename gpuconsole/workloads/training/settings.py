@@ -1,5 +1,5 @@
-"""How knobs take effect: on a model (precision, threads, memory format, attention, checkpointing, torch.compile, fp8), its optimizer and its learning rate;
-and which have no effect on the device, each with the reason.
+"""How knobs take effect: on a model (precision, threads, memory format, attention, checkpointing, torch.compile, fp8), its optimizer and
+its learning rate; and which have no effect on the device, each with the reason.
 """
 
 from __future__ import annotations

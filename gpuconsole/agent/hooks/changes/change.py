@@ -1,5 +1,5 @@
-"""A live change of a user's job: a knob with its observed value, and how to set it between two steps; why other settings cannot change while the program
-runs, and the code that sets them."""
+"""A live change of a user's job: a knob with its observed value, and how to set it between two steps; why other settings cannot change
+while the program runs, and the code that sets them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ class Fixed(NamedTuple):
 
 
 BUCKETS = "a process that built its buckets anew one step before another would exchange other sizes, and the job would hang"
-"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make all processes do so in the same step: that
-takes a collective of its own, and a process that fails would leave the others waiting. Hooks of communication would be lost, too."""
+"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make all processes do so in the
+same step: that takes a collective of its own, and a process that fails would leave the others waiting. Hooks of communication would be
+lost, too."""
 FIXED: dict[str, Fixed] = {
     "batch_size": Fixed("the sampler of the DataLoader has grouped the samples", "DataLoader(dataset, batch_size=...)", "loader"),
     "persistent_workers": Fixed("it acts only between two epochs", "DataLoader(dataset, persistent_workers=True, ...)", "loader"),

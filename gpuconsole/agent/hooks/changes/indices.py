@@ -1,4 +1,5 @@
-"""The indices of an epoch: one stream, from which all servers draw in turn; and the random generators of the program, from which nothing may draw here."""
+"""The indices of an epoch: one stream, from which all servers draw in turn; and the random generators of the program, from which nothing
+may draw here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A rehearsal: a new server makes batches that the present server makes too. What does not work, or differs in one bit, is found out before it matters."""
+"""A rehearsal: a new server makes batches that the present server makes too. What does not work, or differs in one bit, is found out before
+it matters."""
 
 from __future__ import annotations
 

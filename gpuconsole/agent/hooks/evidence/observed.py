@@ -1,11 +1,12 @@
-"""What is observed in a job without an experiment: FLOPs of one step, the memory of its parts, the copies from the host to the GPU in a few steps, and
-whether the processes that load data compute or wait.
+"""What is observed in a job without an experiment: FLOPs of one step, the memory of its parts, the copies from the host to the GPU in a few
+steps, and whether the processes that load data compute or wait.
 
-A dispatch mode counts FLOPs in the passes of one step by torch's own formulas (torch.utils.flop_counter). It calls each operator as it is: the program's
-code runs once, as ever. A model under torch.compile is not counted: torch would run it uncompiled in that step, with other rounding.
+A dispatch mode counts FLOPs in the passes of one step by torch's own formulas (torch.utils.flop_counter). It calls each operator as it is:
+the program's code runs once, as ever. A model under torch.compile is not counted: torch would run it uncompiled in that step, with other
+rounding.
 
-Of the loader only /proc and the clocks are read. The probe of a loader of ours (`workloads/training/probes/loader.py`) measures another thing: the rate
-of a second loader that runs alone. A dataset of a user is never opened a second time.
+Of the loader only /proc and the clocks are read. The probe of a loader of ours (`workloads/training/probes/loader.py`) measures another
+thing: the rate of a second loader that runs alone. A dataset of a user is never opened a second time.
 """
 
 from __future__ import annotations

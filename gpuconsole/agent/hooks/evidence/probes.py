@@ -218,8 +218,8 @@ COPIES = 8
 
 
 def updates_on_copies(optimizers: list[Any]) -> tuple[Any, Callable[[], None], Callable[[], None]]:
-    """The device of the parameters, and steps of AdamW on copies of them: in the implementation of the last of `optimizers`, and fused. The optimizer is
-    only read. Raises ProbeError where there is no fused form of it, or no room for the copies."""
+    """The device of the parameters, and steps of AdamW on copies of them: in the implementation of the last of `optimizers`, and fused. The
+    optimizer is only read. Raises ProbeError where there is no fused form of it, or no room for the copies."""
     import torch
 
     update: Any = importlib.import_module("torch.optim.adamw").adamw  # the function form: no optimizer object that hooks would see

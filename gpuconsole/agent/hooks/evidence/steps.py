@@ -1,12 +1,12 @@
 """What a step of the program is, where that is not plain: with several optimizers, and without an optimizer.
 
-Several optimizers: whether two optimizer steps belong to one iteration of the program's loop is read from the call stacks, and from the loops in the byte
-code. The first frame in which two call stacks differ shows how the program came from one call to the other: forward through the lines of an iteration,
-or over the start of the loop.
+Several optimizers: whether two optimizer steps belong to one iteration of the program's loop is read from the call stacks, and from the
+loops in the byte code. The first frame in which two call stacks differ shows how the program came from one call to the other: forward
+through the lines of an iteration, or over the start of the loop.
 
-No optimizer (`p -= lr * p.grad`, or a class that is none of torch's optimizers): such a program zeroes its gradients, or changes its weights, between two
-backward passes of different steps. Backward passes that add to the same gradients are one step. The end of a step is known at the next backward pass
-only: it is where the next batch or forward pass began.
+No optimizer (`p -= lr * p.grad`, or a class that is none of torch's optimizers): such a program zeroes its gradients, or changes its
+weights, between two backward passes of different steps. Backward passes that add to the same gradients are one step. The end of a step is
+known at the next backward pass only: it is where the next batch or forward pass began.
 """
 
 from __future__ import annotations
@@ -375,8 +375,8 @@ class OwnUpdates:
         self.confirmed, self._backwards, self._end, self._copies = True, 0, None, []
 
     def _states(self) -> list[tuple[Any, ...]]:
-        """The versions and the places of the tracked weights and their gradients, and some bytes of the smallest weights; empty for a weight that does
-        not exist any more."""
+        """The versions and the places of the tracked weights and their gradients, and some bytes of the smallest weights; empty for a
+        weight that does not exist any more."""
         import torch
 
         strided, plain = torch.strided, (torch.nn.Parameter, torch.Tensor)

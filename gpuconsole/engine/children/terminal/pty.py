@@ -83,7 +83,8 @@ class JobTerminal:
         return self.lines.text()
 
     async def close(self, ended: bool) -> None:
-        """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited for. Otherwise the output goes to a file from now on."""
+        """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited for. Otherwise the output goes to a file
+        from now on."""
         self.job_started()
         if self._reading is not None and self._writer is not None:
             if ended:

@@ -76,7 +76,8 @@ class Metrics:
         self._counted = totals
 
     def _cost(self, plan: Iteration) -> None:
-        """FLOPs: 2 per weight and token, 4 per layer, width and attended position. Bytes: all weights once, and the keys and values of the sequences."""
+        """FLOPs: 2 per weight and token, 4 per layer, width and attended position. Bytes: all weights once, and the keys and values of the
+        sequences."""
         facts = self._facts
         seen = sum((end - start) * (start + end) / 2 for _, start, end in plan.prefills) + sum(
             sequence.computed for sequence in plan.decodes

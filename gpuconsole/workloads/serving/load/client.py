@@ -343,7 +343,8 @@ SILENCE_S = 3.5
 """The shortest silence that is an outage: a message within 5 s needs a limit below 5 s."""
 SILENCE_FACTOR = 2.0
 REMEMBERED_S = 60.0
-"""A silence that ends with a token is normal for this load: long prompts, compilation. For this time the limit is SILENCE_FACTOR times that silence."""
+"""A silence that ends with a token is normal for this load: long prompts, compilation. For this time the limit is SILENCE_FACTOR times that
+silence."""
 FAILING_S = 2.0
 FAILURES = 5
 """Failures in a row, over at least FAILING_S, after which every request fails. Fewer failures occur by chance where half of the requests fail."""

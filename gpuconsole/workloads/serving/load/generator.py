@@ -372,7 +372,8 @@ class Generator:
         self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, shared, waited, *down))
 
     def _shared_prefix(self, t: float) -> float | None:
-        """Share of the prompt text that is a prefix of another prompt: over all recorded prompts, or once a second over the last generated prompts."""
+        """Share of the prompt text that is a prefix of another prompt: over all recorded prompts, or once a second over the last generated
+        prompts."""
         if self._shared_by_recorded is not None:
             return self._shared_by_recorded
         if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) > 1:
