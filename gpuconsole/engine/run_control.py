@@ -305,10 +305,11 @@ class RunControl:
         return RoomBeside(self._state, run, worker)
 
     async def start_second(self, knobs: Knobs) -> WorkerHandle:
-        """Start a second worker on the work of the current run, with `knobs`. Its events are not part of the session. Raises OSError."""
+        """Start a second worker on the work of the current run, with `knobs`. Its events are not part of the session. Raises OSError, SessionError."""
         assert self._scenario is not None
+        device = self._devices.first()
         self.second = worker = await self._pool.take(self._scenario, knobs, self._devices)
-        worker.start(self._scenario.workload.name, knobs, self._devices.first(), self._serving.options)
+        worker.start(self._scenario.workload.name, knobs, device, self._serving.options)
         return worker
 
     def hand_over(self) -> None:
@@ -327,9 +328,9 @@ class RunControl:
 
     def keep(self, before: Knobs, changes: Knobs) -> None:
         """The worker runs with `changes` from now on. `before`: the values of these knobs that `revert` restores."""
-        assert self.worker is not None
         self._kept.append((before, changes))
-        self._open_next(changes, self.worker)
+        if self.worker is not None:  # it may have ended while the other worker was stopped
+            self._open_next(changes, self.worker)
 
     async def fail(self, reason: str) -> None:
         """End the current run as failed. The caller holds the lock."""

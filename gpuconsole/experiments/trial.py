@@ -32,6 +32,7 @@ from gpuconsole.experiments.statistics import (
 from gpuconsole.model.experiments import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
+from gpuconsole.session.api import SessionError
 
 MAX_PAIRS = 60
 AGE_S = 15.0
@@ -206,6 +207,8 @@ class LiveTrial:
             challenger = await self._control.start_second(knobs)
         except OSError as error:
             raise TrialFailed(f"the second worker could not be started: {error.strerror}") from None
+        except SessionError as error:  # the device of the run has gone
+            raise TrialFailed(str(error)) from None
         try:
             async with asyncio.timeout(challenger.start_limit_s):
                 await challenger.next_steps()
@@ -221,11 +224,13 @@ class LiveTrial:
         """End the worker of the losing side."""
         winner, challenger = self._worker, self._control.second
         if trial.kept and challenger is not None:
-            if challenger.alive:
+            if challenger.alive and self._worker.alive:
                 winner = challenger
                 self._control.hand_over()
             else:
-                trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {challenger.cause()}")
+                trial = msgspec.structs.replace(
+                    trial, kept=False, error=f"not kept: {(self._worker if challenger.alive else challenger).cause()}"
+                )
         await self._control.end_second()
         winner.resume(0)
         return Outcome(trial)

@@ -35,6 +35,8 @@ class FakeWorker:
 
     def __init__(self, start_limit_s: float = 1.0, starts: bool = True) -> None:
         self.alive, self.progress, self.failed, self.hanging = True, None, None, ""
+        self.job = None
+        self.last_words: list[str] = []
         self.joined: list[Any] = []
         self.probed: list[str] = []
         self.last_started: Started | None = None
@@ -218,6 +220,41 @@ def test_a_second_worker_that_won_and_died_is_not_kept() -> None:
         assert (trial.verdict, trial.kept, trial.error) == ("win", False, "not kept: gone")
         assert control.worker is cast("Any", first)
         assert len(state.records) == 1
+
+    with_control(play, first, second)
+
+
+def test_a_winner_that_dies_while_the_other_worker_is_stopped_ends_the_run_as_failed() -> None:
+    first, second = FakeWorker(), FakeWorker()
+    second.seconds = {8: 0.1}
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        async def stop() -> None:
+            first.alive = second.alive = False
+            control.worker_ended(cast("Any", second), -9)
+
+        first.stop = stop  # type: ignore[method-assign]
+        trial = await tried(control, {"n_layer": 2})
+        assert trial.verdict == "win"
+        assert [record.run.state for record in state.records] == ["failed"]
+        assert control.worker is None and control.second is None
+
+    with_control(play, first, second)
+
+
+def test_a_run_that_died_while_it_was_paused_is_not_continued_by_the_second_worker() -> None:
+    first, second = FakeWorker(), FakeWorker()
+    second.seconds = {8: 0.1}
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        def on_event(event: AnyEvent) -> None:
+            if isinstance(event, TrialUpdate) and event.trial.verdict is None and event.trial.blocks:
+                first.alive = False
+
+        control.trials._emit = on_event
+        trial = await tried(control, {"n_layer": 2})
+        assert (trial.kept, trial.error) == (False, "not kept: gone")
+        assert second.stopped
 
     with_control(play, first, second)
 
