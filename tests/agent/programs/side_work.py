@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
     def __len__(self):
-        return 160
+        return 320
 
     def __getitem__(self, index):
         time.sleep(0.004)
-        return torch.full((32,), index / 160), index % 10
+        return torch.full((32,), index / 320), index % 10
 
 
 def save(model, folder):

@@ -14,7 +14,7 @@ from tests.agent.listener import Listener, Watched
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("side work")]  # one process makes the run
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "side_work.py"
-EPOCHS, BATCHES = 3, 20
+EPOCHS, BATCHES = 3, 40  # an epoch of 2 s: the processes of an epoch are read at least twice
 
 
 @pytest.fixture(scope="module")
