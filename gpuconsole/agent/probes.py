@@ -128,7 +128,9 @@ def batch_elasticity(subject: Subject) -> Signals:
         pass_s = timed_pass(subject, batch)
         batches = {factor: subject.repeated(batch, factor) for factor in factors_in_time(pass_s, subject.longest_hold_s)}
         for index in rounds(subject, ELASTICITY_BUDGET_S, LEAST_ROUNDS + 1, 26):
-            for factor in list(batches):
+            if 2 not in batches and subject.world.size == 1:
+                break
+            for factor in batches if index else [factor for factor in batches if factor > 1]:  # 1x has run already
                 try:
                     seconds = timed_pass(subject, batches[factor])
                 except torch.OutOfMemoryError:
@@ -137,7 +139,7 @@ def batch_elasticity(subject: Subject) -> Signals:
                     break
                 if index:  # the first pass of a size allocates
                     times[factor].append(seconds)
-    if 2 not in batches:  # only now: other processes may still have been in their rounds
+    if 2 not in batches:  # only now: other processes may still be in their rounds
         raise ProbeError("twice the batch does not fit into memory")
     largest = max(batches)
     ratios = [many / (largest * single) for single, many in zip(times[1], times[largest], strict=False)]

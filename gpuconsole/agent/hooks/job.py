@@ -46,7 +46,7 @@ SOCKET = "socket"
 POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S = 0.05, 0.1, 0.02
 """Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without any work of the agent."""
 SEND_EVERY_S, SEND_AT_LOW_RATE_S = 0.5, 1.0
-"""The periods of messages, in seconds: of a job that is new or has just received a command (see reporter.py), and of one that the console
+"""The periods of messages, in seconds: of a job that is new or has just received a command (see service.py), and of one that the console
 only watches. A message takes 0.8 ms between two steps of 6 ms: 10 µs a step with the first period, 5 µs with the second."""
 COUNT_AT = 20
 """The step after which one step's operators are counted."""

@@ -255,7 +255,7 @@ SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 
 
 def of_arguments(arguments: Sequence[str]) -> Values:
-    """vLLM's command line `words`; the last of two equal flags counts, as in vLLM."""
+    """vLLM's command line `arguments`; the last of two equal flags counts, as in vLLM."""
     values: Values = {}
     for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")

@@ -170,7 +170,7 @@ class CopyCount:
         return method
 
     def _note(self, tensor: Any, copy: Any) -> None:
-        """A method has made `made` of `tensor`."""
+        """A method has made `copy` of `tensor`."""
         if copy.device.type != "cuda" or tensor.device.type != "cpu":
             return
         if tensor.is_pinned():

@@ -307,8 +307,8 @@ class JobSamples(StackSamples):
         if not _registered:
             _registered.append(True)
             os.register_at_fork(before=stop_all)
-        _running.append(self)
         super().__init__()
+        _running.append(self)
 
     def stop(self) -> None:
         if self in _running:

@@ -14,8 +14,6 @@ from gpuconsole.workloads.serving.engine.model import Decoder
 
 # --- the scheduler -------------------------------------------------------------------------------------------
 
-# --- selects the sequences of the next iteration -------------------------------------------------------------
-
 
 @dataclass(eq=False)
 class Sequence:

@@ -18,8 +18,6 @@ from gpuconsole.workloads.serving.http import explain, pieces, redirection
 
 # --- requests ------------------------------------------------------------------------------------------------
 
-# --- one streamed request to an OpenAI-compatible server, and its times --------------------------------------
-
 MOST_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
 MOST_LINE_BYTES = 4 * 1024 * 1024

@@ -21,13 +21,10 @@ from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 
 # --- prompts -------------------------------------------------------------------------------------------------
 
-# --- characters per token of a server's tokenizer, asked before the load begins ------------------------------
-
 SAMPLE_CHARACTERS = 2000
 LENGTHS = (80, 320)
 """Characters of the two prompts for a server that counts tokens in answers only. Both fit a small context, with one token for each character."""
 TOKENIZE_S = 5.0
-MOST_BYTES = 2**20
 
 
 class Tokenizer(msgspec.Struct, frozen=True):
