@@ -80,7 +80,7 @@ def measure(condition: Condition, name: str, turn: int, folder: Path, fake_drive
 
 
 def summarized(sessions: Sequence[Session], condition: str, figure: str) -> dict[str, tuple[float, float, float]]:
-    """Median, low and high of `figure` for each driver, and of the ratio. Empty where no round has both drivers."""
+    """Median, low end and high end of `figure` for each driver, then for the ratio. Empty if no round has both drivers."""
     by_turn: dict[int, dict[str, float]] = {}
     for session in sessions:
         if session.condition == condition and figure in session.figures:

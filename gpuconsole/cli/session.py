@@ -67,8 +67,9 @@ async def session(
 ) -> AsyncIterator[LiveSession]:
     """An open engine, which records if --record says so. Raises UsageError if the device does not exist or the recording cannot be written.
 
-    `error`: what a SessionError in the body becomes, UsageError or CommandFailed. `prepare` is called before the engine opens. `warm`: a
-    training worker starts while the engine opens."""
+    `error`: the exception that replaces a SessionError in the body, UsageError or CommandFailed. `prepare` is called before the engine opens.
+    `warm`: a training worker starts while the engine opens.
+    """
     from gpuconsole.session.api import SessionError
 
     engine = live_engine(args)

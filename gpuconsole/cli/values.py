@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import stat
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.options import UsageError
 from gpuconsole.engine.machine import settings as rules
 from gpuconsole.engine.machine.settings import settings
-from gpuconsole.model.files import check_writable
+from gpuconsole.model.files import check_writable, make_writable_folder
 
 if TYPE_CHECKING:
     from gpuconsole.model.machine import Device
@@ -72,7 +71,7 @@ def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | N
 
 
 def token(args: argparse.Namespace) -> bytes | None:
-    """The bearer token in the file of --token-file, without white space around it; None without a file. Raises UsageError."""
+    """The bearer token from the file of --token-file, without surrounding whitespace. None if no file is set. Raises UsageError."""
     path: Path | None = getattr(args, "token_file", settings().token_file)
     if not path:
         return None
@@ -124,8 +123,6 @@ def check_folder(folder: Path | None) -> None:
     if folder is None:
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        make_writable_folder(folder)
     except OSError as error:
         raise UsageError(f"--profile-dir {folder}: cannot be written: {error.strerror or error}") from None

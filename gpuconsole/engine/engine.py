@@ -76,11 +76,11 @@ class Engine(StateReader):
         self.job: ScreenJob | None = None
         self.profile_dir: Path | None = None
         self._price_per_hour, self._wanted_device = price_per_hour, device
-        self.lock = RunLock()
+        lock = RunLock()
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
         self.devices = ChosenDevices(self.state, device)
-        self.control = RunControl(self.state, self.emit, self._pool, self.lock, serving or ServingChoice(), self.devices)
-        self.diagnosis = DiagnosisLoop(self.state, self.emit, lambda: self.control.worker, self.lock)
+        self.control = RunControl(self.state, self.emit, self._pool, lock, serving or ServingChoice(), self.devices)
+        self.diagnosis = DiagnosisLoop(self.state, self.emit, lambda: self.control.worker, lock)
         self.control.on_close.append(self.diagnosis.ended)
         self.services.append(self.diagnosis.run)
         self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit)
@@ -120,14 +120,16 @@ class Engine(StateReader):
     async def keep_warm(self, wanted: bool) -> None:
         if not wanted:
             self._pool.release("choosing")
-        elif not self._closing and not self.lock.changing:
+        elif not self._closing and not self.control.lock.changing:
             await self._pool.warm("choosing")
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def view(self) -> View:
         device = self._wanted_device or self.device().id
-        return self.build_view(device=device, probing=self.lock.activity, recording=False, recording_to=self._recorder.path, ended=False)
+        return self.build_view(
+            device=device, probing=self.control.lock.activity, recording=False, recording_to=self._recorder.path, ended=False
+        )
 
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""

@@ -1,4 +1,4 @@
-"""Recordings: writing the events of a session to a file, and a recorded session behind the `SessionApi`."""
+"""`Recorder` writes the events of a session to a file. `Replay` plays such a file behind the same `SessionApi`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import statistics
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
@@ -17,7 +16,7 @@ from gpuconsole.engine.machine.settings import settings
 from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, rate_change, rate_verdict
 from gpuconsole.model import units
 from gpuconsole.model.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
-from gpuconsole.model.files import write_whole
+from gpuconsole.model.files import make_writable_folder, write_whole
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.knobs.knob import Knobs, Value, nearest, show
 from gpuconsole.model.run import Validity
@@ -45,9 +44,7 @@ def baselines_folder() -> Path:
 def check_folder(folder: Path) -> None:
     """Create `folder` where it does not exist. Raises BaselineError if no file can be written there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        make_writable_folder(folder)
     except OSError as error:
         raise BaselineError(f"{folder}: cannot be written: {error.strerror or error}") from None
 

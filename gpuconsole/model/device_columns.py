@@ -12,60 +12,64 @@ from typing import NamedTuple
 class DeviceColumn(NamedTuple):
     """One fact, read from `metric`. The unit, and with it the format, is the unit of the metric in the catalogue.
 
-    `short`: the title where there is little room. `pattern`: the figure in words.
+    `short`: the title where there is little room, if it is not `title`. `pattern`: the figure in words.
     `beside`: a second metric in the same figure, such as the other direction of traffic; `ways` are then the names of the two directions.
     The scale ends at the value of the metric `top`, else at `full`; 0: at the largest value. If `hot`, a value at the top needs action.
     """
 
     title: str
-    short: str
     metric: str
     beside: str = ""
     ways: tuple[str, str] | None = None
     top: str = ""
     full: float = 0.0
     hot: bool = False
+    short: str = ""
     lead: str = ""
     """What stands before the figure in a line; empty where the figure says what it is."""
     pattern: str = "{}"
     if_positive: bool = False
     """Whether lines show only values above zero."""
     heading: str = ""
-    """What stands above the column of a table, if it is not `short`."""
+    """What stands above the column of a table, if it is not the short title."""
     width: int = 0
     """Cells in a table."""
     align: str = ">"
     from_width: int = 0
     """Lines and tables with fewer cells leave the column out."""
 
+    @property
+    def short_title(self) -> str:
+        return self.short or self.title
+
 
 # --- a GPU ---------------------------------------------------------------------------------------------------
 
-SM = DeviceColumn("SM active", "SM", "gpu.sm_active_ratio", full=1.0, lead="SM", width=5)
-UTILIZATION = DeviceColumn("utilization", "util", "gpu.utilization_ratio", full=1.0, lead="util", width=5)
-TENSOR = DeviceColumn("tensor active", "tensor", "gpu.tensor_active_ratio", full=1.0, lead="tensor", width=6)
+SM = DeviceColumn("SM active", "gpu.sm_active_ratio", short="SM", full=1.0, lead="SM", width=5)
+UTILIZATION = DeviceColumn("utilization", "gpu.utilization_ratio", short="util", full=1.0, lead="util", width=5)
+TENSOR = DeviceColumn("tensor active", "gpu.tensor_active_ratio", short="tensor", full=1.0, lead="tensor", width=6)
 HBM = DeviceColumn(
-    "HBM used", "HBM", "gpu.hbm_used_bytes", top="gpu.hbm_total_bytes", lead="HBM", heading="HBM used/total", width=16, align="<"
+    "HBM used", "gpu.hbm_used_bytes", short="HBM", top="gpu.hbm_total_bytes", lead="HBM", heading="HBM used/total", width=16, align="<"
 )
 HBM_BANDWIDTH = DeviceColumn(
-    "HBM bandwidth", "HBM bw", "gpu.dram_active_ratio", "gpu.hbm_bytes_per_s", full=1.0, lead="HBM bw", width=6, from_width=100
+    "HBM bandwidth", "gpu.dram_active_ratio", "gpu.hbm_bytes_per_s", short="HBM bw", full=1.0, lead="HBM bw", width=6, from_width=100
 )
-POWER = DeviceColumn("power", "power", "gpu.power_w", top="gpu.power_limit_w", width=7)
+POWER = DeviceColumn("power", "gpu.power_w", top="gpu.power_limit_w", width=7)
 TEMPERATURE = DeviceColumn(
-    "temperature", "temp", "gpu.temperature_c", top="gpu.temperature_slowdown_c", full=100.0, hot=True, width=4, align="<"
+    "temperature", "gpu.temperature_c", short="temp", top="gpu.temperature_slowdown_c", full=100.0, hot=True, width=4, align="<"
 )
-POWER_CAP = DeviceColumn("power cap", "power cap", "gpu.power_cap_time_ratio", full=1.0, pattern="power cap {} of time", if_positive=True)
-SM_CLOCK = DeviceColumn("SM clock", "SM clock", "gpu.sm_clock_hz", top="gpu.sm_clock_max_hz", lead="SM clock")
-PCIE = DeviceColumn("PCIe", "PCIe", "gpu.pcie_rx_bytes_per_s", "gpu.pcie_tx_bytes_per_s", ("rx", "tx"))
-NVLINK = DeviceColumn("NVLink", "NVLink", "gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s", ("rx", "tx"))
+POWER_CAP = DeviceColumn("power cap", "gpu.power_cap_time_ratio", full=1.0, pattern="power cap {} of time", if_positive=True)
+SM_CLOCK = DeviceColumn("SM clock", "gpu.sm_clock_hz", top="gpu.sm_clock_max_hz", lead="SM clock")
+PCIE = DeviceColumn("PCIe", "gpu.pcie_rx_bytes_per_s", "gpu.pcie_tx_bytes_per_s", ("rx", "tx"))
+NVLINK = DeviceColumn("NVLink", "gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s", ("rx", "tx"))
 
 NVLINK_COLUMNS = (
-    DeviceColumn("up", "up", "gpu.link_up"),
-    DeviceColumn("in", "in", "gpu.link_rx_bytes_per_s"),
-    DeviceColumn("out", "out", "gpu.link_tx_bytes_per_s"),
-    DeviceColumn("replays", "replays", "gpu.link_replays"),
-    DeviceColumn("recoveries", "recoveries", "gpu.link_recoveries"),
-    DeviceColumn("CRC errors", "CRC errors", "gpu.link_crc_errors"),
+    DeviceColumn("up", "gpu.link_up"),
+    DeviceColumn("in", "gpu.link_rx_bytes_per_s"),
+    DeviceColumn("out", "gpu.link_tx_bytes_per_s"),
+    DeviceColumn("replays", "gpu.link_replays"),
+    DeviceColumn("recoveries", "gpu.link_recoveries"),
+    DeviceColumn("CRC errors", "gpu.link_crc_errors"),
 )
 """One NVLink, which is a device with its own name (`gpu:0/link:3`)."""
 
@@ -83,11 +87,11 @@ device shows it."""
 
 # --- the host ------------------------------------------------------------------------------------------------
 
-CORES = DeviceColumn("cores busy", "cores busy", "host.cores_busy", lead="cores busy")
-RUN_QUEUE_DELAY = DeviceColumn("run-queue delay", "run queue", "host.run_queue_delay_ratio", full=1.0, lead="waiting for a core")
-HOST_MEMORY = DeviceColumn("memory", "memory", "host.memory_used_bytes", top="host.memory_total_bytes", lead="memory")
-DISK = DeviceColumn("disk", "disk", "host.disk_read_bytes_per_s", "host.disk_write_bytes_per_s", ("r", "w"))
-NET = DeviceColumn("net", "net", "host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s", ("rx", "tx"))
+CORES = DeviceColumn("cores busy", "host.cores_busy", lead="cores busy")
+RUN_QUEUE_DELAY = DeviceColumn("run-queue delay", "host.run_queue_delay_ratio", short="run queue", full=1.0, lead="waiting for a core")
+HOST_MEMORY = DeviceColumn("memory", "host.memory_used_bytes", top="host.memory_total_bytes", lead="memory")
+DISK = DeviceColumn("disk", "host.disk_read_bytes_per_s", "host.disk_write_bytes_per_s", ("r", "w"))
+NET = DeviceColumn("net", "host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s", ("rx", "tx"))
 
 # --- fixed properties (`Device.facts`) with another title than their key -----------------------------------
 

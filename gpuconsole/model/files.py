@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -19,6 +20,13 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"the file has more than {most_bytes / 2**20:g} MiB", str(path))
     return data
+
+
+def make_writable_folder(folder: Path) -> None:
+    """Create `folder` where it does not exist, and check that files can be written there. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:

@@ -4,7 +4,8 @@ Programs of the user's job find code by paths in these folders, also after gpuco
 never be free for another user to make again. Folders for temporary files do not qualify: everybody can write there.
 
 The process that uses a folder holds a lock on it (flock). The kernel releases the lock when the process ends, however it ends. All containers of one
-machine see the lock. Other machines that share the home folder by NFS do not see it, so the name of a folder holds the `boot_id` of its machine.
+machine see the lock. Other machines that share the home folder by NFS do not see the lock. Therefore the name of a folder holds the
+`boot_id` of its machine.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from gpuconsole.experiments.session import Trials
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.session.api import SessionError
@@ -255,6 +256,22 @@ def test_a_run_that_died_while_it_was_paused_is_not_continued_by_the_second_work
         trial = await tried(control, {"n_layer": 2})
         assert (trial.kept, trial.error) == (False, "not kept: gone")
         assert second.stopped
+
+    with_control(play, first, second)
+
+
+def test_a_device_that_is_gone_fails_the_trial_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = FakeWorker(), FakeWorker()
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        def gone(_: ChosenDevices) -> Device:
+            raise SessionError("there is no device 'gpu:0'")
+
+        first.arm = 1
+        monkeypatch.setattr(ChosenDevices, "first", gone)
+        trial = await tried(control, {"n_layer": 2})
+        assert (trial.state, trial.error) == ("failed", "there is no device 'gpu:0'")
+        assert (first.arm, [record.run.state for record in state.records]) == (0, ["running"]), "the worker of the run was resumed"
 
     with_control(play, first, second)
 

@@ -9,6 +9,7 @@ from gpuconsole.model.metrics import CATALOGUE, FIELDS
 from gpuconsole.model.serving import Request
 from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
+from gpuconsole.session.freshness import why_not_fresh
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Requests, RunOpened, Sample, SourceState, Unavailable, Xid
 from tests.diagnosis.test_run_figures import FACTS, session, stored
@@ -68,7 +69,7 @@ def test_a_value_stands_while_its_reader_answers() -> None:
     assert world.value("gpuconsole_sample_age_seconds") == 5.5
     assert world.value("gpuconsole_sampler_up") == 0
     assert world.shows("gpuconsole_source_stuck_seconds") == [({"source": "sampler"}, 5.5)]
-    assert scrape(world.state, world.now).not_fresh == "the sampler has reported nothing for 6 s"
+    assert why_not_fresh(world.state, world.state.session_time(world.now)) == "the sampler has reported nothing for 6 s"
 
 
 def test_a_slow_beat_is_no_staleness() -> None:
@@ -155,9 +156,13 @@ def test_a_stuck_source_is_told_and_counted_on() -> None:
     world.now += 4
     world.state.apply(Sample(world.now, "cpu", {"host.cores_busy": 1.0}))
     assert ({"source": "nvml"}, 7.0) in world.shows("gpuconsole_source_stuck_seconds")
-    assert scrape(world.state, world.now).not_fresh == "nvml has not answered for 7 s: nvmlDeviceGetPowerUsage of gpu:0"
+    assert (
+        why_not_fresh(world.state, world.state.session_time(world.now)) == "nvml has not answered for 7 s: nvmlDeviceGetPowerUsage of gpu:0"
+    )
     world.now += 2
-    assert scrape(world.state, world.now).not_fresh.startswith("the newest sample of gpu:0 is 6 s old; nvml has not answered for 9 s")
+    assert why_not_fresh(world.state, world.state.session_time(world.now)).startswith(
+        "the newest sample of gpu:0 is 6 s old; nvml has not answered for 9 s"
+    )
 
 
 def test_the_own_metrics_are_all_shown() -> None:

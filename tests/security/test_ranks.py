@@ -117,7 +117,7 @@ def test_strangers_cannot_fill_the_memory_of_the_console(run: Run) -> None:
     for stranger in strangers:
         stranger.settimeout(2.0)
         try:
-            for _ in range(60):  # below the 64 MiB that a line of our own processes may have
+            for _ in range(60):  # 60 MiB: the limit for a line of our own processes is 64 MiB
                 taken += stranger.send(b"x" * 2**20)
                 most = max(most, console.memory_info().rss)
         except OSError:  # the console reads no more of it, or has hung up

@@ -178,3 +178,25 @@ def test_probes_of_a_gpu_change_nothing(loop: TrainingLoop, probe: Any, monkeypa
     before = job_state(loop)
     assert all(signal.value > 0 for signal in probe(loop).values())
     assert all(torch.equal(a, b) for a, b in zip(before, job_state(loop), strict=True))
+
+
+def test_a_batch_that_does_not_fit_twice_ends_the_probe_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits while the probe runs. Where twice the batch does not fit, no further pass can answer."""
+    loop = small_gpt_loop(tmp_path)
+    sizes: list[int] = []
+    run_pass = loop.run_pass
+
+    def limited(batch: Any) -> None:
+        sizes.append(len(batch[0]))
+        if len(batch[0]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        run_pass(batch)
+
+    monkeypatch.setattr(loop, "run_pass", limited)
+    try:
+        loop.step()
+        with pytest.raises(ProbeError, match="twice the batch does not fit"):
+            PROBES["batch_elasticity"](loop)
+        assert sizes == [2, 4]
+    finally:
+        loop.close()

@@ -1,7 +1,7 @@
 """The step account of a user's job: segments on the clock of the host, and in sampled steps on the timeline of the CUDA stream.
 
 On a CPU a sampled step has run-queue readings. On a GPU a mark of a sampled step records an event, because events cost more than stamps. The events
-are read when the stream has passed them, some steps later. Nothing is recorded in a stream that is being captured.
+are read when the stream has passed them, some steps later. While a stream is captured into a CUDA graph, no event is recorded.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpuconsole.model import device_columns as of
-from gpuconsole.model import units
+from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import CATALOGUE, series_key
@@ -15,8 +14,17 @@ from gpuconsole.report.cells import Row, Segment, fit, line_of, row_width
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-GPU_LINE = (of.SM, of.TENSOR, of.HBM, of.HBM_BANDWIDTH, of.POWER, of.TEMPERATURE, of.POWER_CAP, of.SM_CLOCK)
-HOST_LINE = (of.CORES, of.HOST_MEMORY, of.RUN_QUEUE_DELAY)
+GPU_LINE = (
+    device_columns.SM,
+    device_columns.TENSOR,
+    device_columns.HBM,
+    device_columns.HBM_BANDWIDTH,
+    device_columns.POWER,
+    device_columns.TEMPERATURE,
+    device_columns.POWER_CAP,
+    device_columns.SM_CLOCK,
+)
+HOST_LINE = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.RUN_QUEUE_DELAY)
 GAP = "   "
 """Between two figures of a line."""
 
@@ -34,7 +42,7 @@ def read(view: View, column: DeviceColumn, device: str) -> Reading:
     value = latest(series_key(column.metric, device))
     beside = latest(series_key(column.beside, device)) if column.beside else None
     top = latest(series_key(column.top, device)) if column.top else None
-    full = view.environment.cores if column is of.CORES else column.full
+    full = view.environment.cores if column is device_columns.CORES else column.full
     return Reading(value, beside, top if top is not None else full or None)
 
 
@@ -75,12 +83,12 @@ def cell(column: DeviceColumn, reading: Reading) -> str:
 
 def heading(column: DeviceColumn) -> str:
     """What stands above the cells of the column, in their width."""
-    return fit(column.heading or column.short, column.width, column.align)
+    return fit(column.heading or column.short_title, column.width, column.align)
 
 
 def label(column: DeviceColumn, width: int) -> str:
     """The title of the column where it leaves a blank in `width` cells, otherwise the short title."""
-    return (column.title if len(column.title) < width else column.short).ljust(width)[:width]
+    return (column.title if len(column.title) < width else column.short_title).ljust(width)[:width]
 
 
 def shown(columns: Iterable[DeviceColumn], width: int) -> list[DeviceColumn]:
@@ -101,7 +109,7 @@ def named(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterator[
     for column in columns:
         reading = read(view, column, device)
         if not column.if_positive or reading.value:
-            name = column.lead if reading.value is not None else column.lead or column.short
+            name = column.lead if reading.value is not None else column.lead or column.short_title
             yield f"{name} {figure(column, reading)}" if name else figure(column, reading)
 
 

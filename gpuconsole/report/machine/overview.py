@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuconsole.model import device_columns as of
+from gpuconsole.model import device_columns
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
@@ -24,8 +24,8 @@ TALL = 28
 MOST_SPARK_ROWS = 40
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
-COLUMNS = (of.SM, of.HBM, of.HBM_BANDWIDTH, of.POWER, of.TEMPERATURE)
-TRACES = (of.SM, of.HBM, of.HBM_BANDWIDTH, of.POWER)
+COLUMNS = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER, device_columns.TEMPERATURE)
+TRACES = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER)
 """The histories of a GPU, the most useful first."""
 STATE = 13
 """Cells of the column that says what a GPU does."""
@@ -146,7 +146,7 @@ def _state(view: View, gpu: Device, users: int) -> Segment:
         return f"silent for {silent_s:.0f} s", "alert"
     if users:
         return f"{users} {'process' if users == 1 else 'processes'}", ""
-    shares = (read(view, column, gpu.id).value for column in (of.SM, of.UTILIZATION))
+    shares = (read(view, column, gpu.id).value for column in (device_columns.SM, device_columns.UTILIZATION))
     if next((share for share in shares if share is not None), 0.0) > BUSY_RATIO:
         return "busy", ""
     return ("free", "good") if gpu.id not in view.processes_missing else ("processes n/a", "dim")
@@ -162,7 +162,7 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
     columns = shown(COLUMNS, width)
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
-    rows = [line(width, ("  ".join(heads) + ("   last minutes" if of.HBM_BANDWIDTH in columns else ""), "dim"))]
+    rows = [line(width, ("  ".join(heads) + ("   last minutes" if device_columns.HBM_BANDWIDTH in columns else ""), "dim"))]
     for gpu in listed:
         start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
         start += [(fit(plain(facts.short_name(gpu.name)), names) + "  ", "dim")] if names else []
@@ -181,8 +181,8 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
 
 def _traced(view: View, gpu: Device, start: Row, history: History, width: int, height: int) -> list[Row]:
     """`start`, then as many histories of the GPU as there is room for; or why the GPU does not report its activity."""
-    why = view.unavailable.get(series_key(of.SM.metric, gpu.id))
-    if why and read(view, of.SM, gpu.id).value is None:
+    why = view.unavailable.get(series_key(device_columns.SM.metric, gpu.id))
+    if why and read(view, device_columns.SM, gpu.id).value is None:
         return [line(width, *start, (f"SM n/a: {plain(why)}", "dim"))]
     used = row_width(start)
     titled = height >= LEAST_TRACE_ROWS and width - used >= LEAST_TRACE_COLUMNS
@@ -206,7 +206,7 @@ def _host_below(view: View, host: Device, history: History, gpu_rows: Sequence[R
         columns = 0
     *above, base = spark(history(cores[0].key, columns), height - 1, cores[0].high) if columns else [""]
     name = [plain(facts.short_name(host.name))] if width - columns >= WIDE else []
-    figures = GAP.join([*name, *named(view, (of.CORES, of.HOST_MEMORY), host.id)])
+    figures = GAP.join([*name, *named(view, (device_columns.CORES, device_columns.HOST_MEMORY), host.id)])
     return [
         *([blank(width)] if columns else []),
         *(line(width, " " * (width - columns), (text, "trace")) for text in above),

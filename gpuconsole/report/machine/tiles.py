@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuconsole.model import device_columns as of
-from gpuconsole.model import units
+from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
@@ -40,8 +39,15 @@ class Tile(NamedTuple):
     reason: str = ""
 
 
-GPU_TILES = (of.SM, of.TENSOR, of.HBM, of.HBM_BANDWIDTH, of.PCIE, of.NVLINK)
-HOST_TILES = (of.CORES, of.RUN_QUEUE_DELAY, of.HOST_MEMORY, of.DISK, of.NET)
+GPU_TILES = (
+    device_columns.SM,
+    device_columns.TENSOR,
+    device_columns.HBM,
+    device_columns.HBM_BANDWIDTH,
+    device_columns.PCIE,
+    device_columns.NVLINK,
+)
+HOST_TILES = (device_columns.CORES, device_columns.RUN_QUEUE_DELAY, device_columns.HOST_MEMORY, device_columns.DISK, device_columns.NET)
 FIRST = (0, 2, 6, 7)
 """The four most important tiles, for a screen without room for eight."""
 
@@ -152,7 +158,7 @@ FIGURE = 19
 SECONDS_PER_COLUMN = 2.0
 """The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
 USUAL_ROWS, MOST_ROWS = 3, 6
-PANEL = (of.POWER, of.TEMPERATURE, of.SM_CLOCK, of.POWER_CAP)
+PANEL = (device_columns.POWER, device_columns.TEMPERATURE, device_columns.SM_CLOCK, device_columns.POWER_CAP)
 """What the rule above the tiles says about a GPU."""
 LEAST_TITLE = 24
 """Cells of the rule that remain for the title."""

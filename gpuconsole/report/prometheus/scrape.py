@@ -14,7 +14,6 @@ from gpuconsole.session.freshness import (
     sampler_up,
     stale_s,
     stuck_s,
-    why_not_fresh,
 )
 from gpuconsole.session.machine import USUAL
 from gpuconsole.session.state import SessionState
@@ -57,7 +56,6 @@ class Scrape:
     sampler_up: bool
     sampler_silent_s: float
     sampler_restarts: int
-    not_fresh: str
     serving: ServingRun | None = None
     attained: AttainedRun | None = None
 
@@ -88,7 +86,6 @@ def scrape(state: SessionState, t: float) -> Scrape:
         sampler_up=sampler_up(state, now),
         sampler_silent_s=silent_s if silent_s > stale_s(state) else 0.0,
         sampler_restarts=state.sampler_restarts,
-        not_fresh=why_not_fresh(state, now),
         serving=_serving(state),
         attained=_attained(state),
     )

@@ -18,6 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from gpuconsole import __version__
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
+from gpuconsole.session.freshness import why_not_fresh
 from gpuconsole.session.state import SessionState
 
 CLIENT_S = 20.0
@@ -92,7 +93,7 @@ class MetricsServer:
             case "/metrics":
                 return await self._metrics(request)
             case "/healthz":
-                reason = scrape(self._state, time.monotonic()).not_fresh
+                reason = why_not_fresh(self._state, self._state.session_time(time.monotonic()))
                 return web.Response(status=503, text=f"{reason}\n") if reason else web.Response(text="ok\n")
             case "/":
                 return web.Response(text=ABOUT)

@@ -27,8 +27,10 @@ class Needs(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Heights in rows, from the top of the screen to its bottom; 0: not shown. `side`: the columns of the causes and of what was tried, at
-    the right of the devices; 0: these zones are below the devices."""
+    """Heights in rows, from the top of the screen to its bottom; 0: not shown.
+
+    `side`: the width of the causes and of the tried changes where both stand right of the devices; 0: both stand below the devices.
+    """
 
     header: int
     answer: int

@@ -53,7 +53,7 @@ from gpuconsole.workloads.serving.http import api_key, connect, explain, make_ke
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
 
-# --- knobs that have no effect on the present server ---------------------------------------------------------
+# --- knobs without effect on this server ---------------------------------------------------------------------
 
 VLLMS_OWN = {
     "gpu_memory_utilization": "the embedded server allocates the memory that max_num_seqs and max_model_len need",

@@ -125,7 +125,7 @@ class Photographs(Dataset[tuple[Pixels, int]]):
         return pixels.permute(2, 0, 1).float().div_(255.0).sub_(0.5)
 
 
-# --- direct reads of the disk, as training on a data set that is larger than the machine's memory makes them ---
+# --- direct reads from disk: the data set is larger than the page cache ---------------------------------------
 
 RECORD = 262144
 """Bytes of a record: about a photograph, and a multiple of the alignment of O_DIRECT."""

@@ -369,7 +369,7 @@ def script_lines(times: ThreadTimes) -> Probing:
     signals, place = samples.signals()
     looked_s, used_s = samples.looked.get(place, (0.0, 0.0))
     if looked_s >= LEAST_LOOKED_S:
-        source = f"CPU clock and schedstat of the training thread within that line, {looked_s * 1e3:.0f} ms: time on a core or a run queue"
+        source = f"CPU time and run-queue delay of the training thread in this line, over {looked_s * 1e3:.0f} ms"
         signals["stack.line_cpu_ratio"] = Signal(min(used_s / looked_s, 1.0), "ratio", source)
     return signals
 
@@ -456,7 +456,7 @@ class Window:
         return bool(self._device.type == "cuda")
 
     def step(self) -> bool:
-        """A step of the program has ended. Returns whether the window is over, and its trace written."""
+        """Count a step of the program that has ended. Returns True once the window is over and its trace is written."""
         self._left -= 1
         if self._on_gpu and self._left in (0, self._command.steps):
             self._torch.cuda.synchronize(self._device)
