@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.agent.listener import Listener
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
+@pytest.mark.slow
 def test_a_loss_whose_value_takes_an_exchange_is_left_alone(tmp_path: Path) -> None:
     listener = Listener(tmp_path)
     done = listener.run(sys.executable, str(PROGRAMS / "sharded_loss.py"))
