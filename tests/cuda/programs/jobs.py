@@ -121,6 +121,6 @@ JOBS = {
     "graph": graph,
 }
 trained = JOBS[KIND]()
-torch.cuda.synchronize()
+torch.cuda.synchronize(next(trained.parameters()).device)
 weights = b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in trained.parameters())
 print(hashlib.sha256(weights).hexdigest()[:16], "memory", torch.cuda.max_memory_allocated(next(trained.parameters()).device), flush=True)
