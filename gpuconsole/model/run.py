@@ -80,6 +80,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     step_time_s: Distribution | None = None
     phases_ratio: dict[str, float] = {}
     mfu_ratio: float | None = None
+    mfu_causal_ratio: float | None = None
     mfu_peak_source: str = ""
     flops_per_s: float | None = None
     mbu_ratio: float | None = None

@@ -15,6 +15,7 @@ from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
+from gpuconsole.session.figures.profile import WINDOW, profile_signals
 from gpuconsole.session.machine import Energy
 from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
@@ -326,9 +327,11 @@ class RunRecord:
             self.run.unavailable.pop(f"probe.{event.probe}", None)
 
     def _profiled(self, event: Profiled) -> None:
-        """Store a profile. The last window replaces earlier windows. The reason for a missing window is kept only while there is no window."""
+        """Store a profile and its figures as signals. The last window replaces earlier windows, but no probe. The reason for a missing window is kept only while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
+            probed = {name: signal for name, signal in self.probe_signals.items() if not signal.source.startswith(WINDOW)}
+            self.probe_signals = profile_signals(event.report) | probed
             self.run.unavailable.pop("profile", None)
         elif self.run.profile is None and event.error:
             self.run.unavailable["profile"] = event.error
