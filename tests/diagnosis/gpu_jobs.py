@@ -42,12 +42,13 @@ GB = 1e9
 SECONDS = 40
 """Length of the synthetic jobs. One message and one sample of NVML come each second."""
 FIRST_STEP_S = 5.0
-H100, A100, L4, RTX_4090, RTX_A6000 = (
+H100, A100, L4, RTX_4090, RTX_A6000, RTX_4000_ADA = (
     "NVIDIA H100 80GB HBM3",
     "NVIDIA A100-SXM4-80GB",
     "NVIDIA L4",
     "NVIDIA GeForce RTX 4090",
     "NVIDIA RTX A6000",
+    "NVIDIA RTX 4000 Ada Generation",
 )
 CARDS: dict[str, dict[str, float]] = {
     H100: {"sm_clock_max_hz": 1980e6, "sm_clock_hz": 1905e6, "power_limit_w": 700, "hbm_total_bytes": 85.5 * GB, "gen": 5},
@@ -57,6 +58,7 @@ CARDS: dict[str, dict[str, float]] = {
         "sm_clock_max_hz": 3105e6, "sm_clock_hz": 2715e6, "power_limit_w": 450, "power_limit_max_w": 600, "hbm_total_bytes": 25.7 * GB, "gen": 4,
     },
     RTX_A6000: {"sm_clock_max_hz": 2100e6, "sm_clock_hz": 1800e6, "power_limit_w": 300, "hbm_total_bytes": 51.5 * GB, "gen": 4},
+    RTX_4000_ADA: {"sm_clock_max_hz": 3105e6, "sm_clock_hz": 2100e6, "power_limit_w": 130, "hbm_total_bytes": 20.0 * GB, "gen": 4},
 }  # fmt: skip
 """What NVML says of each card under load. `gen`: the PCIe generation of 16 lanes."""
 WITH_GPM = (H100,)

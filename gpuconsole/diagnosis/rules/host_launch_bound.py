@@ -62,8 +62,12 @@ data, or in a synchronisation."""
             return self.clear(short_of(level), evidence, "the host is ahead of the GPU: the GPU has work left at the end of a step")
         if not device.host_is_limit(case):
             return self.clear(0.0, evidence, "the host waits until the GPU has done its work: the GPU is the limit")
-        beside = device.beside_passes(case)
-        if beside >= BESIDE and not case.has("gpu.sm_active_ratio"):
+        beside, known = device.beside_passes(case), case.has("gpu.sm_active_ratio")
+        if not known and device.waited_ratio(case) >= device.WAITED:
+            return self.clear(
+                0.0, evidence, "the host waits for the GPU within the step; only without these waits its lead shows what launches cost"
+            )
+        if beside >= BESIDE and not known:
             return self.clear(
                 0.0, evidence, f"the host spends {percent(beside)} of a step beside the passes; the GPU has nothing to do then"
             )
@@ -74,7 +78,6 @@ data, or in a synchronisation."""
         level = min(level, share / (1 - BUSY))
         if share < 1 - BUSY:
             return self.clear(short_of(level), evidence)
-        known = case.has("gpu.sm_active_ratio")
         active = (
             f"{percent(case.value('gpu.sm_active_ratio'))} of the SMs' time is used"
             if known
