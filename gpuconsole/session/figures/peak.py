@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, sustained_name
+from gpuconsole.model.run import Run
 from gpuconsole.model.serving import served_precision
 from gpuconsole.model.text import percent
 
@@ -30,6 +31,12 @@ parameters, 0.1 % of the FLOPs; a vision transformer: 99 % and 99 %)."""
 def world_size(knobs: Knobs, facts: Mapping[str, float]) -> int:
     """Number of processes of the run: from the workload's facts, otherwise from the knobs."""
     return max(1, int(facts.get("world_size", knobs.get("nproc", 1))))
+
+
+def facts_of_rates(run: Run) -> Mapping[str, float]:
+    """The facts with which the rates of a run are compared. The steps of a user's job count the samples of its leading process, so its rates are
+    compared with one device; those of our own workloads count the samples of all processes."""
+    return {**run.facts, "world_size": 1.0} if run.is_job else run.facts
 
 
 def flops_peak(

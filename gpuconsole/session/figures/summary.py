@@ -15,7 +15,7 @@ from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.account import add_bandwidth, add_served_work, summarize
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
-from gpuconsole.session.figures.peak import Peak, bandwidth_peak, flops_peak
+from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
@@ -96,7 +96,7 @@ def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environm
     run = record.run
     device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
     calibration = None if run.serves else environment.calibration  # a server may run on another machine
-    facts = {**run.facts, "world_size": 1.0} if run.is_job else run.facts  # the samples of a job are those of its leading process
+    facts = facts_of_rates(run)
     flops = flops_peak(
         run.settings,
         facts,
