@@ -161,6 +161,11 @@ JOBS = {
     "healthy: reads the loss in each step, GPM": Label(replace(EAGER, caught_up=1.0, observed=ONE_ITEM), ""),
     "healthy: reads the loss in each step, no GPM": Label(syncing(gpt(A100, 0.25, BF16_A100), 2, 0.65), ""),
     "healthy: many waits, and the GPU is busy": Label(syncing(EAGER, 48, 0.6), ""),
+    "healthy: many waits, and the GPU is busy, no GPM": Label(syncing(gpt(A100, 0.25, BF16_A100), 48, 0.6), ""),
+    "healthy: reads the loss of each of eight passes": Label(
+        syncing(gpt(A100, 0.25, BF16_A100, knobs={"batch_size": 16, "gradient_accumulation_steps": 8}), 9, 0.4), ""
+    ),
+    "healthy: autocast inside of the model, which is not seen": Label(gpt(A100, 0.25, BF16_A100, knobs={"precision": "fp32"}), "", probes=True),
     "healthy: convolutions with TF32 by default": Label(cnn(A100, 938, knobs={**CNN_KNOBS, "precision": "fp32"}), "", probes=True),
     "healthy: convolutions with TF32 on an H100": Label(
         cnn(H100, 1700, knobs={**CNN_KNOBS, "precision": "fp32"}, activity=(0.9, 0.12, 0.2)), "", probes=True

@@ -23,10 +23,10 @@ CAUGHT_UP = Threshold(
 )
 WAITED = Threshold("waited", 0.05, "ratio", "5 % of a step in calls that wait for the GPU (train-doctor 0.05, fournex 0.10; survey T10)")
 CALLS = Threshold(
-    "waits_per_step",
-    3.0,
+    "waits_per_pass",
+    5.0,
     "",
-    "up to two waits at the end of a step are usual (loss, gradient norm); the GPU then works while the host waits",
+    "up to four waits at the end of a pass are usual (loss, gradient norm, scaler, accuracy); the GPU then works meanwhile",
 )
 SM_BUSY = 0.80
 """SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
@@ -64,7 +64,12 @@ def host_is_limit(case: Case) -> bool:
     """
     if case.value("host.caught_up_ratio") < CAUGHT_UP:
         return False
-    return waited_ratio(case) < WAITED or case.value("sync.calls") >= CALLS
+    return waited_ratio(case) < WAITED or waits_per_pass(case) >= CALLS
+
+
+def waits_per_pass(case: Case) -> float:
+    """Calls that wait for the GPU, for each forward and backward pass. Raises Missing."""
+    return case.value("sync.calls") / max(1, int(case.knobs.get("gradient_accumulation_steps", 1)))
 
 
 def beside_passes(case: Case) -> float:

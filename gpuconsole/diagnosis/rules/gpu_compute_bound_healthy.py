@@ -5,6 +5,8 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import comm, device, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
+MOST_MFU = 1.05
+"""No GPU is faster than its datasheet by more than its clock is above the one of the datasheet."""
 SURE = 1.25
 """MFU over its threshold from which the confidence is high: 50 % by the full count."""
 
@@ -34,6 +36,8 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
             return self.clear(0.0, evidence, lost)
         if level < 1:
             return self.clear(min(0.59, level), evidence)
+        if mfu > MOST_MFU and case.get("is_gpu", 0.0):
+            return self.clear(0.0, evidence, "more than the peak: the job does not compute in the precision that was seen")
         if comm.several(case) and comm.exposed_ratio(case) >= comm.EXPOSED:
             return self.clear(0.0, evidence, f"{percent(comm.exposed_ratio(case))} of a step is communication")
         threads, cores = case.get("threads", 0), case.get("cores", 0)

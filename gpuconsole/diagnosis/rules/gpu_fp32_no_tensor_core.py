@@ -83,6 +83,8 @@ without your permission."""
             return self.clear(0.0, evidence, "this card has no faster units for products")
         if device.host_is_limit(case):
             return self.clear(0.0, evidence, "the host is the limit of the step, not the products")
+        if counted and case.value("mfu_ratio") > 1:
+            return self.clear(0.0, evidence, "the FLOP/s are above the peak of fp32, so tensor cores are in use")
         # products run no faster than the peak, so they take at least MFU of the step
         products = min(compute, case.value("mfu_ratio")) if counted else UNCOUNTED * compute
         if not watched and products < OF_FP32:

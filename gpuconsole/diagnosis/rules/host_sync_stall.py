@@ -7,6 +7,8 @@ from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Miss
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
+MOSTLY = 0.5
+"""Share of a step in waits from which the GPU has more to do than the host."""
 ADVICE = " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step"
 
 
@@ -29,7 +31,8 @@ for data after a synchronisation belongs to the input rules. The source of the s
 gaps with other causes (launches, data).
 In a job of your own nothing is tried. The agent times the calls that wait for the GPU in a few steps. Without these waits a step takes as long as the
 host's own work or the GPU's work, whichever is longer: so the waits cost the smaller of two times, the time of the waits and the time in which the GPU
-is idle. Up to two waits at the end of a step are free, because the GPU works meanwhile."""
+is idle. Up to four waits at the end of a pass are free, because the GPU works
+meanwhile. Without GPM the idle time is estimated from MFU, so the confidence is low."""
 
     def judge(self, case: Case) -> Finding:
         step = case.value("step_s")
@@ -59,8 +62,11 @@ is idle. Up to two waits at the end of a step are free, because the GPU works me
         if level < 1:
             free = "the host is ahead of the GPU at the end of a step" if waited >= SHARE else "the host hardly waits for the GPU"
             return self.clear(short_of(level), evidence, free)
-        if calls < device.CALLS:
-            return self.clear(0.0, evidence, "the host waits at the end of a step only, and the GPU works meanwhile")
+        if device.waits_per_pass(case) < device.CALLS:
+            return self.clear(0.0, evidence, "the host waits at the end of a pass only, and the GPU works meanwhile")
+        known = case.has("gpu.sm_active_ratio")
+        if not known and waited >= MOSTLY:
+            return self.clear(0.0, evidence, "the host waits for most of the step: the GPU works meanwhile, and is the limit")
         busy = device.busy_ratio(case)
         if busy is None:
             raise Missing("probe.sync_gaps_s")
@@ -74,9 +80,9 @@ is idle. Up to two waits at the end of a step are free, because the GPU works me
             f"the host waits for the GPU {calls:.0f} times per step, {percent(waited)} of its time{where}. The GPU is idle for {percent(share)} of a step"
             f" because no work is issued meanwhile.{ADVICE}"
         )
-        known = case.has("gpu.sm_active_ratio")
         changes = [_without_waiting_for_copies(case, share)]
-        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(known and share >= SERIOUS), suggestions=changes)
+        confidence = high_if(share >= SERIOUS) if known else "low"
+        return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=changes)
 
 
 def _without_waiting_for_copies(case: Case, share: float) -> Suggestion | None:
