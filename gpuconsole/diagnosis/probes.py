@@ -48,7 +48,7 @@ PROBES = (
         ("probe.batch_cost_ratio", "probe.batch_factor"),
         in_job=f"{PASSES}, at up to 4 times its size: what a larger batch costs",
     ),
-    Probe("launch", ("probe.issue_s",)),
+    Probe("launch", ("probe.issue_s",), in_job=f"{PASSES}: whether the host issues kernels more slowly than the GPU runs them"),
     Probe(
         "op_mix",
         (
@@ -59,8 +59,10 @@ PROBES = (
             "profile.mean_kernel_s",
         ),
     ),
-    Probe("swap_precision", ("probe.precision_bf16_native",)),
-    Probe("swap_layout", ("probe.channels_last_speedup",)),
+    Probe(
+        "swap_precision", ("probe.precision_bf16_native",), in_job=f"{PASSES}, in fp32, bf16 and TF32 in turn: what a lower precision gains"
+    ),
+    Probe("swap_layout", ("probe.channels_last_speedup",), in_job=f"{PASSES}, with copies of the convolutions' weights in NHWC"),
     Probe("swap_threads", ("probe.threads_tried", "probe.threads_speedup")),
     Probe("sync_gaps", ("probe.sync_gaps_s",)),
     Probe("h2d_copies", ("probe.h2d_pinned_s",)),

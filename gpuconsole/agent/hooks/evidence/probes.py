@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ... import probes
@@ -39,6 +40,10 @@ SIMPLE = (int, float, complex, bool, str, bytes, type(None))
 MOST_ITEMS = 64
 
 
+ROOM_MARGIN = 1.25
+"""Memory that a pass takes over what it has saved for its backward pass: temporary tensors, and blocks of the allocator that fit badly."""
+
+
 class JobTimed:
     """The program, for timed work on `device`."""
 
@@ -46,20 +51,32 @@ class JobTimed:
         self.account, self.device, self.world = account, device, World()
 
     def release_cached_memory(self) -> None:
-        """The cache belongs to the program."""
+        """The cache belongs to the program. What a probe adds to it is freed after the probe: `JobLoop.beside_the_peak`."""
 
 
 class LastPass(JobTimed):
-    """The module that the program called last, and copies of its arguments: the subject of probes (see `loop.Subject`)."""
+    """The module that the program called last, and copies of its arguments: the subject of probes (see `loop.Subject`).
+
+    Raises ProbeError where there is no room for gradients beside those of the program.
+    """
 
     longest_hold_s = LONGEST_HOLD_S
     pass_note = "; without the loss function of the script"
 
     def __init__(self, module: Any, arguments: tuple[Any, Any], account: Any, knobs: Knobs) -> None:
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        super().__init__(account, self._parameters[0].device)
+        self._parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        super().__init__(account, next(iter(self._parameters.values())).device)
         self.model, self.knobs = module, knobs
+        self._precision = watch.autocast
+        """The autocast of the passes."""
+        self._nhwc: dict[str, Any] | None = None
+        """Copies of the weights of convolutions in NHWC, once they are made."""
+        self._in_place_of: dict[str, Any] = {}
+        """Parameters with which the passes run in place of the program's own, by name."""
+        self._saved_bytes: float | None = None
+        """Device memory that the forward pass of the first pass has left for its backward pass; None before it, and on a CPU."""
         self._tensors: list[Any] = []
+        check_room(self._parameters.values(), self.device)
         self.batch = self._copied(arguments)
 
     @property
@@ -74,11 +91,67 @@ class LastPass(JobTimed):
             raise ProbeError("the inputs of the model have different first dimensions, so the batch is not known")
         return mapped(batch, lambda tensor: torch.cat([tensor] * factor) if tensor.ndim else tensor)
 
+    def make_room(self, factor: int) -> bool:
+        """A pass that does not fit is not tried: the allocator would empty the program's cache, and would count a retry, before it gives up."""
+        if self._saved_bytes is None:
+            return True
+        import torch
+
+        needed, free = factor * self._saved_bytes * ROOM_MARGIN, torch.cuda.mem_get_info(self.device)[0]
+        if needed > free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device):
+            return False
+        if needed > free:
+            torch.cuda.empty_cache()
+        return True
+
     def run_pass(self, batch: Any) -> None:
         import torch
 
-        with torch.enable_grad(), autocast(self.device.type):
-            torch.autograd.grad(scalar(self.model(*batch[0], **batch[1])), self._parameters, allow_unused=True)
+        arguments, keywords = batch
+        parameters = [self._in_place_of.get(name, parameter) for name, parameter in self._parameters.items()]
+        first = self._saved_bytes is None and self.device.type == "cuda"
+        held = torch.cuda.memory_allocated(self.device) if first else 0
+        with torch.enable_grad():
+            with autocast(self.device.type, self._precision):
+                if self._in_place_of:
+                    output = torch.func.functional_call(self.model, self._in_place_of, arguments, keywords)
+                else:
+                    output = self.model(*arguments, **keywords)
+                loss = scalar(output)
+            if first:
+                self._saved_bytes = float(max(0, torch.cuda.memory_allocated(self.device) - held))
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    @contextmanager
+    def under(self, changes: Knobs) -> Iterator[None]:
+        """See `loop.Subject`. The parameters and settings of the program are as before after the block."""
+        before = self._precision, self._in_place_of
+        products = tf32_products() if changes.get("precision") == "tf32" else nullcontext()
+        try:
+            if changes.get("precision") == "bf16":
+                self._precision = "bf16"
+            if changes.get("channels_last"):
+                self._in_place_of = self._weights_in_nhwc()
+            with products:
+                yield
+        finally:
+            self._precision, self._in_place_of = before
+
+    def _weights_in_nhwc(self) -> dict[str, Any]:
+        """Copies, which the passes use by torch.func.functional_call. Activations follow the layout of the weights. Raises ProbeError where there is
+        no room."""
+        import torch
+
+        if self._nhwc is None:
+            weights = {name: weight for name, weight in self.model.named_parameters() if weight.dim() == 4}
+            require_room(
+                sum(weight.numel() * weight.element_size() for weight in weights.values()), self.device, "the copies of the weights"
+            )
+            self._nhwc = {
+                name: weight.detach().clone(memory_format=torch.channels_last).requires_grad_(weight.requires_grad)
+                for name, weight in weights.items()
+            }
+        return self._nhwc
 
     def drop_gradients(self) -> None:
         """The gradients of the parameters are those of the program."""
@@ -86,8 +159,30 @@ class LastPass(JobTimed):
     def silence(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def preserved(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """The random state of Python and of numpy, the generators of the modules, and what the modules refer to: a pass with another precision or
+        another size may put other tensors into a cache of the model."""
+        kept = [(inner, dict(inner.__dict__), dict(inner._buffers), _containers(inner)) for inner in self.model.modules()]
+        generators = [(value, value.get_state()) for _, attributes, _, _ in kept for value in attributes.values() if _is_generator(value)]
+        numbers = sys.modules.get("numpy.random")
+        python, numpy = random.getstate(), numbers.get_state() if numbers is not None else None
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numbers is not None:
+                numbers.set_state(numpy)
+            for generator, state in generators:
+                generator.set_state(state)
+            for inner, attributes, buffers, containers in kept:
+                put_back(inner.__dict__, attributes)
+                put_back(inner._buffers, buffers)
+                for container, content in containers:
+                    if isinstance(container, dict):
+                        put_back(container, content)
+                    else:
+                        container[:] = content
 
     def _copied(self, arguments: Any) -> Any:
         def copy(tensor: Any) -> Any:
@@ -96,6 +191,101 @@ class LastPass(JobTimed):
             return copied
 
         return mapped(arguments, copy)
+
+
+def _is_generator(value: Any) -> bool:
+    return type(value).__name__ == "Generator" and hasattr(value, "get_state")
+
+
+def _containers(module: Any) -> list[tuple[Any, Any]]:
+    """The dictionaries and lists that a module keeps as attributes, each with a copy of it."""
+    attributes = [value for name, value in module.__dict__.items() if name not in HELD and not name.startswith("_")]
+    return [(value, value.copy()) for value in attributes if type(value) in (dict, list)]
+
+
+def put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
+    """Give `present` the entries of `before`. Entries that are the same objects are not written."""
+    for name in [name for name in present if name not in before]:
+        del present[name]
+    for name, value in before.items():
+        if name not in present or present[name] is not value:
+            present[name] = value
+
+
+def check_room(parameters: Iterable[Any], device: Any) -> None:
+    """Raises ProbeError where a pass does not fit beside the gradients that the program holds. Otherwise it fits where a step of the program fits."""
+    if device.type != "cuda":
+        return
+    import torch
+
+    gradients = sum(parameter.grad.numel() * parameter.grad.element_size() for parameter in parameters if parameter.grad is not None)
+    figures = torch.cuda.memory_stats_as_nested_dict(device)
+    never_used = figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
+    require_room(gradients - max(0, never_used), device, "gradients beside those of the program")
+
+
+def require_room(needed: float, device: Any, what: str) -> None:
+    """Raises ProbeError where `what`, of so many bytes, does not fit into the memory that nobody uses."""
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        raise ProbeError(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
+
+
+# --- products of matrices in TF32 ---------------------------------------------------------------------------
+
+WIDER = {
+    ("cuda", "matmul"): ("cuda", "all"),
+    ("cuda", "all"): ("generic", "all"),
+    ("mkldnn", "matmul"): ("mkldnn", "all"),
+    ("mkldnn", "all"): ("generic", "all"),
+}
+"""The settings of torch 2.9 and newer: a setting of "none" takes the value of the wider one."""
+MATMUL = (("cuda", "matmul"), ("mkldnn", "matmul"))
+"""The settings that `torch.set_float32_matmul_precision` changes."""
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Products of fp32 matrices run in TF32 in this block; the settings are as before after it.
+
+    torch 2.9 has settings for each backend beside the older one, and raises where both are used and differ. So the block changes the kind of setting
+    that the program uses.
+    """
+    import torch
+
+    get, put = getattr(torch._C, "_get_fp32_precision_getter", None), getattr(torch._C, "_set_fp32_precision_setter", None)
+    settings = [(key, _own_setting(key, get, put)) for key in MATMUL] if get is not None and put is not None else []
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        before = ""
+    if before:
+        torch.set_float32_matmul_precision("high")
+    elif put is not None:
+        put("cuda", "matmul", "tf32")
+    try:
+        yield
+    finally:
+        if before:
+            torch.set_float32_matmul_precision(before)
+        for key, setting in settings:
+            put(*key, setting)  # type: ignore[misc]  # the older setting writes a value where there was "none"
+
+
+def _own_setting(key: tuple[str, str], get: Callable[..., str], put: Callable[..., object]) -> str:
+    """The setting itself: "none" where torch reads the wider one in its place. Torch only tells the value in force, so the wider one is changed for a
+    moment."""
+    value, wider = get(*key), WIDER.get(key)
+    if wider is None or value != get(*wider):
+        return value
+    above = _own_setting(wider, get, put)
+    put(*wider, "ieee" if value == "tf32" else "tf32")
+    follows = get(*key) != value
+    put(*wider, above)
+    return "none" if follows else value
+
+
+# --- the inputs of a pass -----------------------------------------------------------------------------------
 
 
 def last_pass(loop: Any) -> Generator[None, None, LastPass]:
@@ -138,6 +328,10 @@ def check(module: Any) -> None:
         raise ProbeError("parameters have gradient hooks, which may keep state")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ProbeError("the model has no parameter to train")
+    if len({parameter.device for parameter in module.parameters()}) > 1:
+        raise ProbeError("the model is on several devices, and the random state of one device is put back")
+    if getattr(module, "find_unused_parameters", False):
+        raise ProbeError("DistributedDataParallel looks for unused parameters in each pass, and a pass alone would stop the next one")
 
 
 def scalar(output: Any) -> Any:
@@ -202,13 +396,15 @@ def _print_of(value: Any, depth: int) -> Any:
     return id(value)
 
 
-def autocast(kind: str) -> Any:
-    """The autocast of the program's own passes, for a device of this kind."""
+def autocast(kind: str, precision: str) -> Any:
+    """Autocast to `precision` ("" for none) for a device of this kind. Within an autocast of the program, casts of weights are not kept: they would
+    outlive the next update of the weights."""
     import torch
 
-    if not watch.autocast:
+    if not precision:
         return nullcontext()
-    return torch.autocast(kind, dtype=torch.bfloat16 if watch.autocast == "bf16" else torch.float16)
+    cached = not torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, dtype=torch.bfloat16 if precision == "bf16" else torch.float16, cache_enabled=cached)
 
 
 # --- steps of the optimizer on copies -----------------------------------------------------------------------
@@ -235,9 +431,7 @@ def updates_on_copies(optimizers: list[Any]) -> tuple[Any, Callable[[], None], C
     if any(parameter.is_sparse or parameter.is_complex() for parameter in parameters):
         raise ProbeError("parameters are sparse or complex")
     device = parameters[0].device
-    needed, free = COPIES * sum(p.numel() * p.element_size() for p in parameters), free_bytes(device)
-    if free is not None and needed > free:
-        raise ProbeError(f"the copies need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+    require_room(COPIES * sum(p.numel() * p.element_size() for p in parameters), device, "copies of the parameters")
     group = groups[0]
     beta1, beta2 = group["betas"]
     settings = {
@@ -392,10 +586,28 @@ def swap_optim(loop: Any) -> Probing:
     return probes.swap_optim(JobTimed(loop.account, device), present, fused)
 
 
+def launch(loop: Any) -> Probing:
+    refuse_compiled(loop.knobs, "a pass alone")
+    return probes.launch((yield from last_pass(loop)))
+
+
+def swap_precision(loop: Any) -> Probing:
+    refuse_compiled(loop.knobs, "another precision")
+    return probes.swap_precision((yield from last_pass(loop)))
+
+
+def swap_layout(loop: Any) -> Probing:
+    refuse_compiled(loop.knobs, "another layout")
+    return probes.swap_layout((yield from last_pass(loop)))
+
+
 PROBES: dict[str, Callable[[Any], Probing]] = {
     "script_lines": lambda loop: script_lines(loop.account.times),
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
+    "launch": launch,
+    "swap_precision": swap_precision,
+    "swap_layout": swap_layout,
     "swap_optim": swap_optim,
 }
 

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a probed job")]  # one 
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
 FIRST, SECOND = 500, 400
-PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines")
-COUNTS = 6
-PROFILED = 7
+PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines", "swap_precision", "swap_layout", "launch")
+COUNTS = 9
+PROFILED = 10
 Outputs = tuple[str, str, dict[int, ProbeDone], Profiled]
 
 
@@ -77,6 +77,15 @@ def test_stack_samples_name_the_line(outputs: Outputs) -> None:
 
 def test_side_work_is_never_left_out(outputs: Outputs) -> None:
     assert "never left out" in (outputs[2][1 + PROBES.index("side_work_off")].error or "")
+
+
+def test_another_precision_is_timed_where_the_cpu_has_it_and_the_rest_is_refused_with_the_reason(outputs: Outputs) -> None:
+    precision, layout, launch = (outputs[2][1 + PROBES.index(name)] for name in ("swap_precision", "swap_layout", "launch"))
+    assert precision.error is None
+    native = precision.signals["probe.precision_bf16_native"].value
+    assert ("probe.precision_bf16_speedup" in precision.signals) == bool(native)
+    assert layout.error == "ProbeError: the layout is NHWC already, or there are no convolutions"
+    assert launch.error == "ProbeError: no GPU: nothing is launched or copied to one"
 
 
 def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: Outputs) -> None:
