@@ -36,7 +36,7 @@ from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
-from .evidence.probes import PROBES, Probing, Window, why_refused
+from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
 from .optimizer import steppers
@@ -298,6 +298,9 @@ class JobService(Service):
         probe, refused = PROBES.get(command.probe), why_refused(command.probe)
         if self._probing is not None:
             refused = "another probe is under way"
+        if command.probe in WINDOWED and not refused:
+            self._profile(command)
+            return
         if probe is None or refused:
             self._answer("probedone", request=command.request, probe=command.probe, error=refused)
             return
@@ -329,8 +332,8 @@ class JobService(Service):
             return None, explain(problem, self.loop.knobs)
         return None, None
 
-    def _profile(self, command: Profile) -> None:
-        """Begin a profiler window on the next steps of the program. They do not count."""
+    def _profile(self, command: Profile | RunProbe) -> None:
+        """Begin a profiler window on the next steps of the program, for the user or for a probe. These steps do not count."""
         try:
             if self._window is not None or self._changing is not None or self._probing is not None:
                 raise ProbeError("a change, a probe or another window is under way")
@@ -338,7 +341,11 @@ class JobService(Service):
                 raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
             self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
-            self._answer("profiled", request=command.request, error=explain(problem, self.loop.knobs))
+            error = explain(problem, self.loop.knobs)
+            if isinstance(command, RunProbe):
+                self._answer("probedone", request=command.request, probe=command.probe, error=error)
+            else:
+                self._answer("profiled", request=command.request, error=error)
             return
         recorder.kind = PROBE
 

@@ -19,11 +19,13 @@ from ... import probes
 from ...clock import ThreadTimes, now
 from ...loop import Signals
 from ...probes import ProbeError, StackSamples, refuse_compiled
-from ...protocol import Knobs, Message, Profile, Signal, message
+from ...protocol import Knobs, Message, Profile, RunProbe, Signal, message
 from ...world import World
-from ..guard import switch
+from .. import tracing
+from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
 from ..watch import program_frame, recorder, watch
+from .observed import is_compiled
 
 Probing = Generator[None, None, Signals]
 """A probe under way: it yields where it waits for further steps of the program, and returns signals."""
@@ -611,6 +613,9 @@ PROBES: dict[str, Callable[[Any], Probing]] = {
     "swap_optim": swap_optim,
 }
 
+WINDOWED = ("op_mix", "sync_gaps")
+"""Probes for which the agent takes a profiler window. The console reads the trace, and makes the answer of it."""
+
 NEVER = {
     "side_work_off": "the program's own logging, checkpoints and evaluation are never left out",
     "exposed_communication": "processes of a job wait for each other; a probe in one of them would stop them all",
@@ -623,7 +628,7 @@ UNKNOWN = "not possible in a job of your own"
 
 def why_refused(probe: str) -> str:
     """Why this probe never runs in a user's job; empty where it may."""
-    return "" if probe in PROBES else NEVER.get(probe, UNKNOWN)
+    return "" if probe in PROBES or probe in WINDOWED else NEVER.get(probe, UNKNOWN)
 
 
 # --- the profiler window ------------------------------------------------------------------------------------
@@ -634,18 +639,26 @@ TEARDOWN = "TEARDOWN_CUPTI", "1"
 """Makes Kineto detach CUPTI at its end; otherwise the program stays some percent slower (pytorch#144455). Before CUDA 12.6 it breaks CUDA graphs."""
 
 
-class Window:
-    """A warm-up step, then `command.steps` steps under torch.profiler. Raises ProbeError where the profiler does not start."""
+WINDOW_STEPS = 3
+"""Steps of the window of a probe."""
 
-    def __init__(self, command: Profile, folder: str, device: Any) -> None:
+
+class Window:
+    """A warm-up step, then some steps under torch.profiler: as many as the user asks for, or WINDOW_STEPS for a probe. Raises ProbeError where the
+    profiler does not start."""
+
+    def __init__(self, command: Profile | RunProbe, folder: str, device: Any) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile, schedule
 
         if torch._C._autograd._profiler_enabled():
             raise ProbeError("another profiler is running in this process")
+        if isinstance(command, RunProbe) and command.probe == "sync_gaps":
+            probes.needs_gpu(JobTimed(None, device))
         self._command, self._device, self._start = command, device, now()
         self._path = os.path.join(folder, "window.json")
-        self._left = command.steps + 1
+        self._steps = command.steps if isinstance(command, Profile) else WINDOW_STEPS
+        self._left = self._steps + 1
         self._torch = torch
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
         cuda = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
@@ -656,11 +669,16 @@ class Window:
         self._profile = profile(
             activities=activities,
             record_shapes=True,
-            schedule=schedule(wait=0, warmup=1, active=command.steps, repeat=1),
+            schedule=schedule(wait=0, warmup=1, active=self._steps, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(self._path),
         )
-        self._profile.start()
+        try:
+            self._profile.start()
+        except Exception:
+            self._forget_variables()
+            raise
         self._on = True
+        self._lines = WaitingLines() if self._on_gpu and not is_compiled() else None
         switch.undo.append(self.stop)
 
     @property
@@ -670,7 +688,7 @@ class Window:
     def step(self) -> bool:
         """Count a step of the program that has ended. Returns True once the window is over and its trace is written."""
         self._left -= 1
-        if self._on_gpu and self._left in (0, self._command.steps):
+        if self._on_gpu and self._left in (0, self._steps):
             self._torch.cuda.synchronize(self._device)
         self._profile.step()
         if self._left:
@@ -683,17 +701,106 @@ class Window:
         if not self._on:
             return
         self._on = False
+        switch.undo.remove(self.stop)
+        if self._lines is not None:
+            self._lines.stop()
         self._profile.stop()
+        self._forget_variables()
+
+    def _forget_variables(self) -> None:
         for name in self._ours:
             os.environ.pop(name, None)
 
     def answer(self) -> Message:
+        command = self._command
         return message(
             "profiled",
             now(),
-            request=self._command.request,
+            request=command.request,
             trace=self._path,
-            keep=self._command.keep,
+            keep=command.keep if isinstance(command, Profile) else "",
             gpu=self._on_gpu,
             cost_s=now() - self._start,
+            probe=command.probe if isinstance(command, RunProbe) else "",
         )
+
+
+LINE = "line of the program: "
+"""Begins the annotations of WaitingLines; `workloads.profiling.trace.LINE` reads them."""
+WAITING = (
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "to",
+    "cuda",
+    "copy_",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__getitem__",
+)
+"""Methods of a tensor that may wait for the GPU."""
+
+
+class WaitingLines:
+    """Marks in the trace which line of the program calls a method that may wait for the GPU, until `stop`. `torch.Tensor` inherits these methods, so its
+    own attributes can be taken away again."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._class: Any = torch.Tensor
+        self._annotate = torch.profiler.record_function
+        self._set: dict[str, Any] = {}
+        for name in WAITING:
+            if name not in self._class.__dict__:
+                self._set[name] = self._marked(name, getattr(self._class, name))
+                setattr(self._class, name, self._set[name])
+
+    @wrappers_without_level
+    def _marked(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            line = self._line(name, tensor, args)
+            if not line:
+                return plain(tensor, *args, **kwargs)
+            with self._annotate(line):
+                return plain(tensor, *args, **kwargs)
+
+        return method
+
+    def _line(self, name: str, tensor: Any, args: tuple[Any, ...]) -> str:
+        """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
+        try:
+            if tracing.is_compiling() or not recorder.thread or not _may_wait(name, tensor, args):
+                return ""
+            frame = program_frame(sys._getframe(2))
+            return (
+                f"{LINE}{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}" if frame is not None else ""
+            )
+        except Exception as problem:
+            switch.off("window.line", problem)
+            return ""
+
+    def stop(self) -> None:
+        for name, method in self._set.items():
+            if self._class.__dict__.get(name) is method:
+                delattr(self._class, name)
+        self._set = {}
+
+
+def _may_wait(name: str, tensor: Any, args: tuple[Any, ...]) -> bool:
+    """Whether such a call may wait for the GPU: it reads a tensor of the GPU, or copies between the GPU and the host."""
+    on_host = tensor.device.type == "cpu"
+    if name == "copy_":
+        return bool(args) and hasattr(args[0], "device") and (args[0].device.type == "cpu") != on_host
+    if name in ("to", "cuda"):
+        target = args[0] if args else None
+        to_host = target == "cpu" or getattr(target, "type", "") == "cpu"
+        return on_host != to_host
+    if name == "__getitem__":
+        picked = args[0] if args and isinstance(args[0], tuple) else args
+        return not on_host and any(hasattr(index, "data_ptr") for index in picked)
+    return not on_host

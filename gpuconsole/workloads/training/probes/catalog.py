@@ -25,9 +25,9 @@ from gpuconsole.agent.probes import (
 )
 from gpuconsole.agent.probes import swap_optim as optimizer_steps_in_turn
 from gpuconsole.agent.protocol import Signal
-from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
+from gpuconsole.model.profile import pass_signals
 from gpuconsole.workloads.device import cores
-from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
+from gpuconsole.workloads.profiling.window import ProfileError, as_probe, profile_passes
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import local_part
 from gpuconsole.workloads.training.probes.communication import exchange_sizes, exposed_communication
@@ -68,23 +68,7 @@ def op_mix(loop: TrainingLoop) -> Signals:
             report = profile_passes(one_pass, PROFILED_PASSES, loop.device, loop.scratch)
         except ProfileError as error:
             raise ProbeError(str(error)) from None
-    source = f"torch.profiler, {PROFILED_PASSES} forward and backward passes: {report.clock}"
-    classes = {op_class.name: op_class for op_class in report.classes}
-    signals = {
-        f"profile.{name}_ratio": Signal(classes[name].share_ratio if name in classes else 0.0, "ratio", source) for name in OP_CLASSES
-    }
-    elementwise = classes.get("elementwise")
-    moved = (elementwise.bytes or 0.0) if elementwise else 0.0
-    signals["profile.elementwise_bytes"] = Signal(moved / PROFILED_PASSES, "B", f"{source}; per pass, {BYTES_NOTE}")
-    if elementwise is not None and elementwise.bytes_per_s:
-        signals["profile.elementwise_bytes_per_s"] = Signal(elementwise.bytes_per_s, "B/s", f"{source}; {BYTES_NOTE}")
-    signals["profile.busy_ratio"] = Signal(report.busy_ratio, "ratio", source)
-    signals["profile.launches_per_s"] = Signal(report.kernels_per_s, "1/s", source)
-    if report.mean_kernel_s is not None:
-        signals["profile.mean_kernel_s"] = Signal(report.mean_kernel_s, "s", source)
-    if report.tensor_core_ratio is not None:
-        signals["profile.tensor_core_ratio"] = Signal(report.tensor_core_ratio, "ratio", f"{source}; {report.tensor_core_note}")
-    return signals
+    return as_probe(pass_signals(report, f"torch.profiler, {PROFILED_PASSES} forward and backward passes", "pass"))
 
 
 def held_out_loss(loop: TrainingLoop) -> Signals:

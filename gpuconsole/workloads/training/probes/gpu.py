@@ -10,8 +10,9 @@ import torch
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, launch, needs_gpu, rounds, stopwatch, synchronize
 from gpuconsole.agent.protocol import Signal
+from gpuconsole.model.profile import stall_signals
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace, stalls
-from gpuconsole.workloads.profiling.window import Recorder
+from gpuconsole.workloads.profiling.window import Recorder, as_probe
 from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.0
@@ -38,16 +39,7 @@ def sync_gaps(loop: TrainingLoop) -> Signals:
     finally:
         recorder.stop()
         path.unlink(missing_ok=True)
-    source = f"probe P4, {PROFILED_STEPS} steps under torch.profiler, per step"
-    where = f", mostly in {stalled.where}" if stalled.where else ""
-    return {
-        "probe.sync_gaps_s": Signal(
-            stalled.after_sync_s / PROFILED_STEPS, "s", f"{source}: gaps that begin with a synchronisation's return{where}"
-        ),
-        "probe.gaps_s": Signal(stalled.gaps_s / PROFILED_STEPS, "s", f"{source}: no kernel and no copy runs"),
-        "probe.busy_s": Signal(stalled.busy_s / PROFILED_STEPS, "s", f"{source}: a kernel or a copy runs"),
-        "probe.syncs_per_step": Signal(stalled.syncs / PROFILED_STEPS, "", source),
-    }
+    return as_probe(stall_signals(stalled, PROFILED_STEPS, f"probe P4, {PROFILED_STEPS} steps under torch.profiler"))
 
 
 def _steps(loop: TrainingLoop) -> None:
