@@ -763,7 +763,7 @@ class WaitingLines:
     @wrappers_without_level
     def _marked(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            line = self._line(name, tensor, args)
+            line = self._line(name, tensor, args, kwargs)
             if not line:
                 return plain(tensor, *args, **kwargs)
             with self._annotate(line):
@@ -771,10 +771,10 @@ class WaitingLines:
 
         return method
 
-    def _line(self, name: str, tensor: Any, args: tuple[Any, ...]) -> str:
+    def _line(self, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
         try:
-            if tracing.is_compiling() or not recorder.thread or not _may_wait(name, tensor, args):
+            if tracing.is_compiling() or not recorder.thread or not may_wait(name, tensor, args, kwargs):
                 return ""
             frame = program_frame(sys._getframe(2))
             return (
@@ -791,16 +791,15 @@ class WaitingLines:
         self._set = {}
 
 
-def _may_wait(name: str, tensor: Any, args: tuple[Any, ...]) -> bool:
+def may_wait(name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether such a call may wait for the GPU: it reads a tensor of the GPU, or copies between the GPU and the host."""
     on_host = tensor.device.type == "cpu"
-    if name == "copy_":
-        return bool(args) and hasattr(args[0], "device") and (args[0].device.type == "cpu") != on_host
-    if name in ("to", "cuda"):
-        target = args[0] if args else None
-        to_host = target == "cpu" or getattr(target, "type", "") == "cpu"
-        return on_host != to_host
     if name == "__getitem__":
         picked = args[0] if args and isinstance(args[0], tuple) else args
         return not on_host and any(hasattr(index, "data_ptr") for index in picked)
-    return not on_host
+    if name in ("to", "copy_"):
+        target = kwargs.get("device", args[0] if args else None)
+        target = getattr(target, "device", target)  # a tensor stands for its device
+        kind = getattr(target, "type", target)  # a dtype has no type, and is no text
+        return isinstance(kind, str) and kind.startswith("cpu") != on_host
+    return on_host if name == "cuda" else not on_host
