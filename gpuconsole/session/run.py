@@ -11,11 +11,11 @@ from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine import Process
+from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
-from gpuconsole.session.figures.profile import WINDOW, profile_signals
 from gpuconsole.session.machine import Energy
 from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
@@ -327,12 +327,14 @@ class RunRecord:
             self.run.unavailable.pop(f"probe.{event.probe}", None)
 
     def _profiled(self, event: Profiled) -> None:
-        """Store a profile and its figures as signals. The last window replaces earlier windows, but no probe. The reason for a missing window is kept only while there is no window."""
+        """Store a profile, and the signals that rules read of it. The last window replaces earlier windows. The reason for a missing window is kept only
+        while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
-            probed = {name: signal for name, signal in self.probe_signals.items() if not signal.source.startswith(WINDOW)}
-            self.probe_signals = profile_signals(event.report) | probed
+            self.probe_signals |= window_signals(event.report)
             self.run.unavailable.pop("profile", None)
+            for probe in (OP_MIX, SYNC_GAPS) if event.report.stalls is not None else (OP_MIX,):
+                self.run.unavailable.pop(f"probe.{probe}", None)
         elif self.run.profile is None and event.error:
             self.run.unavailable["profile"] = event.error
 

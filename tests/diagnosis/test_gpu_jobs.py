@@ -8,7 +8,7 @@ import pytest
 
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
 from gpuconsole.model.peaks import peaks_of
-from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, TopOp
+from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
 from gpuconsole.session.facts import HEALTHY
 from gpuconsole.session.figures.flops import ESTIMATED
 from gpuconsole.session.figures.peak import flops_peak
@@ -59,7 +59,10 @@ def window(tensor_core: float = 0.3, top: tuple[TopOp, ...] = (), **shares: floa
     """A profiler window of three steps in which classes of kernels have these shares, and matrix products the rest."""
     shares = {"gemm": 1 - sum(shares.values()), **shares}
     classes = [OpClass(name, shares[name], shares[name], 100) for name in OP_CLASSES if name in shares]
-    return ProfileReport(3, 0.3, "GPU time", 0.27, 0.9, 900, 3000.0, 9e-5, classes, list(top), tensor_core)
+    stalls = Stalls(busy_s=0.27, gaps_s=0.03, after_sync_s=0.0, syncs=3, where="")
+    return ProfileReport(
+        3, 0.3, "GPU time", 0.27, 0.9, 900, 3000.0, 9e-5, classes, list(top), tensor_core, pass_classes=classes, stalls=stalls
+    )
 
 
 @dataclass(frozen=True)
@@ -337,14 +340,6 @@ def test_a_limit_below_the_default_is_a_fault_with_the_clock_that_it_costs() -> 
 def test_a_workstation_card_without_a_known_boost_clock_is_not_accused() -> None:
     seen = watched(replace(FULL_L4, card=RTX_4000_ADA))
     assert seen.faults == [] and seen.of("hw.clocks_low").note
-
-
-def test_a_window_over_steps_shows_the_passes_without_the_optimizer() -> None:
-    job = replace(EAGER, profile=window(elementwise=0.2, optimizer=0.2, communication=0.2))
-    signals = watched(job).case.signals
-    assert signals["profile.elementwise_ratio"].value == pytest.approx(0.2 / 0.6)
-    assert signals["profile.optimizer_ratio"].value == 0.0
-    assert signals["profile.elementwise_ratio"].source.startswith("profile window, 3 steps")
 
 
 def test_the_memory_limit_of_a_job_is_known_without_the_agent() -> None:
