@@ -77,7 +77,12 @@ class WorkCounts:
         if wall <= 0 or steps <= 0:
             return {}
         over = f"over {wall:.0f} s"
-        return {
+        exchanges = {}
+        if "comm.exchanges" in gained:
+            exchanges["comm.exchanges_per_step"] = Signal(
+                gained["comm.exchanges"] / steps, "", f"passes in which gradients were exchanged, {over}"
+            )
+        return exchanges | {
             "gc.pause_ratio": Signal(
                 gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
             ),
@@ -87,7 +92,6 @@ class WorkCounts:
                 f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
             ),
             "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
-            "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients were exchanged, {over}"),
         }
 
     def _memory_signals(self, since: float) -> dict[str, Signal]:

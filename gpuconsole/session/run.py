@@ -13,6 +13,7 @@ from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine import Process
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
+from gpuconsole.session.exchanges import Exchanges, least_exposed_s
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.machine import Energy
@@ -50,9 +51,12 @@ class Ranks:
         self._joined: dict[int, RankJoined] = {}
         self._steps: dict[int, deque[Step]] = {}
         self._memory: dict[int, float] = {}
+        self.exchanges: dict[int, Exchanges] = {}
+        """What each process of a user's job has timed of its exchanges of gradients, by rank."""
 
     def join(self, event: RankJoined) -> None:
         self._joined[event.rank] = event
+        self.exchanges[event.rank] = Exchanges()
         self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
 
     def carry_on(self, before: Ranks) -> None:
@@ -78,6 +82,7 @@ class Ranks:
         if event.rank in self._joined:
             self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
             self._memory[event.rank] = event.memory_bytes
+            self.exchanges[event.rank].add(event.exchanges)
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
         """A summary of each process over its last `limit` steps, by rank."""
@@ -104,19 +109,31 @@ class Ranks:
 
     def _least_communication(self) -> dict[str, Signal]:
         """Communication time without waiting. In each step, the process that communicates least has arrived last, so it waited for no other
-        process."""
+        process. Where DistributedDataParallel times the exchanges, this holds for each exchange that all processes have timed; the other
+        collectives count as the process with the least of them does."""
         recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
         common = set.intersection(*(set(steps) for steps in recent))
         if len(common) < LEAST_STEPS:
             return {}
-        least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
         source = f"step account of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
+        timed = [self.exchanges[rank] for rank in self._joined]
+        if all(timed):
+            others = min(
+                sum(steps[index].phases[COMM] for index in common) - exchanges.exposed_s() * len(common)
+                for steps, exchanges in zip(recent, timed, strict=True)
+            )
+            least = max(0.0, others) + least_exposed_s(timed) * len(common)
+            source += "; exchanges of gradients: in each one, the process that waited least (DistributedDataParallel's own timer)"
+        else:
+            least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
 
     def _sampled(self, rank: int) -> list[Step]:
-        """The last steps for which run-queue delay was read; empty while there are fewer than LEAST_STEPS."""
-        sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
+        """The last steps for which run-queue delay was read, or the last steps where it is read for none (a job on a GPU); empty while there are
+        fewer than LEAST_STEPS."""
+        recent = list(self._steps[rank])
+        sampled = ([step for step in recent if step.runq is not None] or recent)[-SAMPLED_STEPS:]
         return sampled if len(sampled) >= LEAST_STEPS else []
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:

@@ -16,6 +16,7 @@ from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..protocol import Message
 from . import described
+from .evidence.communication import exchanges
 from .evidence.steps import own_updates
 from .optimizer import steppers
 from .recorder import GAP, RawStep, Recorder, pack
@@ -56,6 +57,7 @@ class SegmentAccount:
         self._marks += sum(len(step[2]) for step in steps)
         return {
             "packed": pack(steps),
+            "exchanges": exchanges.take(),
             "cpu_s": self.times.cpu_s(),
             "runq_s": self.times.runq_s(),
             "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,

@@ -6,6 +6,7 @@ import statistics
 
 import msgspec
 
+from gpuconsole.diagnosis.signals.communication import communication_signals
 from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
@@ -84,9 +85,11 @@ def run_signals(
         if on_cpu:
             signals["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
     signals |= record.work.signals(steps[0].t, record.steady_t)
+    signals |= record.ranks.signals()
     if run.is_job:
         signals |= job_signals(record, steps, signals)
-    return signals | record.ranks.signals() | record.probe_signals
+        signals |= communication_signals(record, signals)
+    return signals | record.probe_signals
 
 
 def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Signal]:

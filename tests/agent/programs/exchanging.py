@@ -1,0 +1,91 @@
+"""Two processes that exchange gradients over gloo: `exchanging.py KIND SECONDS`. KIND says what the steps are made of.
+
+Each process stamps its last gradient and the end of the backward pass by hand, and writes the share of its steps between them to
+`KIND.rankN.json`, with the share of the backward pass.
+"""
+
+import contextlib
+import json
+import sys
+from time import perf_counter, sleep
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+kind, seconds = sys.argv[1], float(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+BUCKETS = {"crumbs": 0.05}
+"""Megabytes, by kind."""
+PASSES = {"synced": 4, "accumulated": 4}
+"""Passes of a step, by kind."""
+width, rows = {"computing": (192, 4096), "straggler": (192, 512), "late_data": (192, 512)}.get(kind, (768, 4))
+layers = [torch.nn.Linear(width, width) for _ in range(40 if kind == "crumbs" else 8)]
+plain = torch.nn.Sequential(*layers)
+model = DistributedDataParallel(plain, bucket_cap_mb=BUCKETS.get(kind, 25))
+if kind == "by_hand":
+    model = plain
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+x = torch.randn(rows, width)
+last_gradient = 0.0
+
+
+def stamp(_):
+    global last_gradient
+    last_gradient = perf_counter()
+    if kind == "straggler" and rank == 1:
+        sleep(0.004)
+
+
+for layer in layers:
+    layer.weight.register_post_accumulate_grad_hook(stamp)
+
+spent = {"step": 0.0, "backward": 0.0, "exposed": 0.0}
+begun = perf_counter()
+losses = []
+steps = 0
+while True:
+    start = perf_counter()
+    if kind == "late_data" and rank == 1:
+        sleep(0.03)
+    passes = PASSES.get(kind, 1)
+    for number in range(passes):
+        with model.no_sync() if kind == "accumulated" and number < passes - 1 else contextlib.nullcontext():
+            loss = model(x).square().mean()
+            before = perf_counter()
+            loss.backward()
+            after = perf_counter()
+        backward, exposed = after - before, after - last_gradient
+        if kind == "accumulated" and number < passes - 1:
+            exposed = 0.0
+        if kind == "by_hand":
+            exposed = 0.0
+        spent["backward"] += backward
+        spent["exposed"] += exposed
+    if kind == "by_hand":
+        before = perf_counter()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        spent["exposed"] += perf_counter() - before
+    optimizer.step()
+    optimizer.zero_grad()
+    steps += 1
+    losses.append(loss.item())
+    if steps == 20:
+        spent = dict.fromkeys(spent, 0.0)
+        since = perf_counter()
+    over = torch.tensor([float(perf_counter() - begun > seconds)])
+    if steps % 10 == 0:  # all processes end with the same step
+        dist.broadcast(over, 0)
+        if over.item():
+            break
+spent["step"] = perf_counter() - since
+with open(f"{kind}.rank{rank}.json", "w") as file:
+    shares = {name: value / spent["step"] for name, value in spent.items()}
+    json.dump({"steps": steps, "step_s": spent["step"] / (steps - 20), **shares}, file)
+dist.destroy_process_group()
