@@ -93,14 +93,19 @@ class Ranks:
 
         Empty until every process has made some steps.
         """
-        busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
+        timed = all(self.exchanges.values())
+        busy = {
+            rank: self._mean_busy_s(rank) if timed else statistics.median(_busy_s(step) for step in steps)
+            for rank in self._joined
+            if (steps := self._sampled(rank))
+        }
         if len(busy) < max(2, len(self._joined)):
             return {}
         if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
             return {}  # with sharding or split matrices, processes wait inside their passes, so their times cannot be compared
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
-        source = f"step account of {len(busy)} processes: median time without communication and run-queue delay, over the median of the other processes"
+        source = f"step account of {len(busy)} processes: {'mean' if timed else 'median'} time without communication and run-queue delay, over the median of the other processes"
         return self._least_communication() | {
             "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step account"),
@@ -135,6 +140,13 @@ class Ranks:
         recent = list(self._steps[rank])
         sampled = ([step for step in recent if step.runq is not None] or recent)[-SAMPLED_STEPS:]
         return sampled if len(sampled) >= LEAST_STEPS else []
+
+    def _mean_busy_s(self, rank: int) -> float:
+        """As `_busy_s`, the mean over recent steps: where DistributedDataParallel times some exchanges, the communication of one step alone is not
+        known."""
+        recent = list(itertools.islice(reversed(self._steps[rank]), RECENT_STEPS))
+        delays = [sum(step.runq) - step.runq[COMM] for step in recent if step.runq is not None]
+        return statistics.fmean(step.wall_s - step.phases[COMM] for step in recent) - (statistics.fmean(delays) if delays else 0.0)
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))

@@ -25,14 +25,14 @@ of a step without communication, per process. A slow link is different: it makes
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio, limit = comm.late_ratio(case), comm.LATE
+        alone, limit = comm.late_alone(case), comm.LATE
+        ratio = alone if alone >= limit else comm.late_outside(case)
         level = (ratio - 1) / (limit - 1)
-        alone = case.value("comm.straggler_ratio")
         evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s")
         evidence += case.if_known(("ranks.busy_ratio", limit))
         if ratio < limit:
             return self.clear(level, evidence)
-        if alone == ratio or alone >= limit:
+        if alone >= limit:
             rank = int(case.value("comm.slowest_rank"))
             lost = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / case.value("step_s")
             where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import statistics
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.run import PHASES, Exchange
+from gpuconsole.model.run import Exchange
 from gpuconsole.session.exchanges import Exchanges, in_common
 from gpuconsole.session.run import RunRecord
 
 LEAST = 3
 """Exchanges that all processes must have timed."""
 LARGE_MB = 25.0
-COMM = PHASES.index("comm")
+LESS_EXACT = 0.1
 TIMER = "DistributedDataParallel's own timer"
 
 
@@ -36,47 +36,58 @@ def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict
 
 
 def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
-    """The program exchanges gradients by collectives of its own: their time on the training thread, without waiting for other processes."""
-    least = signals.get("ranks.least_comm_ratio")
-    if least is None or not least.value:
+    """The program exchanges gradients by collectives of its own: their time on the training thread, without waiting for other processes. The
+    account shows the time of each process without them."""
+    least, busy, busiest = (signals.get(name) for name in ("ranks.least_comm_ratio", "ranks.busy_ratio", "ranks.busiest"))
+    if least is None or busy is None or busiest is None or not least.value:
         return {}
-    exposed = least.value * signals["step_s"].value
-    gradients = record.facts.get("trainable_parameters", 0.0) * 4
-    source = f"{least.source}; collectives that the program calls"
-    passive = {"comm.exposed_s": Signal(exposed, "s", source)}
+    passes, step_s = int(record.run.knobs.get("gradient_accumulation_steps", 1)), signals["step_s"].value
+    exposed = least.value * step_s
+    alone = step_s - exposed
+    source = "step account: a whole step"
+    passive = {
+        "comm.exposed_s": Signal(exposed, "s", f"{least.source}; collectives that the program calls"),
+        "comm.pass_s": Signal(step_s, "s", source),
+        "comm.pass_alone_s": Signal(alone, "s", f"{source} without its communication"),
+        "comm.straggler_ratio": busy,
+        "comm.straggler_spread": Signal(LESS_EXACT, "x", "times from the account are less exact than times of passes"),
+        "comm.slowest_rank": busiest,
+        "comm.late_s": Signal(max(0.0, alone * (1 - 1 / busy.value)) / passes, "s", busy.source),
+        "comm.late_in_backward_ratio": Signal(0.0, "ratio", "not known: the account of the steps does not show where"),
+    }
+    gradients = 4 * record.facts.get("trainable_parameters", 0.0)
     if gradients:
         passive["comm.bytes_per_step"] = Signal(gradients, "B", "4 B x trained parameters")
-    step_s = signals["step_s"].value
-    passive["comm.pass_s"] = Signal(step_s, "s", "step account: a whole step")
-    passive["comm.pass_alone_s"] = Signal(step_s - exposed, "s", "step account: a whole step without its communication")
     return passive
 
 
 def _of_exchanges(
     record: RunRecord, ranks: list[int], timed: list[Exchanges], models: list[int], signals: dict[str, Signal]
 ) -> dict[str, Signal]:
+    """What DDP has timed. On a CPU its times are wall times. The run-queue delay is taken off them in the same proportion as off `step_s`."""
     matched = {model: in_common(timed, model) for model in models}
     per_step = {model: timed[0].per_step(model) for model in models}
-    most = max(per_step.values())
-    """Exchanges of a step: the modules of a step that exchanges once may be several."""
+    most = max(per_step.values())  # a step that exchanges once may exchange for several modules
     n = max(len(exchanges) for exchanges in matched.values())
     source = f"{TIMER}, {n} exchanges of {len(ranks)} processes"
-    least = {model: [min(one_rank.exposed_s for one_rank in exchange) for exchange in matched[model]] for model in models}
-    exposed = sum(statistics.fmean(least[model]) * per_step[model] for model in models) / most
-    spread = sum(_two_standard_errors(least[model]) * per_step[model] for model in models) / most
-    busiest = max(models, key=lambda model: statistics.fmean(times[0].compute_s for times in matched[model]))
+    on_core = 1.0
+    if not signals["is_gpu"].value and "runq_ratio" in signals:
+        on_core, source = 1 - signals["runq_ratio"].value, f"{source}, run-queue delay taken off"
+    least = {model: [min(times.exposed_s for times in exchange) for exchange in matched[model]] for model in models}
+    exposed = on_core * sum(statistics.fmean(least[model]) * per_step[model] for model in models) / most
+    spread = on_core * sum(_two_standard_errors(least[model]) * per_step[model] for model in models) / most
     waits = "from its last gradient to the end of the exchange, of the process that waits least"
     passive = {
         "comm.exposed_s": Signal(exposed, "s", f"{source}: {waits}"),
         "comm.exposed_spread_s": Signal(spread, "s", f"{source}: 2 standard errors of that"),
         "comm.exchanges_per_step": Signal(most, "", f"{TIMER}: its iterations over the steps"),
-        "world_size": Signal(float(record.facts.get("world_size", len(ranks))), "", "torch.distributed"),
     }
     size = record.facts.get("exchange.bytes")
     if size:
         passive["comm.bytes_per_step"] = Signal(size, "B", "gradients of one process (DistributedDataParallel)")
         passive |= _link(record, size, exposed, exposed * most / signals["step_s"].value)
-    return passive | _slowest(ranks, matched[busiest], source) | _pieces(record, timed, models, exposed, source)
+    largest = max(models, key=lambda model: statistics.fmean(times[0].compute_s for times in matched[model]))
+    return passive | _slowest(ranks, matched[largest], source, on_core) | _pieces(record, timed, models, exposed, on_core, source)
 
 
 def _link(record: RunRecord, size: float, exposed: float, ratio: float) -> dict[str, Signal]:
@@ -89,23 +100,24 @@ def _link(record: RunRecord, size: float, exposed: float, ratio: float) -> dict[
     return {"comm.bus_bytes_per_s": Signal(rate, "B/s", source)}
 
 
-def _slowest(ranks: list[int], matched: list[tuple[Exchange, ...]], source: str) -> dict[str, Signal]:
+def _slowest(ranks: list[int], matched: list[tuple[Exchange, ...]], source: str, on_core: float) -> dict[str, Signal]:
     """The process whose passes take longest without its exchange, and by how much more than the others."""
-    alone = [statistics.median(times[i].forward_s + times[i].compute_s for times in matched) for i in range(len(ranks))]
-    backward = [statistics.median(times[i].compute_s for times in matched) for i in range(len(ranks))]
+    passes = [[times[i].forward_s + times[i].compute_s for times in matched] for i in range(len(ranks))]
+    alone = [on_core * statistics.median(of_rank) for of_rank in passes]
+    backward = [on_core * statistics.median(times[i].compute_s for times in matched) for i in range(len(ranks))]
     slowest = max(range(len(ranks)), key=alone.__getitem__)
     rest = [i for i in range(len(ranks)) if i != slowest]
     others, other_backward = statistics.median(alone[i] for i in rest), statistics.median(backward[i] for i in rest)
     late = alone[slowest] - others
-    gaps = [
-        (times[slowest].forward_s + times[slowest].compute_s)
-        / max(1e-9, statistics.median(times[i].forward_s + times[i].compute_s for i in rest))
-        for times in matched
-    ]
+    gaps = [passes[slowest][n] / max(1e-9, statistics.median(passes[i][n] for i in rest)) for n in range(len(matched))]
     together = [statistics.fmean(time.forward_s + time.compute_s + time.exposed_s for time in times) for times in matched]
     in_backward = min(1.0, max(0.0, (backward[slowest] - other_backward) / late)) if late > 0 else 0.0
-    return {
-        "comm.pass_s": Signal(statistics.median(together), "s", f"{source}: a pass with its exchange"),
+    each = {
+        f"comm.pass_alone_s.rank{rank}": Signal(seconds, "s", f"{source}: its pass up to its last gradient")
+        for rank, seconds in zip(ranks, alone, strict=True)
+    }
+    return each | {
+        "comm.pass_s": Signal(on_core * statistics.median(together), "s", f"{source}: a pass with its exchange"),
         "comm.pass_alone_s": Signal(alone[slowest], "s", f"{source}: a pass of the slowest process, up to its last gradient"),
         "comm.slowest_rank": Signal(float(ranks[slowest]), "", f"{source}: the longest pass up to its last gradient"),
         "comm.straggler_ratio": Signal(alone[slowest] / max(1e-9, others), "x", f"{source}: that pass over the others' median"),
@@ -115,7 +127,7 @@ def _slowest(ranks: list[int], matched: list[tuple[Exchange, ...]], source: str)
     }
 
 
-def _pieces(record: RunRecord, timed: list[Exchanges], models: list[int], exposed: float, source: str) -> dict[str, Signal]:
+def _pieces(record: RunRecord, timed: list[Exchanges], models: list[int], exposed: float, on_core: float, source: str) -> dict[str, Signal]:
     """Where the buckets are below torch's default: the exchange now, and DDP's first iteration, in which it has all gradients in fewer and larger
     buckets. The first iteration also sets up connections, so the gain of larger buckets is at least the difference."""
     if float(record.run.knobs.get("bucket_cap_mb", LARGE_MB)) >= LARGE_MB:
@@ -126,7 +138,7 @@ def _pieces(record: RunRecord, timed: list[Exchanges], models: list[int], expose
         return {}
     pieces = f"{source}: the part after the computation, in {now:.0f} buckets"
     large = f"{TIMER}: DDP's first iteration, which has {fewer:.0f} bucket{'' if fewer == 1 else 's'}"
-    return {"comm.exchange_now_s": Signal(exposed, "s", pieces), "comm.exchange_large_s": Signal(sum(first), "s", large)}
+    return {"comm.exchange_now_s": Signal(exposed, "s", pieces), "comm.exchange_large_s": Signal(on_core * sum(first), "s", large)}
 
 
 def _two_standard_errors(values: list[float]) -> float:

@@ -19,12 +19,12 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
-BUCKETS = {"crumbs": 0.05}
+BUCKETS = {"crumbs": 0.001}
 """Megabytes, by kind."""
 PASSES = {"synced": 4, "accumulated": 4}
 """Passes of a step, by kind."""
-width, rows = {"computing": (192, 4096), "straggler": (192, 512), "late_data": (192, 512)}.get(kind, (768, 4))
-layers = [torch.nn.Linear(width, width) for _ in range(40 if kind == "crumbs" else 8)]
+width, rows = {"computing": (192, 1536), "straggler": (192, 512), "late_data": (192, 512), "crumbs": (64, 4)}.get(kind, (768, 4))
+layers = [torch.nn.Linear(width, width) for _ in range(150 if kind == "crumbs" else 8)]
 plain = torch.nn.Sequential(*layers)
 model = DistributedDataParallel(plain, bucket_cap_mb=BUCKETS.get(kind, 25))
 if kind == "by_hand":

@@ -22,10 +22,10 @@ from ..watch import recorder, watch
 FIRST = 10
 """DDP times each of its first iterations."""
 TORCH_RATE = 100
-RATES = (1, 7, 91, 1001)
-"""Iterations from one that is timed to the next. Each divides the next one, so that processes with other rates have timed iterations in common; none
-but 1 shares a factor with 10 or 100, the usual distances of logging and saving."""
-TIMED_EVERY_S = 0.1
+RATES = tuple(3**power for power in range(8))
+"""Iterations from one that is timed to the next. Each divides the next one, so that processes with other rates have timed iterations in common. None
+shares a factor with 10 or 100, the usual distances of logging and saving."""
+TIMED_EVERY_S = 0.05
 MOST_KEPT = 200
 NS = 1e-9
 HOOKS_OF_TORCH = {
