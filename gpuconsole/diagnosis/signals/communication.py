@@ -17,6 +17,8 @@ LEAST = 3
 """Exchanges that all processes must have timed."""
 LARGE_MB = 25.0
 LESS_EXACT = 0.1
+HIDDEN = 0.01
+"""Share of step time. Below it the exposed time says nothing about the link."""
 TIMER = "DistributedDataParallel's own timer"
 
 
@@ -93,7 +95,7 @@ def _of_exchanges(
 def _link(record: RunRecord, size: float, exposed: float, ratio: float) -> dict[str, Signal]:
     """The most that the link can have carried: all bytes in the exposed time alone. Nothing where computation hides the exchange."""
     n = int(record.facts.get("world_size", 2))
-    if ratio < 0.01 or n < 2:
+    if ratio < HIDDEN or n < 2:
         return {}
     rate = 2 * (n - 1) / n * size / exposed
     source = f"{TIMER}: at most; all gradients in the time after the computation, as bus bandwidth (nccl-tests)"

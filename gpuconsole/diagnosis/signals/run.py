@@ -57,6 +57,11 @@ def run_signals(
     clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
     for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
         signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
+    if any(record.ranks.exchanges.values()):
+        for name in ("backward_ratio", "comm_ratio"):
+            signals[name] = msgspec.structs.replace(
+                signals[name], source=f"{signals[name].source}; the wait for exchanges by DistributedDataParallel's own timer"
+            )
     delay = runq_ratio(steps)
     if delay is not None:
         signals["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
