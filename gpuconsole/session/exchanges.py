@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from gpuconsole.model.run import Exchange
 
 KEPT = 400
-RECENT = 16
-"""Timed exchanges whose mean is the present wait of a process."""
+RECENT, RECENT_STEPS = 16, 200
+"""The present wait of a process is the mean of its last RECENT timed exchanges, and of all in its last RECENT_STEPS steps."""
 MATCHED = 60
 """Timed exchanges that processes are compared by."""
 NEARLY = 0.25
@@ -48,10 +48,12 @@ class Exchanges:
 
     def exposed_s(self) -> float:
         """Seconds in a step in which this process lately waited for exchanges, after its own computation: all modules."""
-        return sum(
-            self.per_step(model) * statistics.fmean([exchange.exposed_s for exchange in timed][-RECENT:])
-            for model, timed in self.by_model.items()
-        )
+        total = 0.0
+        for model, timed in self.by_model.items():
+            recent = [exchange.exposed_s for exchange in timed if exchange.step > timed[-1].step - RECENT_STEPS]
+            longer = [exchange.exposed_s for exchange in timed][-RECENT:]
+            total += self.per_step(model) * statistics.fmean(max(recent, longer, key=len))
+        return total
 
 
 def in_common(processes: Sequence[Exchanges], model: int) -> list[tuple[Exchange, ...]]:

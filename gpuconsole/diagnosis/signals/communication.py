@@ -114,14 +114,15 @@ def _slowest(ranks: list[int], matched: list[tuple[Exchange, ...]], source: str,
     gaps = [passes[slowest][n] / max(1e-9, statistics.median(passes[i][n] for i in rest)) for n in range(len(matched))]
     together = [statistics.fmean(time.forward_s + time.compute_s + time.exposed_s for time in times) for times in matched]
     in_backward = min(1.0, max(0.0, (backward[slowest] - other_backward) / late)) if late > 0 else 0.0
+    part = "pass" if any(time.forward_s for times in matched for time in times) else "backward pass"
     each = {
-        f"comm.pass_alone_s.rank{rank}": Signal(seconds, "s", f"{source}: its pass up to its last gradient")
+        f"comm.pass_alone_s.rank{rank}": Signal(seconds, "s", f"{source}: its {part} up to its last gradient")
         for rank, seconds in zip(ranks, alone, strict=True)
     }
     return each | {
-        "comm.pass_s": Signal(on_core * statistics.median(together), "s", f"{source}: a pass with its exchange"),
-        "comm.pass_alone_s": Signal(alone[slowest], "s", f"{source}: a pass of the slowest process, up to its last gradient"),
-        "comm.slowest_rank": Signal(float(ranks[slowest]), "", f"{source}: the longest pass up to its last gradient"),
+        "comm.pass_s": Signal(on_core * statistics.median(together), "s", f"{source}: a {part} with its exchange"),
+        "comm.pass_alone_s": Signal(alone[slowest], "s", f"{source}: a {part} of the slowest process, up to its last gradient"),
+        "comm.slowest_rank": Signal(float(ranks[slowest]), "", f"{source}: the longest {part} up to its last gradient"),
         "comm.straggler_ratio": Signal(alone[slowest] / max(1e-9, others), "x", f"{source}: that pass over the others' median"),
         "comm.straggler_spread": Signal(_two_standard_errors(gaps), "x", f"{source}: 2 standard errors of that"),
         "comm.late_s": Signal(late, "s", f"{source}: what that pass takes longer than the others' median"),

@@ -1,7 +1,7 @@
 """Two processes that exchange gradients over gloo: `exchanging.py KIND SECONDS`. KIND says what the steps are made of.
 
-Each process stamps its last gradient and the end of the backward pass by hand, and writes the share of its steps between them to
-`KIND.rankN.json`, with the share of the backward pass.
+Each process stamps by hand the end of autograd's own work (by a callback of autograd's engine) and the end of the backward pass. It writes the
+share of its steps between them to `KIND.rankN.json`, with the share of the backward pass and the first losses.
 """
 
 import contextlib
@@ -31,18 +31,22 @@ if kind == "by_hand":
     model = plain
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 x = torch.randn(rows, width)
-last_gradient = 0.0
+computed = 0.0
 
 
-def stamp(_):
-    global last_gradient
-    last_gradient = perf_counter()
-    if kind == "straggler" and rank == 1:
-        sleep(0.004)
+def stamp():
+    global computed
+    computed = perf_counter()
 
 
-for layer in layers:
-    layer.weight.register_post_accumulate_grad_hook(stamp)
+def late(_):
+    sleep(0.004)
+
+
+layers[0].weight.register_post_accumulate_grad_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(stamp))
+if kind == "straggler" and rank == 1:
+    for layer in layers[1:]:
+        layer.weight.register_post_accumulate_grad_hook(late)
 
 spent = {"step": 0.0, "backward": 0.0, "exposed": 0.0}
 begun = perf_counter()
@@ -59,7 +63,7 @@ while True:
             before = perf_counter()
             loss.backward()
             after = perf_counter()
-        backward, exposed = after - before, after - last_gradient
+        backward, exposed = after - before, after - computed
         if kind == "accumulated" and number < passes - 1:
             exposed = 0.0
         if kind == "by_hand":
@@ -75,7 +79,7 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
     steps += 1
-    losses.append(loss.item())
+    losses.append(loss.item().hex())
     if steps == 20:
         spent = dict.fromkeys(spent, 0.0)
         since = perf_counter()
@@ -87,5 +91,5 @@ while True:
 spent["step"] = perf_counter() - since
 with open(f"{kind}.rank{rank}.json", "w") as file:
     shares = {name: value / spent["step"] for name, value in spent.items()}
-    json.dump({"steps": steps, "step_s": spent["step"] / (steps - 20), **shares}, file)
+    json.dump({"steps": steps, "step_s": spent["step"] / (steps - 20), "losses": losses[:40], **shares}, file)
 dist.destroy_process_group()

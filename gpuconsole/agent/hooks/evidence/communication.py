@@ -16,7 +16,9 @@ from typing import Any
 
 from ...clock import now
 from ...protocol import Exchange, Knobs
+from ..calls import spanned
 from ..guard import entry, switch, wrappers_without_level
+from ..recorder import COMM
 from ..watch import recorder, watch
 
 FIRST = 10
@@ -58,10 +60,9 @@ class Replica:
     def newest(self) -> Exchange | None:
         """The last iteration that DDP has timed; None where it is known already, or where its times are those of an earlier one."""
         module = self.ref()
-        logger = module.logger if module is not None else None
-        if logger is None:
+        if module is None or module.logger is None:
             return None
-        record = logger._get_ddp_logging_data()
+        record = module.logger._get_ddp_logging_data()
         times = record.ints_map
         iteration = times.get("iteration", 0)
         if iteration == self._iteration:
@@ -77,7 +78,8 @@ class Replica:
         exposed = comm - times.get("backward_compute_comm_overlap_time", 0)
         if ended == before or compute <= 0 or comm <= 0 or exposed < 0:  # the pass had no backward pass
             return None
-        seconds = (round(time * NS, 9) for time in (times.get("forward_compute_time", 0), compute, comm, exposed))
+        forward = 0 if module.broadcast_buffers and module.modules_buffers else times.get("forward_compute_time", 0)
+        seconds = (round(time * NS, 9) for time in (forward, compute, comm, exposed))
         return Exchange(self.number, iteration, recorder.index, *seconds)
 
     def _describe(self, numbers: dict[str, int], texts: dict[str, str]) -> None:
@@ -194,7 +196,8 @@ def sharding() -> str:
 
 @wrappers_without_level
 def on_ddp(module: Any) -> None:
-    """DDP modules that the program makes."""
+    """DDP modules that the program makes. Before a forward pass, process 0 sends its buffers, such as those of batch normalization, to the others."""
+    module.DistributedDataParallel._sync_buffers = spanned(COMM, module.DistributedDataParallel._sync_buffers)
     plain = module.DistributedDataParallel.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
