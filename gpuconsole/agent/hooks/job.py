@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import socket
@@ -29,7 +30,7 @@ from ..protocol import (
 )
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
-from . import data, described
+from . import data, described, tracing
 from .account import SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
@@ -141,6 +142,8 @@ class JobLoop:
 
     def counters(self) -> dict[str, float]:
         counters = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
+        if self.account.stream is not None:
+            counters |= {"stream.steps": float(self.account.stream.steps), "stream.caught_up": float(self.account.stream.caught_up)}
         if "torch._dynamo.utils" in sys.modules:
             counters.update(compile_counters())
         return counters
@@ -168,6 +171,12 @@ class JobLoop:
 
     def close(self) -> None:
         self._counters.close()
+
+
+def keep_forever(*objects: Any) -> None:
+    """Never free these objects, at the end of the process neither."""
+    kept = ctypes.py_object(objects)
+    ctypes.pythonapi.Py_IncRef(kept)
 
 
 def refusal(problem: Exception) -> str:
@@ -364,7 +373,9 @@ class Agent:
 
     @entry("job.step_ended")
     def step_ended(self) -> None:
-        """Called after a step of the program that ends at `recorder.due` or later."""
+        """Called after a step of the program that ends at `recorder.due` or later. Not while the step is captured into a CUDA graph."""
+        if tracing.capturing():
+            return
         recorder.enter(OWN)
         begun = recorder.times[-1]
         try:
@@ -399,31 +410,26 @@ class Agent:
 
     def _serve(self, service: JobService, connection: Connection) -> None:
         """Find out what is not known yet, carry out commands, and send what is due."""
-        if self._search is not None:
-            if self._search.over():
-                self._search = None
-        elif not self._searched and recorder.index >= data.TRACE_AT:
-            self._searched = True
-            if data.may_search():
-                self._search = data.SourceSearch()
+        switch.attempt("source.search", self._search_source)
         if recorder.index >= DESCRIBE_AT and recorder.start - self._described >= DESCRIBE_EVERY_S:
             self._described = recorder.start
-            service.loop.knobs = described.observed_knobs()
-            self._announce()
+            switch.attempt("settings.read", self._describe)
         if recorder.index >= COUNT_AT and not self._arithmetic.done:
-            counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
-            recorder.kind = SETTLING if counted else COUNTS
+            switch.attempt("arithmetic.count", self._count_arithmetic)
+            if "arithmetic" in switch.parts_off:
+                self._arithmetic, recorder.kind = Arithmetic(), COUNTS
+                self._arithmetic.done = True
             if self._arithmetic.done:
-                self._announce()
-                self._send_observed(memory_parts())
-                self._copies = CopyCount() if recorder.on_stream else None
+                switch.attempt("settings.read", self._announce)
+                self._send_observed(switch.attempt("memory.parts", memory_parts))
+                self._copies = switch.attempt("copies.count", CopyCount) if recorder.on_stream else None
         elif self._copies is not None and self._copies.over():
-            self._send_observed(self._copies.signals())
+            self._send_observed(switch.attempt("copies.count", self._copies.signals))
             self._copies = None
         if recorder.index < EAGER:
             writers.learn_loop()
-        for code, (function, segment) in writers.take().items():
-            data.watch_writer(code, function, segment)
+        switch.attempt("writers.watch", self._watch_writers)
+        self._send_notes()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
         self._every_step = (
@@ -434,19 +440,51 @@ class Agent:
         elif connection.gone:
             switch.off("connection", None)
 
+    def _send_notes(self) -> None:
+        while switch.notes:
+            self._send("note", text=switch.notes.pop(0), level="warning")
+
+    def _search_source(self) -> None:
+        if self._search is not None:
+            if self._search.over():
+                self._search = None
+        elif not self._searched and recorder.index >= data.TRACE_AT:
+            self._searched = True
+            if data.may_search():
+                self._search = data.SourceSearch()
+
+    def _describe(self) -> None:
+        assert self._service is not None
+        self._service.loop.knobs = described.observed_knobs()
+        self._announce()
+
+    def _count_arithmetic(self) -> None:
+        counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
+        recorder.kind = SETTLING if counted else COUNTS
+
+    def _watch_writers(self) -> None:
+        for code, (function, segment) in writers.take().items():
+            data.watch_writer(code, function, segment)
+
     @entry("job.ended")
     def ended(self) -> None:
         """The process ends: send what is left."""
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
+            self._send_notes()
             self._send(
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail=""
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
 
     def forked(self) -> None:
-        """In a forked child: the connection and the account are those of the parent."""
+        """In a forked child: the connection and the account are those of the parent.
+
+        What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
+        that was forked after it began.
+        """
+        keep_forever(recorder.state(), dict(vars(self)))
         recorder.reset()
         recorder.at_end = self.step_ended
         if self._connection is not None:
@@ -488,6 +526,8 @@ class Agent:
         self._send("jobknown", rank=self.rank, facts=about)
         self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs))
 
-    def _send_observed(self, signals: Signals) -> None:
-        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step."""
-        self._send("probedone", request=0, probe="observed", signals=signals)
+    def _send_observed(self, signals: Signals | None) -> None:
+        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step. None: it could not
+        be seen."""
+        if signals is not None:
+            self._send("probedone", request=0, probe="observed", signals=signals)

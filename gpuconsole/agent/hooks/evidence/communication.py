@@ -118,7 +118,7 @@ def _pieces(sizes: str) -> int:
 
 
 class Exchanges:
-    """The exchanges of this process. `failed`: why they are not read any more; empty while they are."""
+    """The exchanges of this process."""
 
     def __init__(self) -> None:
         self.reset()
@@ -126,7 +126,6 @@ class Exchanges:
     def reset(self) -> None:
         """As in a process that has made no DDP module yet."""
         self.replicas: list[Replica] = []
-        self.failed = ""
         self._new: list[Exchange] = []
 
     def made(self, module: Any) -> None:
@@ -136,16 +135,15 @@ class Exchanges:
         self.replicas.append(Replica(len(self.replicas), module))
 
     def look(self) -> None:
-        """Read what DDP has timed since the last call. Call it between two steps. What goes wrong ends these readings only."""
-        if not self.replicas or self.failed:
-            return
-        try:
-            for replica in self.replicas:
-                exchange = replica.newest()
-                if exchange is not None and len(self._new) < MOST_KEPT:
-                    self._new.append(exchange)
-        except Exception as problem:  # names of torch that are not public: another version may lack them
-            self.failed = f"{type(problem).__name__}: {problem}".splitlines()[0]
+        """Read what DDP has timed since the last call. Call it between two steps."""
+        if self.replicas:  # names of torch that are not public: another version may lack them
+            switch.attempt("communication.look", self._look)
+
+    def _look(self) -> None:
+        for replica in self.replicas:
+            exchange = replica.newest()
+            if exchange is not None and len(self._new) < MOST_KEPT:
+                self._new.append(exchange)
 
     def take(self) -> list[Exchange]:
         """The exchanges that were read since the last call."""
