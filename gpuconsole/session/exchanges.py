@@ -51,8 +51,9 @@ class Exchanges:
         total = 0.0
         for model, timed in self.by_model.items():
             recent = [exchange.exposed_s for exchange in timed if exchange.step > timed[-1].step - RECENT_STEPS]
-            longer = [exchange.exposed_s for exchange in timed][-RECENT:]
-            total += self.per_step(model) * statistics.fmean(max(recent, longer, key=len))
+            if len(recent) < RECENT:
+                recent = [exchange.exposed_s for exchange in timed][-RECENT:]
+            total += self.per_step(model) * statistics.fmean(recent)
         return total
 
 

@@ -101,16 +101,19 @@ class Replica:
         if self._before is not None and self._may_set_rate and iteration > self._before[0]:
             each_s = (t - self._before[1]) / (iteration - self._before[0])
             rate = next((rate for rate in RATES if rate * each_s >= TIMED_EVERY_S), RATES[-1])
-            if rate != self._rate:
-                self.set_rate(rate)
+            self.set_rate(rate)
         self._before = iteration, t
 
     def set_rate(self, rate: int) -> None:
         """DDP times each iteration whose number `rate` divides."""
-        module = self.ref()
-        if module is not None and self._may_set_rate:
-            module.reducer._set_ddp_runtime_logging_sample_rate(rate)
+        if self._may_set_rate and rate != self._rate:
+            self._ask(rate)
             self._rate = rate
+
+    def _ask(self, rate: int) -> None:
+        module = self.ref()
+        if module is not None:
+            module.reducer._set_ddp_runtime_logging_sample_rate(rate)
 
 
 def _pieces(sizes: str) -> int:

@@ -1,0 +1,100 @@
+"""`gpuconsole run -- torchrun --nproc-per-node=2 ...`: two processes over gloo whose exchange of gradients is the fault, or is none.
+
+The program stamps its waits by hand (programs/exchanging.py). No probe runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.agent.test_own_job import Ran, plain, watched
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exchanging")]
+
+PROGRAM = Path(__file__).parent / "programs" / "exchanging.py"
+POINTS = 0.05
+"""Other tests run at the same time. On a machine without other work the figures agree within 0.03."""
+JOB_S = 8
+
+
+class Job(NamedTuple):
+    """A finished job. `findings`: the conclusions by rule, the first one first. `by_hand`: the account of each process."""
+
+    ran: Ran
+    findings: dict[str, dict[str, Any]]
+    by_hand: list[dict[str, Any]]
+
+    @property
+    def faults(self) -> list[str]:
+        """The rules that fire, without those that tell of other programs on this machine."""
+        firing = [rule for rule, finding in self.findings.items() if finding["state"] == "fires" and not finding.get("note")]
+        return [rule for rule in firing if not rule.startswith("host.")]
+
+    def share(self, rank: int, phase: str) -> float:
+        return float(self.ran.run["ranks"][rank]["phases_ratio"].get(phase, 0.0))
+
+
+def torchrun(kind: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(JOB_S))
+
+
+def accounts(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{kind}.rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def job(folder: Path, kind: str) -> Job:
+    ran = watched(folder, *torchrun(kind))
+    assert ran.code == 0, ran.err
+    return Job(ran, {finding["rule"]: finding for finding in ran.run["findings"]}, accounts(folder, kind))
+
+
+def test_exposed_communication_is_named_and_shown_as_a_phase_of_its_own(tmp_path: Path) -> None:
+    found = job(tmp_path, "exposed")
+    assert found.faults[0] == "comm.exposed"
+    for rank, account in enumerate(found.by_hand):
+        assert account["exposed"] > 0.25
+        assert found.share(rank, "comm") == pytest.approx(account["exposed"], abs=POINTS)
+        assert found.share(rank, "backward") == pytest.approx(account["backward"] - account["exposed"], abs=POINTS)
+    assert "DistributedDataParallel's own timer" in found.ran.run["signals"]["comm_ratio"]["source"]
+    assert "no fault found" not in found.ran.err
+    alone = plain(tmp_path, *torchrun("exposed"))
+    assert alone.code == 0
+    assert [account["losses"] for account in found.by_hand] == [account["losses"] for account in accounts(tmp_path, "exposed")]
+
+
+def test_a_job_that_computes_is_not_accused(tmp_path: Path) -> None:
+    found = job(tmp_path, "computing")
+    assert found.findings["comm.exposed"]["state"] == found.findings["comm.straggler"]["state"] == "clear"
+    assert found.faults == []
+
+
+def test_a_slow_process_is_named(tmp_path: Path) -> None:
+    found = job(tmp_path, "straggler")
+    assert found.faults[0] == "comm.straggler"
+    assert "rank 1" in found.findings["comm.straggler"]["summary"] and "backward" in found.findings["comm.straggler"]["summary"]
+    assert found.share(0, "comm") > 2 * found.share(1, "comm"), "the other process waits"
+
+
+def test_a_process_whose_data_comes_late_is_named(tmp_path: Path) -> None:
+    found = job(tmp_path, "late_data")
+    assert found.faults[0] == "comm.straggler"
+    assert "rank 1" in found.findings["comm.straggler"]["summary"] and "data" in found.findings["comm.straggler"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "change"),
+    [
+        ("synced", "comm.accum_without_no_sync", {"sync_each_batch": False}),
+        ("crumbs", "comm.small_buckets", {"bucket_cap_mb": 25.0}),
+        ("by_hand", "comm.exposed", {"gradient_accumulation_steps": 4}),
+    ],
+)
+def test_the_cause_and_its_remedy(kind: str, rule: str, change: dict[str, Any], tmp_path: Path) -> None:
+    found = job(tmp_path, kind)
+    assert found.faults[0] == rule
+    assert found.findings[rule]["suggestions"][0]["changes"] == change
