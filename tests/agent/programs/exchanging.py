@@ -1,7 +1,7 @@
 """Two processes that exchange gradients over gloo: `exchanging.py KIND SECONDS`. KIND says what the steps are made of.
 
 Each process stamps by hand the end of autograd's own work (by a callback of autograd's engine) and the end of the backward pass. It writes the
-share of its steps between them to `KIND.rankN.json`, with the share of the backward pass and the first losses.
+seconds between them to `KIND.rankN.json`, for each step, with those of the backward pass and of the whole step, and the first losses.
 """
 
 import contextlib
@@ -48,12 +48,11 @@ if kind == "straggler" and rank == 1:
     for layer in layers[1:]:
         layer.weight.register_post_accumulate_grad_hook(late)
 
-spent = {"step": 0.0, "backward": 0.0, "exposed": 0.0}
 begun = perf_counter()
+accounts = []
 losses = []
-steps = 0
 while True:
-    start = perf_counter()
+    start, spent = perf_counter(), {"backward": 0.0, "exposed": 0.0}
     if kind == "late_data" and rank == 1:
         sleep(0.03)
     passes = PASSES.get(kind, 1)
@@ -78,18 +77,13 @@ while True:
         spent["exposed"] += perf_counter() - before
     optimizer.step()
     optimizer.zero_grad()
-    steps += 1
     losses.append(loss.item().hex())
-    if steps == 20:
-        spent = dict.fromkeys(spent, 0.0)
-        since = perf_counter()
+    accounts.append({**spent, "step": perf_counter() - start})
     over = torch.tensor([float(perf_counter() - begun > seconds)])
-    if steps % 10 == 0:  # all processes end with the same step
+    if len(accounts) % 10 == 0:  # all processes end with the same step
         dist.broadcast(over, 0)
         if over.item():
             break
-spent["step"] = perf_counter() - since
 with open(f"{kind}.rank{rank}.json", "w") as file:
-    shares = {name: value / spent["step"] for name, value in spent.items()}
-    json.dump({"steps": steps, "step_s": spent["step"] / (steps - 20), "losses": losses[:40], **shares}, file)
+    json.dump({"steps": accounts, "losses": losses[:40]}, file)
 dist.destroy_process_group()
