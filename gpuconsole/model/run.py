@@ -57,6 +57,18 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: int = 0
 
 
+class Exchange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One exchange of gradients that DistributedDataParallel has timed itself. All times in seconds: see agent.protocol.Exchange."""
+
+    model: int
+    iteration: int
+    step: int
+    forward_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+
+
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     mean: float
     std: float

@@ -83,18 +83,26 @@ class WorkCounts:
         if wall <= 0 or steps <= 0:
             return {}
         over = f"over {wall:.0f} s"
-        return _stream_signals(gained) | {
-            "gc.pause_ratio": Signal(
-                gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
-            ),
-            "loader.restart_ratio": Signal(
-                gained["loader.restart_s"] / wall,
-                "ratio",
-                f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
-            ),
-            "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
-            "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients were exchanged, {over}"),
-        }
+        exchanges = {}
+        if "comm.exchanges" in gained:
+            exchanges["comm.exchanges_per_step"] = Signal(
+                gained["comm.exchanges"] / steps, "", f"passes in which gradients were exchanged, {over}"
+            )
+        return (
+            exchanges
+            | _stream_signals(gained)
+            | {
+                "gc.pause_ratio": Signal(
+                    gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
+                ),
+                "loader.restart_ratio": Signal(
+                    gained["loader.restart_s"] / wall,
+                    "ratio",
+                    f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
+                ),
+                "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
+            }
+        )
 
     def runq_ratio(self, since: float) -> Signal | None:
         """The share of time in which the training thread waited for a core, also between and beside the sampled steps; None where it is not known."""

@@ -18,7 +18,7 @@ from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process, Reached
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import RunState, Step
+from gpuconsole.model.run import Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.marks import MarkedStep
@@ -150,7 +150,8 @@ class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
     `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
-    began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory.
+    began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory. `exchanges`: those that
+    DistributedDataParallel has timed in a user's job.
     """
 
     steps: list[Step]
@@ -161,6 +162,7 @@ class Steps(Event, frozen=True):
     dropped: int = 0
     rank: int = 0
     counters: dict[str, float] = {}
+    exchanges: list[Exchange] = []
 
 
 class MarkedSteps(Event, frozen=True):
@@ -222,6 +224,7 @@ class Segments(Event, frozen=True):
     dropped: int = 0
     rank: int = 0
     counters: dict[str, float] = {}
+    exchanges: list[Exchange] = []
 
 
 class AgentOff(Event, frozen=True):

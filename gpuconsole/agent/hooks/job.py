@@ -36,6 +36,7 @@ from .account import SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
+from .evidence.communication import exchanges
 from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
 from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
@@ -445,6 +446,7 @@ class Agent:
             self._join()
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
+        exchanges.look()
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
@@ -544,6 +546,7 @@ class Agent:
         self._arithmetic = Arithmetic()
         steppers.reset()
         data.loaders.reset()
+        exchanges.reset()
         writers.reset()
 
     def _join(self) -> None:

@@ -6,6 +6,7 @@ import statistics
 
 import msgspec
 
+from gpuconsole.diagnosis.signals.communication import communication_signals
 from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
@@ -57,6 +58,11 @@ def run_signals(
     clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
     for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
         signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
+    if any(record.ranks.exchanges.values()):
+        for name in ("backward_ratio", "comm_ratio"):
+            signals[name] = msgspec.structs.replace(
+                signals[name], source=f"{signals[name].source}; the wait for exchanges by DistributedDataParallel's own timer"
+            )
     delay = runq_ratio(steps)
     of_thread = record.work.runq_ratio(steps[0].t) if delay is None else None  # a GPU's sampled steps have events in place of readings
     if delay is not None:
@@ -97,9 +103,11 @@ def run_signals(
         elif run.is_job:
             signals["memory.limit_bytes"] = Signal(memory[1], "B", "NVML, memory of the device")
     signals |= record.work.signals(steps[0].t, record.steady_t)
+    signals |= record.ranks.signals()
     if run.is_job:
         signals |= job_signals(record, steps, signals)
-    return signals | record.ranks.signals() | record.probe_signals
+        signals |= communication_signals(record, signals)
+    return signals | record.probe_signals
 
 
 def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Signal]:
