@@ -87,7 +87,7 @@ QUIET_HOLDS = (
     "xid_errors", "ecc_uncorrected", "row_remap_pending", "row_remap_failed", "pcie_replays",
 )  # fmt: skip
 NO_SYNC = {"sync.calls": 0.0, "sync.wait_s": 0.0}
-LINE = "train.py:41 train"
+LINE = "train.py:41"
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,10 @@ def _answers(state: SessionState, job: GpuJob, probes: bool) -> None:
     parts["memory.limit_bytes"] = total
     t = float(SECONDS)
     for observed in (parts, {"h2d.pageable_copies": 0.0, "h2d.pageable_bytes": 0.0}, job.observed):
-        signals = {name: Signal(value, "", f"observed in 3 steps, at {LINE}") for name, value in observed.items()}
+        signals = {
+            name: Signal(value, "", f"calls that wait for the GPU in 3 steps, most of it at {LINE}; seconds of the host a step")
+            for name, value in observed.items()
+        }
         state.apply(ProbeDone(t, 0, "observed", signals))
     if job.profile is not None:
         state.apply(Profiled(t, 1, job.profile))
@@ -284,7 +287,7 @@ LAUNCH_BOUND = gpt(H100, 0.03, 989.4e12, batch=1, knobs={"batch_size": 1}, activ
 SYNTHETIC = {
     "fp32 GPT-2 on an H100": FP32_GPT,
     "bf16 convolutions on an H100": BF16_CONVOLUTIONS,
-    "DDP over PCIe on four L4": DDP_OVER_PCIE,
+    "DDP over PCIe on four L4": replace(DDP_OVER_PCIE, observed={**NO_SYNC, **EXCHANGE}),
     "launch-bound, batch 1, on an H100": LAUNCH_BOUND,
 }
 

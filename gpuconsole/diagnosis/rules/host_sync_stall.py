@@ -74,7 +74,7 @@ meanwhile. Without GPM the idle time is estimated from MFU, so the confidence is
         level = min(level, share / SHARE)
         if share < SHARE:
             return self.clear(short_of(level), evidence, "the GPU is busy, although the host waits for it")
-        place = case.signal("sync.wait_s").source.rpartition(" at ")[2] if " at " in case.signal("sync.wait_s").source else ""
+        place = case.signal("sync.wait_s").source.partition(" at ")[2].partition(";")[0]
         where = f", mostly in {place}" if place else ""
         summary = (
             f"the host waits for the GPU {calls:.0f} times per step, {percent(waited)} of its time{where}. The GPU is idle for {percent(share)} of a step"
