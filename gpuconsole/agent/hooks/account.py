@@ -14,6 +14,7 @@ from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..protocol import Message
 from . import described
+from .evidence.communication import exchanges
 from .evidence.steps import own_updates
 from .guard import switch
 from .optimizer import steppers
@@ -52,6 +53,7 @@ class SegmentAccount:
         self._marks += sum(len(step[2]) for step in steps)
         return {
             "packed": pack(steps),
+            "exchanges": exchanges.take(),
             "cpu_s": self.times.cpu_s(),
             "runq_s": self.times.runq_s(),
             "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,

@@ -11,6 +11,7 @@ from ..protocol import Knobs
 from . import changes
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
+from .evidence import communication
 from .watch import watch
 
 DDP = "DistributedDataParallel"
@@ -48,10 +49,11 @@ def observed_knobs() -> Knobs:
     _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:
-        knobs["sharding"] = "ddp"
+        knobs["sharding"] = communication.sharding()
         buckets = [getattr(root, "bucket_bytes_cap", None) for root in watch.alive(watch.roots) if type(root).__name__ == DDP]
         if buckets and buckets[-1]:
             knobs["bucket_cap_mb"] = buckets[-1] / 2**20
+        knobs |= communication.exchanges.knobs()
     return knobs
 
 
@@ -105,7 +107,7 @@ def facts() -> dict[str, float]:
         numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
         numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
         numbers["linear_parameters"] = float(linear)
-    return numbers | _shape_of_transformer() | _tf32()
+    return numbers | _shape_of_transformer() | _tf32() | communication.exchanges.facts()
 
 
 def _shape_of_transformer() -> dict[str, float]:

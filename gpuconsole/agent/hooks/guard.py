@@ -40,6 +40,7 @@ PARTS = {
     "settings": "the settings of the program",
     "arithmetic": "the FLOPs of a step",
     "memory": "the memory of parameters, gradients and optimizer",
+    "communication": "exchanges of gradients",
     "copies": "copies to the GPU, and waits for it",
 }
 """What the agent does not measure any longer once a part is off, by part."""
