@@ -206,13 +206,14 @@ for x, y in batches():
     if began is None:
         torch.cuda.synchronize()
         began = time.perf_counter()
-    over = time.perf_counter() - began > args.seconds
-    if distributed and step % 10 == 0:  # all processes make the same number of steps
-        signal = torch.tensor(float(over), device=args.device)
-        torch.distributed.broadcast(signal, 0)
-        over = signal.item() > 0
-    if over and (not distributed or step % 10 == 0):
+    if not distributed and time.perf_counter() - began > args.seconds:
         break
+    if distributed and step % 5 == 0:  # all processes make the same number of steps
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if torch.distributed.get_rank() == 0 and time.perf_counter() - began > args.seconds and not store.check(["last"]):
+            store.set("last", str(step + 10))
+        if store.check(["last"]) and step >= int(store.get("last")):
+            break
 torch.cuda.synchronize()
 print("steps", step, flush=True)
 if distributed:

@@ -1,0 +1,62 @@
+"""Loops of libraries on simulated cards: the same output and weights as without the agent, and phases as the device's own events show them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.listener import Listener, Watched
+from tests.cuda.conftest import Machines
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parent / "programs" / "frameworks.py"
+STEPS, SKIPPED = 120, 40
+POINTS = 0.03
+NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning": ("lightning",), "accelerate": ("accelerate",)}
+
+
+@pytest.mark.parametrize("loop", ["plain", "hf_trainer", "lightning", "accelerate", "ranks"])
+@pytest.mark.parametrize("card", ["h100", "l4", "rtx4090"])
+def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, tmp_path: Path, loop: str, card: str) -> None:
+    missing = [name for name in NEEDS.get(loop, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"pip install {' '.join(missing)}")
+    cards = [f"card {card}"] * (2 if loop == "ranks" else 1)
+    machine = simulated(*cards, "values cpu", "slowdown 100")
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if loop == "ranks" else []
+    command = (sys.executable, *launcher, str(PROGRAM), loop)
+    outputs = {}
+    for agent in (False, True):
+        folder = tmp_path / ("watched" if agent else "alone")
+        folder.mkdir()
+        env = machine.environment(OMP_NUM_THREADS="1", STAMPS=str(folder / "stamps"))
+        if agent:
+            listener = Listener(folder)
+            done = listener.run(*command, environment=env, cwd=folder)
+        else:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=200)
+        assert done.returncode == 0, done.stderr[-3000:]
+        outputs[agent] = sorted(done.stdout.splitlines())
+    assert outputs[True] == outputs[False]
+    training = [watched for watched in listener.watched if watched.steps]
+    assert len(training) == len(cards)
+    for watched in training:
+        assert watched.off is None, watched.off
+        assert len(watched.steps) == STEPS
+        stamps = json.loads((tmp_path / "watched" / f"stamps.{watched.first.rank}").read_text())
+        shares = grouped(watched)
+        differences = {name: round(shares[name] - stamps[name], 3) for name in shares}
+        assert max(map(abs, differences.values())) <= POINTS, (differences, stamps)
+
+
+def grouped(watched: Watched) -> dict[str, float]:
+    """The shares of the phases as the program measures them."""
+    shares = watched.shares(SKIPPED)
+    passes, optimizer = shares["forward"] + shares["backward"] + shares["comm"], shares["optimizer"]
+    return {"passes": passes, "optimizer": optimizer, "rest": 1 - passes - optimizer}
