@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,28 @@ def test_a_card_computes_keeps_time_and_counts_memory(simulated: Machines) -> No
     assert "Tried to allocate 100.00 GiB. GPU 0 has a total capacity of 79.63 GiB" in found["out_of_memory"]
     assert found["random_repeats"]
     assert found["freed_by_a_swap"] == 2 * 1024 * 1025, "half of the parameters' bytes"
+
+
+@pytest.mark.slow
+def test_a_forked_child_of_a_process_that_uses_cuda_cannot_use_it(simulated: Machines) -> None:
+    found = run_script(simulated("card h100", "values cpu"), PROGRAMS / "fork.py")
+    answers = {name: child["answer"] for name, child in found.items() if isinstance(child, dict)}
+    assert answers["before"] == "(False, 0.0)" and answers["after_device_count"] == answers["after_is_available_by_nvml"] == "False"
+    assert answers["after_is_available"] == "True" and answers["state"] == "(True, False, 0, 1)"
+    for name in ("new_tensor", "lazy_init", "synchronize", "properties"):
+        assert answers[name].startswith("RuntimeError: Cannot re-initialize CUDA in forked subprocess."), name
+    for name in ("launch", "in_place", "item", "to_host", "empty_like", "record", "query", "wait", "elapsed", "pinned"):
+        assert answers[name] == "RuntimeError: CUDA error: initialization error (simulated)", name
+    assert answers["seed_and_cpu"] == "(1, 3.0)"
+    for name in ("free_tensors", "free_unused_event", "free_unused_pinned", "exit"):
+        assert (found[name]["code"], found[name]["stderr"]) == (0, ""), name
+    for name, freed in (
+        ("free_event", "a CUDA event that has been recorded"),
+        ("free_pinned", "pinned host memory that a stream has used"),
+    ):
+        assert found[name]["code"] == -signal.SIGABRT and f"freed {freed}" in found[name]["stderr"]
+    assert found["unharmed"] and found["shared_bytes"][0] == found["shared_bytes"][1] != [0], "the parent's figures are its own"
+    assert found["loader"] == [4, True, pytest.approx(found["expected"])], "workers draw and compute on the CPU"
 
 
 def test_a_script_of_a_machine_names_its_mistakes() -> None:

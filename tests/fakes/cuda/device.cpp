@@ -20,6 +20,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -33,6 +34,7 @@
 #include <cmath>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -49,7 +51,7 @@ struct Card {
   double memory, context, bf16, fp16, tf32, fp32, fp64, int8, bandwidth, link, peer;
 };
 
-/* What one process uses of one card. The console's fake driver and the other processes read it. */
+/* What one process uses of one card, from its first call that needs a context there. The fake driver and the other processes read it. */
 struct Slot {
   int32_t pid, card;
   int64_t reserved, allocated;
@@ -136,7 +138,7 @@ struct Cache {
   }
 
   double free_on_card() const {
-    double used = cards[card].context + reserved;
+    double used = (slot ? cards[card].context : 0) + reserved;
     for (const Other& other : others_on(card)) used += other.bytes;
     return std::max(0.0, cards[card].memory - used);
   }
@@ -323,12 +325,49 @@ static std::vector<int> visible_cards() {
   return found;
 }
 
+/* --- fork: a child of a process that has initialised CUDA cannot use it ---------------------------------------------------- */
+
+static bool in_bad_fork = false;
+static std::mutex pinned_lock, shapes_lock;
+static void (*tell_torch_of_forks)(DeviceType) = nullptr;  // torch::utils::register_fork_handler_for_device_init
+
+static void hold_locks() { lock.lock(), pinned_lock.lock(), shapes_lock.lock(); }
+static void let_go() { shapes_lock.unlock(), pinned_lock.unlock(), lock.unlock(); }
+static void in_child() {
+  in_bad_fork = true;
+  new (&lock) std::recursive_mutex;  // the thread that holds them has another id here
+  new (&pinned_lock) std::mutex;
+  new (&shapes_lock) std::mutex;
+  for (Device_* d : devices)
+    if (d->cache.slot) d->cache.slot = new Slot(*d->cache.slot);  // the shared figures belong to the parent
+  shared_slots = nullptr;
+}
+
+/* From the first call to the driver on: children are told. */
+static void poison_forks() {
+  static bool done = false;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  if (std::exchange(done, true)) return;
+  pthread_atfork(hold_locks, let_go, in_child);
+  if (tell_torch_of_forks) tell_torch_of_forks(DeviceType::CUDA);
+}
+
+static void require_usable() { TORCH_CHECK(!in_bad_fork, "CUDA error: initialization error (simulated)"); }
+
+/* A destructor that calls CUDA throws in such a child, and C++ ends a process whose destructor throws. */
+[[noreturn]] static void die_in_destructor(const char* freed) {
+  fprintf(stderr, "CUDA error: initialization error (simulated): process %d freed %s, but CUDA was initialised in its parent %d before the fork\n",
+          getpid(), freed, getppid());
+  abort();
+}
+
 /* The environment counts at the first use, as in the real driver. */
 static void initialise() {
   static bool done = false;
   std::lock_guard<std::recursive_mutex> hold(lock);
   if (done) return;
   done = true;
+  poison_forks();
   for (int card : visible_cards()) {
     Device_* d = new Device_;
     d->cache.index = devices.size(), d->cache.card = card;
@@ -337,14 +376,26 @@ static void initialise() {
   }
 }
 
-static Device_& device(int index) {
-  initialise();
+/* A device as torch counts for it, without a context on the card. */
+static Device_& figures(int index) {
+  if (devices.empty()) initialise();
   if (index < 0) index = present_device;
   TORCH_CHECK(index < (int)devices.size(), "CUDA error: invalid device ordinal (simulated)");
-  Device_& d = *devices[index];
-  if (!d.cache.slot) d.cache.slot = claim_slot(d.cache.card);
+  return *devices[index];
+}
+
+/* A device for a call that needs a context: the first one makes it. */
+static Device_& device(int index) {
+  require_usable();
+  Device_& d = figures(index);
+  if (!d.cache.slot) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (!d.cache.slot) d.cache.slot = claim_slot(d.cache.card);
+  }
   return d;
 }
+
+static bool has_context(int index) { return index < (int)devices.size() && devices[index]->cache.slot; }
 
 static StreamId stream_of(int index) { return current_stream[index]; }
 
@@ -385,7 +436,10 @@ static double end_of(int index) {
   return end;
 }
 
-struct Event_ { double t; };
+struct Event_ {
+  int index;  // the device of the stream that recorded it first
+  double t;
+};
 
 struct Guard final : public impl::DeviceGuardImplInterface {
   DeviceType type() const override { return DeviceType::CUDA; }
@@ -395,7 +449,10 @@ struct Guard final : public impl::DeviceGuardImplInterface {
     return before;
   }
   Device getDevice() const override { return Device(DeviceType::CUDA, present_device); }
-  void setDevice(Device d) const override { if (d.index() >= 0) present_device = d.index(); }
+  void setDevice(Device d) const override {
+    require_usable();
+    if (d.index() >= 0) present_device = d.index();
+  }
   void uncheckedSetDevice(Device d) const noexcept override { if (d.index() >= 0) present_device = d.index(); }
   static int index_of(Device d) { return d.has_index() ? d.index() : present_device; }
   Stream getStream(Device d) const override { return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index_of(d)), stream_of(index_of(d))); }
@@ -414,18 +471,28 @@ struct Guard final : public impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream s) const override { return (void*)(intptr_t)s.id(); }
   DeviceIndex deviceCount() const noexcept override { initialise(); return devices.size(); }
   void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
-    if (!*event) *event = new Event_;
-    ((Event_*)*event)->t = std::max(now(), tail_of(s.device_index(), s.id()));
+    double tail = tail_of(s.device_index(), s.id());
+    if (!*event) *event = new Event_{s.device_index()};
+    Event_& e = *(Event_*)*event;
+    TORCH_CHECK(e.index == s.device_index(), "Event device ", e.index, " does not match recording stream's device ", (int)s.device_index(), ".");
+    e.t = std::max(now(), tail);
   }
-  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete (Event_*)event; }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override {
+    if (event && in_bad_fork) die_in_destructor("a CUDA event that has been recorded");
+    delete (Event_*)event;
+  }
   void block(void* event, const Stream& s) const override {
     std::lock_guard<std::recursive_mutex> hold(lock);
     double& tail = device(s.device_index()).streams[s.id()].tail;
     if (event) tail = std::max(tail, ((Event_*)event)->t);
   }
-  bool queryEvent(void* event) const override { return !event || now() >= ((Event_*)event)->t; }
-  void synchronizeEvent(void* event) const override { if (event) wait_until(((Event_*)event)->t, "event"); }
-  double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (((Event_*)b)->t - ((Event_*)a)->t) * 1e3; }
+  static const Event_& recorded(void* event) {
+    require_usable();
+    return *(Event_*)event;
+  }
+  bool queryEvent(void* event) const override { return !event || now() >= recorded(event).t; }
+  void synchronizeEvent(void* event) const override { if (event) wait_until(recorded(event).t, "event"); }
+  double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (recorded(b).t - recorded(a).t) * 1e3; }
   bool queryStream(const Stream& s) const override { return now() >= tail_of(s.device_index(), s.id()); }
   void synchronizeStream(const Stream& s) const override { wait_until(tail_of(s.device_index(), s.id()), "stream"); }
   void synchronizeDevice(const DeviceIndex i) const override { wait_until(end_of(i), "device"); }
@@ -484,33 +551,46 @@ struct CardAllocator final : public Allocator {
 };
 static CardAllocator card_allocator;
 
-static std::mutex pinned_lock;
-static std::set<std::pair<uintptr_t, uintptr_t>> pinned;  // address, size
+struct PinnedBlock {
+  size_t size;
+  bool used = false;  // by a stream, through a copy that does not wait; torch then records an event on that stream when the block is freed
+};
+static std::map<uintptr_t, PinnedBlock> pinned;  // by address
 struct PinnedAllocator final : public Allocator {
   DataPtr allocate(size_t n) override {
+    require_usable();
+    bool any = false;
+    for (size_t i = 0; i < devices.size(); i++) any |= has_context(i);
+    if (n && !any) device(present_device);  // pinned memory belongs to a context; torch takes one that exists
     void* p = nullptr;
     if (n && posix_memalign(&p, 64, n)) throw std::bad_alloc();
     std::lock_guard<std::mutex> guard(pinned_lock);
-    if (p) pinned.insert({(uintptr_t)p, n});
+    if (p) pinned[(uintptr_t)p] = {n};
     return DataPtr(p, p, &forget, Device(DeviceType::CPU));
   }
   static void forget(void* p) {
     if (!p) return;
     {
       std::lock_guard<std::mutex> guard(pinned_lock);
-      auto at = pinned.lower_bound({(uintptr_t)p, 0});
-      if (at != pinned.end() && at->first == (uintptr_t)p) pinned.erase(at);
+      auto at = pinned.find((uintptr_t)p);
+      if (at != pinned.end()) {
+        if (at->second.used && in_bad_fork) die_in_destructor("pinned host memory that a stream has used");
+        pinned.erase(at);
+      }
     }
     ::free(p);
   }
   DeleterFnPtr raw_deleter() const override { return &forget; }
   void copy_data(void* to, const void* from, size_t n) const override { memcpy(to, from, n); }
-  static bool holds(const void* p) {
+  /* Whether `p` lies in pinned memory; `by_a_stream` notes that a stream uses the block. */
+  static bool holds(const void* p, bool by_a_stream = false) {
     std::lock_guard<std::mutex> guard(pinned_lock);
-    auto at = pinned.upper_bound({(uintptr_t)p, UINTPTR_MAX});
+    auto at = pinned.upper_bound((uintptr_t)p);
     if (at == pinned.begin()) return false;
     --at;
-    return (uintptr_t)p < at->first + std::max<uintptr_t>(1, at->second);
+    if ((uintptr_t)p >= at->first + std::max<uintptr_t>(1, at->second.size)) return false;
+    at->second.used |= by_a_stream;
+    return true;
   }
 };
 static PinnedAllocator pinned_allocator;
@@ -542,11 +622,11 @@ static at::Generator& default_generator(int index) {
 
 struct CUDAHooks final : public at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override { initialise(); }
+  void init() const override { require_usable(), initialise(); }
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return !visible_cards().empty(); }
-  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(DeviceIndex index) const override { return has_context(index); }
   DeviceIndex deviceCount() const override { initialise(); return devices.size(); }
   DeviceIndex getCurrentDevice() const override { return present_device; }
   void setCurrentDevice(DeviceIndex index) const override { present_device = index; }
@@ -554,7 +634,7 @@ struct CUDAHooks final : public at::CUDAHooksInterface {
   DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return index < 0 ? present_device : exchangeDevice(index); }
   DeviceIndex current_device() const override { return present_device; }
   int getNumGPUs() const override { return deviceCount(); }
-  bool isPinnedPtr(const void* p) const override { return PinnedAllocator::holds(p); }
+  bool isPinnedPtr(const void* p) const override { return !in_bad_fork && PinnedAllocator::holds(p); }
   Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   Allocator* getCUDADeviceAllocator() const override { return &card_allocator; }
   Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CUDA, present_device); }
@@ -703,7 +783,6 @@ struct Shape {
   bool defined;
 };
 static std::unordered_map<std::string, std::vector<Shape>> known_shapes;
-static std::mutex shapes_lock;
 
 template <typename T> static void write_key(std::string& key, const T& value) { key.append((const char*)&value, sizeof value); }
 
@@ -870,7 +949,7 @@ static at::Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::
                         std::optional<MemoryFormat> format) {
   int before = present_device;
   if (where && where->has_index()) present_device = where->index();
-  device(present_device);
+  figures(present_device);
   at::Tensor made = at::detail::empty_generic(size, &card_allocator, DispatchKeySet(DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()), format);
   present_device = before;
   return made;
@@ -880,7 +959,7 @@ static at::Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optio
                                 std::optional<bool>) {
   int before = present_device;
   if (where && where->has_index()) present_device = where->index();
-  device(present_device);
+  figures(present_device);
   at::Tensor made = at::detail::empty_strided_generic(size, stride, &card_allocator, DispatchKeySet(DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()));
   present_device = before;
   return made;
@@ -906,7 +985,7 @@ static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
     return self;
   }
   const at::Tensor& on_host = self.is_cuda() ? source : self;
-  bool is_pinned = PinnedAllocator::holds(on_host.storage().data());
+  bool is_pinned = PinnedAllocator::holds(on_host.storage().data(), non_blocking);
   double rate = cards[d.cache.card].link * (is_pinned ? 1.0 : 0.5); /* pageable memory is copied twice */
   (self.is_cuda() ? d.cache.slot->h2d : d.cache.slot->d2h) += bytes;
   launch(index, stream, slowdown * (5e-6 + bytes / rate));
@@ -1247,9 +1326,26 @@ static auto warn_again = [] { WarningUtils::set_warning_handler(usual_warnings);
 
 /* --- for runtime.py --------------------------------------------------------------------------------------------------------- */
 
+/* The text of the error of `call`, or null: no C++ exception may reach ctypes. Calls that can fail go through it. */
+template <typename F> static const char* attempt(const F& call) {
+  thread_local std::string text;
+  try {
+    call();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  return text.c_str();
+}
+
 extern "C" {
 void sim_configure(const char* path) { config_path = path; read_machine(); }
 void sim_on_sync(void (*callback)(const char*)) { sync_callback = callback; }
+void sim_on_fork(void (*callback)(DeviceType)) { tell_torch_of_forks = callback; }
+void sim_poison_forks() { poison_forks(); }
+int sim_in_bad_fork() { return in_bad_fork; }
 int sim_visible(int* found) {
   std::vector<int> all;
   if (devices.empty()) all = visible_cards();
@@ -1261,42 +1357,65 @@ void sim_initialise() { initialise(); }
 int sim_has_values() { return with_values; }
 int sim_device() { return present_device; }
 /* What torch compiles for CUDA only: FSDP2 frees and allocates storages in this way. */
-void sim_resize_storage(void* of, size_t bytes) {
-  StorageImpl* storage = (StorageImpl*)of;
-  int before = std::exchange(present_device, (int)storage->device().index());
-  DataPtr data = card_allocator.allocate(bytes);
-  present_device = before;
-  if (with_values && data && storage->data()) memcpy(data.mutable_get(), storage->data(), std::min(bytes, storage->nbytes()));
-  storage->set_data_ptr_noswap(std::move(data));
-  storage->set_nbytes(bytes);
+const char* sim_resize_storage(void* of, size_t bytes) {
+  return attempt([&] {
+    StorageImpl* storage = (StorageImpl*)of;
+    int before = std::exchange(present_device, (int)storage->device().index());
+    DataPtr data = card_allocator.allocate(bytes);
+    present_device = before;
+    if (with_values && data && storage->data()) memcpy(data.mutable_get(), storage->data(), std::min(bytes, storage->nbytes()));
+    storage->set_data_ptr_noswap(std::move(data));
+    storage->set_nbytes(bytes);
+  });
 }
-void sim_set_device(int index) { if (index >= 0) present_device = index; }
-void sim_memory(int index, double* out) {
-  Device_& d = device(index);
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  Cache& c = d.cache;
-  double values[] = {(double)c.allocated, (double)c.reserved, (double)c.allocated_peak, (double)c.reserved_peak, (double)c.inactive_split(),
-                     (double)c.retries, (double)c.ooms, c.free_on_card(), cards[c.card].memory};
-  std::copy(std::begin(values), std::end(values), out);
+/* `forced`: as cudaSetDevice, which makes a context; else the device is only the present one for what follows. */
+const char* sim_set_device(int index, int forced) {
+  return attempt([&] {
+    require_usable();
+    if (index < 0) return;
+    forced ? device(index) : figures(index);
+    present_device = index;
+  });
 }
-void sim_reset_peaks(int index) {
-  Cache& c = device(index).cache;
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  c.allocated_peak = c.allocated, c.reserved_peak = c.reserved;
+const char* sim_memory(int index, double* out) {
+  return attempt([&] {
+    Device_& d = figures(index);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Cache& c = d.cache;
+    double values[] = {(double)c.allocated, (double)c.reserved, (double)c.allocated_peak, (double)c.reserved_peak, (double)c.inactive_split(),
+                       (double)c.retries, (double)c.ooms, c.free_on_card(), cards[c.card].memory};
+    std::copy(std::begin(values), std::end(values), out);
+  });
 }
-void sim_empty_cache() {
-  initialise();
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  for (Device_* d : devices) d->cache.release();
+double sim_total_memory(int card) { return cards[card].memory; }
+const char* sim_need_context(int index) { return attempt([&] { device(index); }); }
+const char* sim_reset_peaks(int index) {
+  return attempt([&] {
+    Cache& c = figures(index).cache;
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    c.allocated_peak = c.allocated, c.reserved_peak = c.reserved;
+  });
+}
+const char* sim_empty_cache() {
+  return attempt([&] {
+    require_usable();
+    initialise();
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    for (Device_* d : devices) d->cache.release();
+  });
 }
 void sim_set_kernel_s(double seconds) { kernel_s = seconds; }
 double sim_queued_s(int index) { return std::max(0.0, end_of(index) - now()); }
-void sim_set_fraction(int index, double fraction) { device(index).cache.fraction = fraction; }
-void sim_launch(int index, double seconds) { launch(index < 0 ? present_device : index, stream_of(index < 0 ? present_device : index), seconds); }
-void sim_synchronize(int index) { wait_until(end_of(index < 0 ? present_device : index), "device"); }
-void sim_clock(int index, double* out) {
-  Device_& d = device(index);
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  out[0] = d.kernels, out[1] = d.busy_s;
+const char* sim_set_fraction(int index, double fraction) { return attempt([&] { figures(index).cache.fraction = fraction; }); }
+const char* sim_launch(int index, double seconds) {
+  return attempt([&] { launch(index < 0 ? present_device : index, stream_of(index < 0 ? present_device : index), seconds); });
+}
+const char* sim_synchronize(int index) { return attempt([&] { wait_until(end_of(index < 0 ? present_device : index), "device"); }); }
+const char* sim_clock(int index, double* out) {
+  return attempt([&] {
+    Device_& d = figures(index);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    out[0] = d.kernels, out[1] = d.busy_s;
+  });
 }
 }
