@@ -199,12 +199,14 @@ def install(torch: Any) -> None:
         if chosen is None:
             yield
             return
+        device = library.sim_device()
         before = torch.accelerator.current_stream(chosen.device)
-        torch.accelerator.set_stream(chosen)
+        torch.accelerator.set_stream(chosen)  # its device becomes the current one
         try:
             yield
         finally:
             torch.accelerator.set_stream(before)
+            library.sim_set_device(device, 0)
 
     def exchange(index: int) -> int:
         before = library.sim_device()
