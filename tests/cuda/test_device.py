@@ -66,6 +66,7 @@ def test_a_capture_records_refuses_what_cuda_refuses_and_replays_in_one_launch(s
     assert "non-default stream" in found["default_stream"] and "without a preceding successful capture" in found["never_captured"]
     assert found["pool_bytes"] >= 100 * 2**20 and found["pool_bytes_after_reset"] == 0, "a graph keeps its memory"
     assert found["graphed_grad"]
+    assert found["graphs_by_dynamo"] == 2 and found["graph_breaks"] == 1, "torch.compile traces, guards and compiles again"
 
 
 @pytest.mark.slow
