@@ -66,6 +66,7 @@ def test_a_capture_records_refuses_what_cuda_refuses_and_replays_in_one_launch(s
     assert "non-default stream" in found["default_stream"] and "without a preceding successful capture" in found["never_captured"]
     assert found["pool_bytes"] >= 100 * 2**20 and found["pool_bytes_after_reset"] == 0, "a graph keeps its memory"
     assert found["graphed_grad"]
+    assert found["graphs_by_dynamo"] == 2 and found["graph_breaks"] == 1, "torch.compile traces, guards and compiles again"
 
 
 @pytest.mark.slow
@@ -89,6 +90,11 @@ def test_contexts_are_where_a_process_works_and_fp32_has_the_peak_of_the_setting
         "new_all": [tf32, fast],
         "ieee": [fp32, slow],
     }
+    load = {name: {share: pytest.approx(value, abs=0.02) for share, value in shares.items()} for name, shares in found["load"].items()}
+    assert load["bf16"]["sm_s"] == 0.95 and load["bf16"]["tensor_s"] == 0.75
+    assert load["fp32"]["sm_s"] == 0.95 and load["fp32"]["tensor_s"] == 0, "fp32 does not use the tensor cores"
+    assert load["copy"]["dram_s"] == 0.9 and load["copy"]["tensor_s"] == 0
+    assert load["small"]["sm_s"] == 0.01 and found["load"]["small"]["active_s"] > 5, "NVML counts periods with a kernel, however short"
 
 
 def test_a_script_of_a_machine_names_its_mistakes() -> None:

@@ -92,6 +92,7 @@ def in_capture(run: Callable[[], object]) -> list[str]:
             call_error = error_of(run)
 
     end_error = error_of(whole)
+    torch.cuda.set_stream(torch.cuda.default_stream())  # torch.cuda.graph leaves its stream current when the capture's end fails
     return [call_error, end_error]
 
 
@@ -156,4 +157,19 @@ def step() -> None:
 step()
 found["graphed_launches"] = launches(step)
 found["graphed_grad"] = layer.weight.grad is not None
+
+dynamo: Any = torch._dynamo
+
+
+def broken(t: torch.Tensor) -> torch.Tensor:
+    """Dynamo must leave its graph where a value is read."""
+    return t * 2 if t.sum().item() > 0 else t
+
+
+compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).cuda(), mode="reduce-overhead")
+for rows in (4, 4, 5, 6):
+    compiled(torch.ones(rows, 8, device="cuda")).sum().backward()
+found["graphs_by_dynamo"] = dynamo.utils.counters["stats"]["unique_graphs"]  # the second one is for every number of rows
+torch.compile(broken)(torch.ones(3, device="cuda"))
+found["graph_breaks"] = sum(dynamo.utils.counters["graph_break"].values())
 print(json.dumps(found))

@@ -1,9 +1,10 @@
-"""On which of two simulated cards a process takes a context, and which peak its products have; prints the results as JSON."""
+"""On which of two simulated cards a process takes a context, which peak its products have, and the load that its kernels make; prints the results as JSON."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,4 +87,36 @@ peaks["ieee"] = seconds()
 b = a.bfloat16()
 found["peaks"] = peaks
 found["bf16"] = rate(lambda: b @ b)
+
+
+def load(run: Callable[[], object]) -> dict[str, float]:
+    """Shares of the time of the kernels of `run` in which the SMs and the tensor cores work, and in which NVML sees a kernel."""
+    before = own_slot()
+    run()
+    after = own_slot()
+    busy = after.busy_s - before.busy_s
+    return {name: (getattr(after, name) - getattr(before, name)) / busy for name in ("sm_s", "tensor_s", "dram_s", "active_s")}
+
+
+def own_slot() -> Used:
+    return next(used for used in map(Used._make, SLOT.iter_unpack(Path(SHARED).read_bytes())) if used.pid == os.getpid() and used.card == 1)
+
+
+def many_small_kernels() -> None:
+    """One of 3 us every 100 us or more."""
+    small = torch.zeros(64, device="cuda:1")
+    for _ in range(500):
+        small.add_(1)
+        end = time.perf_counter() + 1e-4
+        while time.perf_counter() < end:
+            pass
+
+
+torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+found["load"] = {
+    "bf16": load(lambda: b @ b),
+    "fp32": load(lambda: a @ a),
+    "copy": load(lambda: a.clone()),
+    "small": load(many_small_kernels),
+}
 print(json.dumps(found))

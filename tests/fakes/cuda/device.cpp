@@ -306,7 +306,7 @@ static std::vector<Device_*> devices;  // the visible ones
 static std::string config_path;
 static void (*sync_callback)(const char*) = nullptr;
 thread_local int present_device = 0;
-thread_local std::unordered_map<int, StreamId> current_stream;
+thread_local StreamId current_stream[8];
 
 static void read_machine() {
   std::ifstream file(config_path);
@@ -428,7 +428,7 @@ static Device_& device(int index) {
 
 static bool has_context(int index) { return index < (int)devices.size() && devices[index]->cache.slot; }
 
-static StreamId stream_of(int index) { return current_stream[index]; }
+static StreamId stream_of(int index) { return current_stream[index & 7]; }
 
 /* --- stream capture ------------------------------------------------------------------------------------------------------- */
 
@@ -531,6 +531,9 @@ static void wait_for_stream(int index, StreamId stream, const char* why) {
   wait_until(tail_of(index, stream), why);
 }
 
+/* For an operator that will wait for its result. */
+static void refuse_to_wait(int index) { if (is_capturing(index, stream_of(index))) refuse_in_capture(true); }
+
 static void wait_for_device(int index) {
   refuse_in_capture(capture && capture->graph->index == index);
   wait_until(end_of(index), "device");
@@ -565,8 +568,7 @@ struct Guard final : public impl::DeviceGuardImplInterface {
   }
   Stream exchangeStream(Stream s) const override {
     int index = index_of(s.device());
-    StreamId before = current_stream[index];
-    current_stream[index] = s.id();
+    StreamId before = std::exchange(current_stream[index & 7], s.id());
     return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index), before);
   }
   void* getStreamNativeHandle(const Stream s) const override { return (void*)(intptr_t)s.id(); }
@@ -929,7 +931,7 @@ struct Shape {
   int64_t bytes;
   bool defined;
 };
-static std::unordered_map<std::string, std::vector<Shape>> known_shapes;
+static std::unordered_map<std::string, std::unique_ptr<const std::vector<Shape>>> known_shapes;  // entries stay
 
 template <typename T> static void write_key(std::string& key, const T& value) { key.append((const char*)&value, sizeof value); }
 
@@ -952,13 +954,15 @@ static bool write_key(std::string& key, const IValue& value) {
   else if (value.isIntList()) for (int64_t n : value.toIntVector()) write_key(key, n);
   else if (value.isBoolList()) for (bool b : value.toBoolList()) write_key(key, b);
   else if (value.isTensorList()) {
-    for (const at::Tensor& t : value.toTensorVector()) if (!write_key(key, IValue(t))) return false;
+    for (const IValue& t : value.toListRef()) if (!write_key(key, t)) return false;
   } else return value.isNone() || value.isDevice();
   return true;
 }
 
-static std::string key_of(const OperatorHandle& op, const torch::jit::Stack& stack, size_t first) {
-  std::string key = op.schema().name() + "." + op.schema().overload_name();
+static std::string key_of(const std::string& id, const torch::jit::Stack& stack, size_t first) {
+  std::string key;
+  key.reserve(512);
+  key = id;
   for (size_t i = first; i < stack.size(); i++)
     if (!write_key(key, stack[i])) return "";
   return key;
@@ -983,38 +987,120 @@ static void remember(const std::string& key, const Call& call, const std::vector
     shapes.push_back({t.scalar_type(), t.sizes().vec(), t.strides().vec(), (int64_t)t.storage().nbytes(), true});
   }
   std::lock_guard<std::mutex> hold(shapes_lock);
-  if (known_shapes.size() > 100000) known_shapes.clear();
-  known_shapes[key] = std::move(shapes);
+  if (known_shapes.size() < 100000 && !known_shapes.count(key)) known_shapes[key] = std::make_unique<const std::vector<Shape>>(std::move(shapes));
 }
 
 static bool aliases(const Argument& r) { return r.alias_info() && (r.alias_info()->isWrite() || !r.alias_info()->beforeSets().empty()); }
 
-/* Bytes that an operator writes back to where it reads them. */
-static double changed_bytes(const FunctionSchema& schema, const std::vector<IValue>& values) {
-  double bytes = 0;
-  for (size_t i = 0; i < values.size(); i++)
-    if (const AliasInfo* a = schema.arguments()[i].alias_info(); a && a->isWrite() && !schema.arguments()[i].kwarg_only()) {
-      if (values[i].isTensor()) bytes += bytes_of(values[i].toTensor());
-      else if (values[i].isTensorList()) for (const at::Tensor& t : values[i].toTensorVector()) bytes += bytes_of(t);
-    }
-  return bytes;
-}
+/* What the schema of an operator says, read once. */
+struct Operator {
+  std::string name;
+  std::string id;                // begins the keys of its shapes
+  size_t count, returned;
+  bool reshapes, in_place;       // in_place: every result is an argument that it writes
+  bool plain_results;            // every result is a new tensor
+  bool waits, is_index, lists_optional;
+  std::vector<size_t> writes, writes_out;  // arguments; the latter are "out" arguments
+  std::vector<size_t> results;   // of an operator in place: the argument that each result is
 
-/* Whether each tensor that an operator writes has its size already. Operators with "out" may be given empty tensors. */
-static bool has_room(const FunctionSchema& schema, const std::vector<IValue>& values) {
-  for (size_t i = 0; i < values.size(); i++)
-    if (const AliasInfo* a = schema.arguments()[i].alias_info(); a && a->isWrite() && values[i].isTensor())
-      if (!values[i].toTensor().numel() && schema.arguments()[i].kwarg_only()) return false;
+  explicit Operator(const FunctionSchema& schema) : name(schema.name()), id(name + "." + schema.overload_name()) {
+    count = schema.arguments().size(), returned = schema.returns().size();
+    reshapes = RESHAPING.count(name), waits = WAITING.count(name), is_index = name == "aten::index", lists_optional = false;
+    in_place = returned > 0 || count > 0, plain_results = returned > 0;
+    for (const Argument& r : schema.returns()) {
+      in_place = in_place && r.alias_info() && r.alias_info()->isWrite();
+      plain_results = plain_results && r.type()->kind() == TypeKind::TensorType && !aliases(r);
+    }
+    for (size_t i = 0; i < count; i++) {
+      const Argument& a = schema.arguments()[i];
+      if (const AliasInfo* alias = a.alias_info(); alias && alias->isWrite()) (a.kwarg_only() ? writes_out : writes).push_back(i);
+      lists_optional |= a.type()->str().find("Tensor?[]") != std::string::npos;
+    }
+    for (const Argument& r : schema.returns())
+      for (size_t i = 0; i < count; i++)
+        if (const AliasInfo* a = schema.arguments()[i].alias_info(); r.alias_info() && a && a->isWrite() && a->beforeSets() == r.alias_info()->beforeSets())
+          results.push_back(i);
+  }
+
+  static const Operator& of(const OperatorHandle& handle) {
+    thread_local std::unordered_map<const FunctionSchema*, std::unique_ptr<Operator>> known;
+    std::unique_ptr<Operator>& found = known[&handle.schema()];
+    if (!found) found = std::make_unique<Operator>(handle.schema());
+    return *found;
+  }
+
+  /* Bytes that it writes back to where it reads them. */
+  double changed_bytes(const IValue* values) const {
+    double bytes = 0;
+    for (size_t i : writes) {
+      if (values[i].isTensor()) bytes += bytes_of(values[i].toTensor());
+      else if (values[i].isTensorList()) for (const IValue& t : values[i].toListRef()) bytes += bytes_of(t.toTensor());
+    }
+    return bytes;
+  }
+
+  /* Whether each tensor that it writes has its size already. Operators with "out" may be given empty tensors. */
+  bool has_room(const IValue* values) const {
+    for (size_t i : writes_out)
+      if (values[i].isTensor() && !values[i].toTensor().numel()) return false;
+    return true;
+  }
+};
+
+/* Without values most calls need no stand-ins: an operator in place changes nothing, and the shapes of new tensors are known from an earlier call.
+ * Returns the key of the shapes where they are not known yet, and whether the call is done. */
+static bool call_without_values(const Operator& op, torch::jit::Stack* stack, size_t first, std::string& key) {
+  bool changes = op.in_place && !op.reshapes && op.has_room(&(*stack)[first]);
+  bool makes = op.plain_results && !op.waits && !op.is_index && !op.lists_optional;
+  if (!changes && !makes) return false;
+  const std::vector<Shape>* shapes = nullptr;
+  if (!changes) {
+    key = key_of(op.id, *stack, first);
+    if (key.empty()) return false;
+    std::lock_guard<std::mutex> hold(shapes_lock);
+    auto found = known_shapes.find(key);
+    if (found == known_shapes.end()) return false;
+    shapes = found->second.get();
+  }
+  Call call;
+  call.inputs.reserve(op.count);
+  auto take = [&](const at::Tensor& t) {
+    if (!t.defined()) return;
+    if (call.index < 0 && t.is_cuda()) call.index = t.device().index();
+    call.inputs.push_back(t);
+  };
+  for (size_t i = first; i < stack->size(); i++) {
+    const IValue& value = (*stack)[i];
+    if (value.isTensor()) take(value.toTensor());
+    else if (value.isTensorList()) for (const IValue& t : value.toListRef()) take(t.toTensor());
+    else if (value.isDevice() && call.index < 0 && value.toDevice().has_index()) call.index = value.toDevice().index();
+  }
+  if (call.index < 0) call.index = present_device;
+  if (changes) {
+    charge(call, op.name, {}, op.changed_bytes(&(*stack)[first]));
+    torch::jit::Stack results;
+    for (size_t i : op.results) results.push_back((*stack)[first + i]);
+    torch::jit::drop(*stack, op.count);
+    for (IValue& result : results) stack->push_back(std::move(result));
+    return true;
+  }
+  std::vector<at::Tensor> results;
+  results.reserve(shapes->size());
+  for (const Shape& shape : *shapes) results.push_back(of_shape(call.index, shape));
+  charge(call, op.name, results);
+  torch::jit::drop(*stack, op.count);
+  for (at::Tensor& result : results) stack->push_back(std::move(result));
   return true;
 }
 
-static void fallback(const OperatorHandle& op, torch::jit::Stack* stack) {
-  const FunctionSchema& schema = op.schema();
-  const std::string& name = schema.name();
-  size_t count = schema.arguments().size(), first = stack->size() - count;
+static void fallback(const OperatorHandle& handle, torch::jit::Stack* stack) {
+  const Operator& op = Operator::of(handle);
+  size_t first = stack->size() - op.count;
+  std::string key;
+  if (!with_values && call_without_values(op, stack, first, key)) return;
   Call call;
   std::vector<IValue> originals(stack->begin() + first, stack->end());
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < op.count; i++) {
     IValue& value = (*stack)[first + i];
     if (value.isTensor()) {
       value = call.stand_in(value.toTensor());
@@ -1033,47 +1119,20 @@ static void fallback(const OperatorHandle& op, torch::jit::Stack* stack) {
     }
   }
   if (call.index < 0) call.index = present_device;
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; with_values && i < op.count; i++) {
     IValue& value = (*stack)[first + i];
-    if (schema.arguments()[i].name() != "generator" || !with_values) continue;
+    if (handle.schema().arguments()[i].name() != "generator") continue;
     if (value.isGenerator() && value.toGenerator().device().is_cuda()) value = ((SimGenerator*)value.toGenerator().unsafeGetGeneratorImpl())->inner;
     else if (value.isNone()) value = ((SimGenerator*)default_generator(call.index).unsafeGetGeneratorImpl())->inner;
   }
-  bool in_place = !schema.returns().empty() || count > 0;
-  for (const Argument& r : schema.returns()) in_place = in_place && r.alias_info() && r.alias_info()->isWrite();
-  if (in_place && !with_values && !RESHAPING.count(name) && has_room(schema, originals)) { /* no values to change */
-    charge(call, name, {}, changed_bytes(schema, originals));
-    torch::jit::drop(*stack, count);
-    for (const Argument& r : schema.returns())
-      for (size_t i = 0; i < count; i++)
-        if (const AliasInfo* a = schema.arguments()[i].alias_info(); a && a->isWrite() && a->beforeSets() == r.alias_info()->beforeSets()) stack->push_back(originals[i]);
-    return;
-  }
-  bool waits = WAITING.count(name) || (name == "aten::index" && std::any_of(call.inputs.begin() + 1, call.inputs.end(), [](const at::Tensor& t) {
+  bool waits = op.waits || (op.is_index && std::any_of(call.inputs.begin() + 1, call.inputs.end(), [](const at::Tensor& t) {
     return t.scalar_type() == ScalarType::Bool || t.scalar_type() == ScalarType::Byte; }));
-  size_t returned = schema.returns().size();
-  std::string key;
-  bool plain_results = returned > 0;
-  for (const Argument& r : schema.returns()) plain_results = plain_results && r.type()->kind() == TypeKind::TensorType && !aliases(r);
-  if (!with_values && plain_results && !waits) {
-    key = key_of(op, *stack, first);
-    std::unique_lock<std::mutex> hold(shapes_lock);
-    auto found = key.empty() ? known_shapes.end() : known_shapes.find(key);
-    if (found != known_shapes.end()) {
-      std::vector<Shape> shapes = found->second;
-      hold.unlock();
-      torch::jit::drop(*stack, count);
-      std::vector<at::Tensor> results;
-      for (const Shape& shape : shapes) results.push_back(of_shape(call.index, shape)), stack->push_back(results.back());
-      charge(call, name, results);
-      return;
-    }
-  }
-  op.redispatchBoxed(host_keys(), stack);
-  size_t at = stack->size() - returned;
+  if (waits) refuse_to_wait(call.index);
+  handle.redispatchBoxed(host_keys(), stack);
+  size_t at = stack->size() - op.returned;
   for (auto& pair : std::vector<Call::Pair>(call.pairs)) call.write_back(pair);
   std::vector<at::Tensor> results;
-  for (size_t i = 0; i < returned; i++) {
+  for (size_t i = 0; i < op.returned; i++) {
     IValue& value = (*stack)[at + i];
     if (value.isTensor()) {
       at::Tensor t = call.result(value.toTensor());
@@ -1085,11 +1144,11 @@ static void fallback(const OperatorHandle& op, torch::jit::Stack* stack) {
       value = made;
     }
   }
-  bool is_view = !results.empty() && !in_place && std::all_of(results.begin(), results.end(), [&](const at::Tensor& t) { return call.shares(t); });
-  if (is_view || RESHAPING.count(name)) return;
+  bool is_view = !results.empty() && !op.in_place && std::all_of(results.begin(), results.end(), [&](const at::Tensor& t) { return call.shares(t); });
+  if (is_view || op.reshapes) return;
   if (!key.empty()) remember(key, call, results);
-  charge(call, name, results, changed_bytes(schema, originals));
-  if (waits) wait_for_stream(call.index, stream_of(call.index), name.c_str());
+  charge(call, op.name, results, op.changed_bytes(originals.data()));
+  if (waits) wait_for_stream(call.index, stream_of(call.index), op.name.c_str());
 }
 
 static at::Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout>, std::optional<Device> where, std::optional<bool>,
@@ -1144,7 +1203,7 @@ static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
 
 static at::Scalar local_scalar(const at::Tensor& self) {
   int index = self.device().index();
-  if (is_capturing(index, stream_of(index))) refuse_in_capture(true);
+  refuse_to_wait(index);
   launch(index, stream_of(index), of_copy(5e-6));
   wait_for_stream(index, stream_of(index), "item");
   if (!with_values) return at::isIntegralType(self.scalar_type(), true) ? at::Scalar((int64_t)0) : at::Scalar(0.0);

@@ -3,14 +3,13 @@
 sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
 SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
 
-Gaps: torch.compile returns the model as it is (there is no compiler for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
+Gaps: torch.compile runs Dynamo's graphs operator by operator (there is no Inductor for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
 does not compute its values again.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import json
 import os
@@ -194,19 +193,24 @@ def install(torch: Any) -> None:
         def __new__(cls, device: Any = None, priority: int = 0) -> Any:
             return torch.Stream(torch.device("cuda", index_of(device)), priority=priority)
 
-    @contextlib.contextmanager
-    def stream(chosen: Any) -> Iterator[None]:
-        if chosen is None:
-            yield
-            return
-        device = library.sim_device()
-        before = torch.accelerator.current_stream(chosen.device)
-        torch.accelerator.set_stream(chosen)  # its device becomes the current one
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(before)
-            library.sim_set_device(device, 0)
+    class StreamContext:
+        """The chosen stream is current inside; none changes nothing."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            if self.stream is None:
+                return
+            self._device = library.sim_device()
+            self._before = torch.accelerator.current_stream(self.stream.device)
+            torch.accelerator.set_stream(self.stream)  # its device becomes the current one
+
+        def __exit__(self, *_: object) -> None:
+            if self.stream is None:
+                return
+            torch.accelerator.set_stream(self._before)
+            library.sim_set_device(self._device, 0)
 
     def exchange(index: int) -> int:
         before = library.sim_device()
@@ -327,8 +331,8 @@ def install(torch: Any) -> None:
         "synchronize": initialised(lambda device=None: library.sim_synchronize(index_of(device))),
         "Event": Event,
         "Stream": Stream,
-        "stream": stream,
-        "StreamContext": stream,
+        "stream": lambda chosen: StreamContext(chosen),
+        "StreamContext": StreamContext,
         "current_stream": initialised(lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index_of(device)))),
         "default_stream": initialised(lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=1)),
         "set_stream": lambda chosen: torch.accelerator.set_stream(chosen),
@@ -378,6 +382,12 @@ def install(torch: Any) -> None:
         if not library.sim_has_values():
             torch.distributed._verify_params_across_processes = lambda *_: None  # it would compare shapes that a card has exchanged
 
+    def without_compiler(model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None, **kwargs: Any) -> Any:
+        """Dynamo traces, guards, compiles again and breaks graphs as ever; its graphs run operator by operator in place of Inductor's kernels."""
+        if backend in ("inductor", "cudagraphs"):
+            backend, mode, options = "eager", None, None
+        return compile_with(model, backend=backend, mode=mode, options=options, **kwargs)
+
     def resize(storage: Any, size: int) -> Any:
         if storage.device.type != "cuda":
             return resize_storage(storage, size)
@@ -397,5 +407,5 @@ def install(torch: Any) -> None:
     for name, method in vars(Graph).items():
         if callable(method) or isinstance(method, staticmethod):
             setattr(torch._C._CUDAGraph, name, method)
-    torch.compile = lambda model=None, **_: model if model is not None else (lambda given: given)
+    compile_with, torch.compile = torch.compile, without_compiler
     torch.simulated_cuda = sys.modules[__name__]
