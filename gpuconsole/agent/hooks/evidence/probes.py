@@ -201,7 +201,7 @@ def _is_generator(value: Any) -> bool:
 
 def _containers(module: Any) -> list[tuple[Any, Any]]:
     """The dictionaries and lists that a module keeps as attributes, each with a copy of it."""
-    attributes = [value for name, value in module.__dict__.items() if name not in HELD and not name.startswith("_")]
+    attributes = [value for name, value in module.__dict__.items() if name not in HELD]
     return [(value, value.copy()) for value in attributes if type(value) in (dict, list)]
 
 
@@ -701,7 +701,6 @@ class Window:
         if not self._on:
             return
         self._on = False
-        switch.undo.remove(self.stop)
         if self._lines is not None:
             self._lines.stop()
         self._profile.stop()
@@ -774,7 +773,7 @@ class WaitingLines:
     def _line(self, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
         try:
-            if tracing.is_compiling() or not recorder.thread or not may_wait(name, tensor, args, kwargs):
+            if tracing.is_compiling() or recorder.thread != get_ident() or not may_wait(name, tensor, args, kwargs):
                 return ""
             frame = program_frame(sys._getframe(2))
             return (
