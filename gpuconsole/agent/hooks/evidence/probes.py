@@ -75,6 +75,7 @@ class LastPass(JobTimed):
         """Copies of the weights of convolutions in NHWC, once they are made."""
         self._in_place_of: dict[str, Any] = {}
         """Parameters with which the passes run in place of the program's own, by name."""
+        self._casts_fit = False
         self._saved_bytes: float | None = None
         """Device memory that the forward pass of the first pass has left for its backward pass; None before it, and on a CPU."""
         self._tensors: list[Any] = []
@@ -131,6 +132,7 @@ class LastPass(JobTimed):
         products = tf32_products() if changes.get("precision") == "tf32" else nullcontext()
         try:
             if changes.get("precision") == "bf16":
+                self._check_room_for_casts()
                 self._precision = "bf16"
             if changes.get("channels_last"):
                 self._in_place_of = self._weights_in_nhwc()
@@ -138,6 +140,13 @@ class LastPass(JobTimed):
                 yield
         finally:
             self._precision, self._in_place_of = before
+
+    def _check_room_for_casts(self) -> None:
+        """Autocast keeps a copy of each weight in 16 bits during a pass. Raises ProbeError where there is no room for them."""
+        if not self._casts_fit and self.device.type == "cuda":
+            weights = [parameter for parameter in self.model.parameters() if parameter.element_size() == 4]
+            require_room(2.0 * sum(weight.numel() for weight in weights), self.device, "copies of the weights in bf16")
+        self._casts_fit = True  # in later passes torch's cache holds their memory
 
     def _weights_in_nhwc(self) -> dict[str, Any]:
         """Copies, which the passes use by torch.func.functional_call. Activations follow the layout of the weights. Raises ProbeError where there is
