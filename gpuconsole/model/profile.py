@@ -163,8 +163,10 @@ def layout_signals(report: ProfileReport, source: str) -> dict[str, Signal]:
 
 
 def pass_signals(report: ProfileReport, source: str, each: str) -> dict[str, Signal]:
-    """`profile.*`: the shares of the classes in forward and backward passes, and figures of the whole window. `source`: what was profiled. `each`: of
-    which `report.steps` counts the number, a step or a pass."""
+    """`profile.*`: the shares of the classes in forward and backward passes, and figures of the whole window. `source`: what was profiled. `each`: what
+    `report.steps` counts, a step or a pass. Empty where the report has no classes of the passes, as in older recordings."""
+    if not report.pass_classes:
+        return {}
     source = f"{source}: {report.clock}"
     classes = {op_class.name: op_class for op_class in report.pass_classes}
     signals = {

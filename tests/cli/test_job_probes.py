@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,8 @@ def test_rules_of_a_job_conclude_from_probes_and_a_window_of_its_own_steps(tmp_p
     assert probed.stdout == alone.stdout, "the same losses, weights and random state"
     run = json.loads((tmp_path / "s.json").read_text())["runs"][-1]
     signals = run["signals"]
-    assert signals["profile.gemm_ratio"]["source"].startswith("profile window of 3 steps: operators by their own time")
-    assert signals["probe.batch_cost_ratio"]["value"] > 0
+    assert re.match(r"profile window of \d+ steps: operators by their own time", signals["profile.gemm_ratio"]["source"])
+    assert signals["probe.cached_pass_s"]["value"] > 0
     states = {finding["rule"]: finding["state"] for finding in run["findings"]}
     concluded = {"gpu.elementwise_membw", "gpu.small_batch", "gpu.fp32_no_tensor_core", "gpu.conv_layout_autotune"}
     assert not {rule for rule in concluded if states[rule] == "cant_tell"}

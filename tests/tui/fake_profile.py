@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.profile import CopyKind, Gap, OpClass, ProfileReport, TopOp
+from gpuconsole.model.profile import CopyKind, Gap, OpClass, ProfileReport, Stalls, TopOp
 from gpuconsole.session.api import View
 from tests.tui.fake_session import gpu_view
 
@@ -34,6 +34,7 @@ GPU_PROFILE = ProfileReport(
     tensor_core_note="share of kernel time in tensor core kernels, by name",
     copies=[CopyKind("H2D", "pageable", 6, 1.2e9, 0.11), CopyKind("D2H", "pageable", 3, 12.0, 9e-6)],
     gaps=[Gap(0.4, 0.021, "Memcpy HtoD (Pageable -> Device)", "nvjet_hsh_128x256")],
+    stalls=Stalls(busy_s=1.19, gaps_s=0.13, after_sync_s=0.06, syncs=6, where="aten::item at train.py:42 train"),
     trace="/home/me/gpuconsole-trace-train-gpt-20261121-110755.json.gz",
 )  # fmt: skip
 

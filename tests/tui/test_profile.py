@@ -35,14 +35,15 @@ def text(shown: View, width: int) -> str:
 def test_the_page_holds_everything(width: int) -> None:
     page = text(profiled_view(), width)
     words = " ".join(page.split())
-    for part in ("3 steps of 440 ms", "3 182 kernels/s, 283 µs each", "gemm", "58.0 %", "74 %: share of kernel time", "H2D pageable 6x", "21.0 ms between",
+    for part in ("3 steps of 440 ms", "3 182 kernels/s, 283 µs each", "gemm", "58.0 %", "74 %: share of kernel time", "H2D pageable 6x", "21.0 ms between", "idle for 20.0 ms a step",
                  "gpuconsole-trace-train-gpt-20261121-110755.json.gz", "https://ui.perfetto.dev", "ridge at 206 FLOP/byte", "nvjet_hsh"):  # fmt: skip
         assert part in words or width in (60, 110), part  # where lines are broken within these words
 
 
 def test_names_from_outside_are_shown_as_plain_text() -> None:
     top = [msgspec.structs.replace(op, name=HOSTILE) for op in GPU_PROFILE.top]
-    page = text(profiled_view(msgspec.structs.replace(GPU_PROFILE, top=top, trace=HOSTILE)), 120)
+    stalls = msgspec.structs.replace(GPU_PROFILE.stalls, where=HOSTILE)
+    page = text(profiled_view(msgspec.structs.replace(GPU_PROFILE, top=top, trace=HOSTILE, stalls=stalls)), 120)
     assert not any(ord(char) < 32 and char != "\n" for char in page)
 
 

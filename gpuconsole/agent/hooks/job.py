@@ -306,8 +306,8 @@ class JobService(Service):
     def _probe(self, command: RunProbe) -> None:
         """Begin a probe. It may need several steps; its answer comes then."""
         probe, refused = PROBES.get(command.probe), why_refused(command.probe)
-        if self._probing is not None:
-            refused = "another probe is under way"
+        if self._probing is not None or self._window is not None:
+            refused = "another probe or a profiler window is under way"
         if command.probe in WINDOWED and not refused:
             self._profile(command)
             return

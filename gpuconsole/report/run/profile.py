@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.model import units
-from gpuconsole.model.profile import BYTES_NOTE, FLOPS_NOTE, CopyKind, OpClass, ProfileReport
+from gpuconsole.model.profile import BYTES_NOTE, FLOPS_NOTE, CopyKind, OpClass, ProfileReport, Stalls
 from gpuconsole.model.run import Run
 from gpuconsole.report.cells import Row, beside, blank, fill, line
 from gpuconsole.report.page import paragraph
@@ -120,10 +120,21 @@ def _rest(report: ProfileReport) -> Report:
     if report.gaps:
         gaps = [f"{units.duration(gap.duration_s).strip()} between {gap.after} and {gap.before}" for gap in report.gaps[:3]]
         rows.append(labelled("longest gaps", "; ".join(gaps)))
+    if report.stalls is not None:
+        rows.append(labelled("waits", _waits(report.stalls, max(1, report.steps))))
     if report.trace:
         rows += [labelled("trace", report.trace), labelled("", OPEN_AT, indent=14)]
     rows += [labelled("note", note) for note in report.notes]
     return [*rows, labelled("counted", f"{FLOPS_NOTE}; {BYTES_NOTE}", "dim")]
+
+
+def _waits(stalls: Stalls, steps: int) -> str:
+    """How long the GPU is idle after the host has waited for it, and where the host waits."""
+    if not stalls.syncs:
+        return "the host does not wait for the GPU"
+    idle = units.duration(stalls.after_sync_s / steps).strip()
+    where = f", mostly in {stalls.where}" if stalls.where else ""
+    return f"the host waits for the GPU {stalls.syncs / steps:.0f}x a step; the GPU is then idle for {idle} a step{where}"
 
 
 def _copy(copy: CopyKind) -> str:

@@ -15,13 +15,12 @@ import msgspec
 
 from gpuconsole.model.profile import OP_CLASSES, CopyKind, Gap, OpClass, OpClassName, ProfileReport, TopOp
 from gpuconsole.workloads.profiling import trace
-from gpuconsole.workloads.profiling.trace import Args, TraceError, TraceEvent, class_of_kernel, class_of_op, on_tensor_cores
+from gpuconsole.workloads.profiling.trace import NAME, Args, TraceError, TraceEvent, class_of_kernel, class_of_op, on_tensor_cores
 
 # --- from a trace to a report --------------------------------------------------------------------------------
 
 TOP = 20
 GAPS = 5
-NAME = 160
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
 BESIDE_PASSES = (OPTIMIZER, "Optimizer.zero_grad#", "enumerate(DataLoader)#")

@@ -158,6 +158,8 @@ NEAR_US = 50.0
 """Maximum time between the end of the last kernel and the return of the synchronisation."""
 LINE = "line of the program: "
 """Begins the annotation of a call that may wait for the GPU, in a window of a user's job (agent/hooks/evidence/probes.py). Its rest names the line."""
+NAME = 160
+"""Characters of a name that are kept."""
 NAMED = 20
 """Number of longest gaps for which the operator is looked up."""
 
@@ -199,7 +201,7 @@ def _where(blamed: list[tuple[float, TraceEvent]], events: list[TraceEvent]) -> 
     lines = [event for event in events if event.cat == ANNOTATION and event.name.startswith(LINE)]
     for length, sync in blamed:
         innermost = [min(around, key=lambda span: span.dur) for spans in (ops, lines) if (around := _around(sync, spans))]
-        name = " at ".join(span.name.removeprefix(LINE) for span in innermost)
+        name = " at ".join(span.name.removeprefix(LINE)[:NAME] for span in innermost)
         if name:
             lost[name] = lost.get(name, 0.0) + length
     return max(lost, key=lambda name: lost[name]) if lost else ""

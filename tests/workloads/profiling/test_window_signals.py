@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuconsole.agent.hooks.evidence import probes
@@ -104,6 +105,10 @@ def test_a_window_that_the_user_takes_feeds_the_rules_of_the_run(report: Profile
     assert record.run.profile == report
     assert window_signals(report).items() <= record.probe_signals.items()
     assert not {f"probe.{OP_MIX}", f"probe.{SYNC_GAPS}"} & record.run.unavailable.keys()
+
+
+def test_a_report_of_an_older_version_says_nothing_to_the_rules(report: ProfileReport) -> None:
+    assert window_signals(msgspec.structs.replace(report, pass_classes=[], stalls=None)) == {}
 
 
 def test_the_agent_and_the_analysis_agree_on_the_mark_of_a_line_and_on_the_probes() -> None:

@@ -75,6 +75,7 @@ class LastPass(JobTimed):
         """Copies of the weights of convolutions in NHWC, once they are made."""
         self._in_place_of: dict[str, Any] = {}
         """Parameters with which the passes run in place of the program's own, by name."""
+        self._casts_fit = False
         self._saved_bytes: float | None = None
         """Device memory that the forward pass of the first pass has left for its backward pass; None before it, and on a CPU."""
         self._tensors: list[Any] = []
@@ -131,6 +132,7 @@ class LastPass(JobTimed):
         products = tf32_products() if changes.get("precision") == "tf32" else nullcontext()
         try:
             if changes.get("precision") == "bf16":
+                self._check_room_for_casts()
                 self._precision = "bf16"
             if changes.get("channels_last"):
                 self._in_place_of = self._weights_in_nhwc()
@@ -138,6 +140,13 @@ class LastPass(JobTimed):
                 yield
         finally:
             self._precision, self._in_place_of = before
+
+    def _check_room_for_casts(self) -> None:
+        """Autocast keeps a copy of each weight in 16 bits during a pass. Raises ProbeError where there is no room for them."""
+        if not self._casts_fit and self.device.type == "cuda":
+            weights = [parameter for parameter in self.model.parameters() if parameter.element_size() == 4]
+            require_room(2.0 * sum(weight.numel() for weight in weights), self.device, "copies of the weights in bf16")
+        self._casts_fit = True  # in later passes torch's cache holds their memory
 
     def _weights_in_nhwc(self) -> dict[str, Any]:
         """Copies, which the passes use by torch.func.functional_call. Activations follow the layout of the weights. Raises ProbeError where there is
@@ -201,7 +210,7 @@ def _is_generator(value: Any) -> bool:
 
 def _containers(module: Any) -> list[tuple[Any, Any]]:
     """The dictionaries and lists that a module keeps as attributes, each with a copy of it."""
-    attributes = [value for name, value in module.__dict__.items() if name not in HELD and not name.startswith("_")]
+    attributes = [value for name, value in module.__dict__.items() if name not in HELD]
     return [(value, value.copy()) for value in attributes if type(value) in (dict, list)]
 
 
@@ -639,26 +648,32 @@ TEARDOWN = "TEARDOWN_CUPTI", "1"
 """Makes Kineto detach CUPTI at its end; otherwise the program stays some percent slower (pytorch#144455). Before CUDA 12.6 it breaks CUDA graphs."""
 
 
-WINDOW_STEPS = 3
-"""Steps of the window of a probe."""
+WINDOW_STEPS = 3, 12
+"""Least and most steps of the window of a probe."""
+WINDOW_S = 0.1
+"""Seconds after which a window of a probe has enough steps: in a few short steps one pause of the thread would be a large part of the time."""
 
 
 class Window:
-    """A warm-up step, then some steps under torch.profiler: as many as the user asks for, or WINDOW_STEPS for a probe. Raises ProbeError where the
-    profiler does not start."""
+    """A warm-up step, then some steps under torch.profiler: as many as the user asks for; for a probe WINDOW_STEPS. Raises ProbeError where the profiler
+    does not start."""
 
     def __init__(self, command: Profile | RunProbe, folder: str, device: Any) -> None:
         import torch
-        from torch.profiler import ProfilerActivity, profile, schedule
+        from torch.profiler import ProfilerActivity, profile
 
         if torch._C._autograd._profiler_enabled():
             raise ProbeError("another profiler is running in this process")
         if isinstance(command, RunProbe) and command.probe == "sync_gaps":
             probes.needs_gpu(JobTimed(None, device))
         self._command, self._device, self._start = command, device, now()
-        self._path = os.path.join(folder, "window.json")
-        self._steps = command.steps if isinstance(command, Profile) else WINDOW_STEPS
-        self._left = self._steps + 1
+        self._path = os.path.join(folder, f"window-{command.request}.json")
+        self._least, self._most = (command.steps, command.steps) if isinstance(command, Profile) else WINDOW_STEPS
+        self._ended = 0
+        """Steps that have ended, the warm-up step too."""
+        self._is_last = False
+        """Whether the step under way is the last one."""
+        self._recorded_from = 0.0
         self._torch = torch
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
         cuda = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
@@ -669,7 +684,7 @@ class Window:
         self._profile = profile(
             activities=activities,
             record_shapes=True,
-            schedule=schedule(wait=0, warmup=1, active=self._steps, repeat=1),
+            schedule=self._action,
             on_trace_ready=lambda done: done.export_chrome_trace(self._path),
         )
         try:
@@ -685,23 +700,35 @@ class Window:
     def _on_gpu(self) -> bool:
         return bool(self._device.type == "cuda")
 
+    def _action(self, number: int) -> Any:
+        """What torch.profiler does in the step `number`, which begins now; 0 is the warm-up step."""
+        action = self._torch.profiler.ProfilerAction
+        if number == 0:
+            return action.WARMUP
+        if self._is_last:
+            return action.NONE
+        if number == 1:
+            self._recorded_from = now()
+        each = (now() - self._recorded_from) / max(1, number - 1)
+        self._is_last = number >= self._most or (number >= self._least and number * each >= WINDOW_S)
+        return action.RECORD_AND_SAVE if self._is_last else action.RECORD
+
     def step(self) -> bool:
         """Count a step of the program that has ended. Returns True once the window is over and its trace is written."""
-        self._left -= 1
-        if self._on_gpu and self._left in (0, self._steps):
+        over = self._is_last
+        if self._on_gpu and (over or not self._ended):
             self._torch.cuda.synchronize(self._device)
+        self._ended += 1
         self._profile.step()
-        if self._left:
-            return False
-        self.stop()
-        return True
+        if over:
+            self.stop()
+        return over
 
     def stop(self) -> None:
         """End the window. A second call changes nothing."""
         if not self._on:
             return
         self._on = False
-        switch.undo.remove(self.stop)
         if self._lines is not None:
             self._lines.stop()
         self._profile.stop()
@@ -774,7 +801,7 @@ class WaitingLines:
     def _line(self, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
         try:
-            if tracing.is_compiling() or not recorder.thread or not may_wait(name, tensor, args, kwargs):
+            if tracing.is_compiling() or recorder.thread != get_ident() or not may_wait(name, tensor, args, kwargs):
                 return ""
             frame = program_frame(sys._getframe(2))
             return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from gpuconsole.agent.hooks.account import SegmentAccount
+from gpuconsole.agent.hooks.evidence import probes
 from gpuconsole.agent.hooks.evidence.probes import LastPass, check, tf32_products
 from gpuconsole.agent.probes import ProbeError, speedup, untouched
 
@@ -144,3 +146,25 @@ def test_models_whose_passes_alone_would_do_harm_are_refused() -> None:
         check(spread)
     with pytest.raises(ProbeError, match="compiled"):
         speedup(LastPass(nn.Linear(2, 2), ((torch.ones(1, 2),), {}), None, {"torch_compile": "default"}), {}, "x")
+
+
+def test_copies_for_which_there_is_no_room_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "free_bytes", lambda device: 100.0)
+    model = nn.Conv2d(3, 8, 3)
+    subject = LastPass(model, ((torch.ones(2, 3, 6, 6),), {}), SegmentAccount.__new__(SegmentAccount), {"channels_last": False})
+    with pytest.raises(ProbeError, match=r"no room for the copies of the weights: 8.6e-07 GB are needed, and 1e-07 GB are free"):
+        subject.under({"channels_last": True}).__enter__()
+    with pytest.raises(ProbeError, match="no room for copies of the parameters"):
+        probes.updates_on_copies([torch.optim.AdamW(model.parameters())])
+
+
+@pytest.mark.parametrize("probe", [probes.launch, probes.swap_precision, probes.swap_layout, probes.batch_elasticity])
+def test_a_compiled_model_is_left_alone(probe: Callable[[Any], probes.Probing]) -> None:
+    with pytest.raises(ProbeError, match="the model is compiled"):
+        next(probe(SimpleNamespace(knobs={"torch_compile": "default"})))
+
+
+@pytest.mark.parametrize("probe", [name for name in probes.PROBES if name not in ("script_lines", "swap_optim")])
+def test_one_of_several_processes_makes_no_pass(probe: str) -> None:
+    with pytest.raises(ProbeError, match="several processes train together"):
+        next(probes.PROBES[probe](SimpleNamespace(knobs={"nproc": 2})))
