@@ -126,6 +126,10 @@ async def until_cancelled(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
+def ignore_process(process: JobProcess) -> None:
+    """Nobody asks for the processes of the job."""
+
+
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
@@ -208,6 +212,8 @@ class JobChild(Child):
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
         self._cause = ""
         self.processes: list[JobProcess] = []
+        self.on_process: Callable[[JobProcess], object] = ignore_process
+        """Called for each process of the job that has imported torch."""
 
     @property
     def returncode(self) -> int | None:
@@ -319,6 +325,7 @@ class JobChild(Child):
             return
         self._torch = True
         self.processes.append(joined)
+        self.on_process(joined)
         fold = SegmentFold()
         rank: int | None = None
         off = False
