@@ -30,7 +30,9 @@ def environment_of(folder: Path, *packages: Path) -> Path:
 
 def session(python: Path, venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}", "GPU_DAY_VENV": str(venv), "PYTHONPATH": ""}
-    return subprocess.run(["sh", str(SESSION), *arguments], env=env, cwd=venv.parent, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        ["sh", str(SESSION), *arguments], env=env, cwd=venv.parent, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def packages_here() -> list[Path]:
