@@ -72,8 +72,13 @@ def torch_device(chosen: str, uuid: str, world: World) -> torch.device:
         raise DeviceError(f"several processes cannot train on mps: --set nproc=1, or {ON_HOST}")
     if kind:
         raise DeviceError(f"torch's accelerator here is {kind}; gpuconsole knows cuda (NVIDIA, AMD) and mps: {ON_HOST}")
+    raise DeviceError(without_cuda(chosen))
+
+
+def without_cuda(chosen: str) -> str:
+    """Why torch cannot use the GPU `chosen`, and what to do, in one line."""
     why = "" if torch.version.hip else why_unusable(installed_build(), installed_driver())
-    raise DeviceError(f"torch {torch.__version__} ({build()}) cannot use {chosen}{f': {why}. Or' if why else ';'} {ON_HOST}")
+    return f"torch {torch.__version__} ({build()}) cannot use {chosen}{f': {why}. Or' if why else ';'} {ON_HOST}"
 
 
 def installed_build() -> TorchBuild:
