@@ -50,6 +50,23 @@ class MarkedStep(NamedTuple):
     kind: int
 
 
+class Exchange(NamedTuple):
+    """One exchange of gradients that DistributedDataParallel has timed itself: see hooks/evidence/communication.py. All times in seconds.
+
+    `model`: the number of the DDP module in this process. `iteration`: DDP's own count of exchanges from 1, the same in all processes. `step`: the step
+    before which it was read. `forward_s`: from the start of the forward pass to the first gradient; 0 where this pass also waits for the buffers of process 0. `compute_s`: from there to the last gradient.
+    `comm_s`: from the start of the first bucket's exchange to the end of the last one's. `exposed_s`: from the last gradient to that end.
+    """
+
+    model: int
+    iteration: int
+    step: int
+    forward_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+
+
 # --- messages to the console --------------------------------------------------------------------------------
 
 

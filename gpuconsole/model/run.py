@@ -58,6 +58,18 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: int = 0
 
 
+class Exchange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One exchange of gradients that DistributedDataParallel has timed itself. All times in seconds: see agent.protocol.Exchange."""
+
+    model: int
+    iteration: int
+    step: int
+    forward_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+
+
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     mean: float
     std: float
@@ -73,7 +85,8 @@ class Summary(msgspec.Struct, omit_defaults=True):
 
     In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
-    `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU.
+    `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU. `mfu_causal_ratio`: MFU without
+    the masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores.
     """
 
     tokens_per_s: Distribution | None = None
@@ -81,6 +94,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     step_time_s: Distribution | None = None
     phases_ratio: dict[str, float] = {}
     mfu_ratio: float | None = None
+    mfu_causal_ratio: float | None = None
     mfu_peak_source: str = ""
     flops_per_s: float | None = None
     mbu_ratio: float | None = None

@@ -12,8 +12,10 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.machine import Process
+from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
+from gpuconsole.session.exchanges import Exchanges, least_exposed_s
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.machine import Energy
@@ -51,9 +53,12 @@ class Ranks:
         self._joined: dict[int, RankJoined] = {}
         self._steps: dict[int, deque[Step]] = {}
         self._memory: dict[int, float] = {}
+        self.exchanges: dict[int, Exchanges] = {}
+        """What each process of a user's job has timed of its exchanges of gradients, by rank."""
 
     def join(self, event: RankJoined) -> None:
         self._joined[event.rank] = event
+        self.exchanges[event.rank] = Exchanges()
         self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
 
     def carry_on(self, before: Ranks) -> None:
@@ -79,6 +84,7 @@ class Ranks:
         if event.rank in self._joined:
             self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
             self._memory[event.rank] = event.memory_bytes
+            self.exchanges[event.rank].add(event.exchanges)
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
         """A summary of each process over its last `limit` steps, by rank."""
@@ -89,14 +95,19 @@ class Ranks:
 
         Empty until every process has made some steps.
         """
-        busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
+        timed = all(self.exchanges.values())
+        busy = {
+            rank: self._mean_busy_s(rank) if timed else statistics.median(_busy_s(step) for step in steps)
+            for rank in self._joined
+            if (steps := self._sampled(rank))
+        }
         if len(busy) < max(2, len(self._joined)):
             return {}
         if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
             return {}  # with sharding or split matrices, processes wait inside their passes, so their times cannot be compared
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
-        source = f"step account of {len(busy)} processes: median time without communication and run-queue delay, over the median of the other processes"
+        source = f"step account of {len(busy)} processes: {'mean' if timed else 'median'} time without communication and run-queue delay, over the median of the other processes"
         return self._least_communication() | {
             "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step account"),
@@ -105,20 +116,39 @@ class Ranks:
 
     def _least_communication(self) -> dict[str, Signal]:
         """Communication time without waiting. In each step, the process that communicates least has arrived last, so it waited for no other
-        process."""
+        process. Where DistributedDataParallel times the exchanges, this holds for each exchange that all processes have timed; the other
+        collectives count as the process with the least of them does."""
         recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
         common = set.intersection(*(set(steps) for steps in recent))
         if len(common) < LEAST_STEPS:
             return {}
-        least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
         source = f"step account of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
+        timed = [self.exchanges[rank] for rank in self._joined]
+        if all(timed):
+            others = min(
+                sum(steps[index].phases[COMM] for index in common) - exchanges.exposed_s() * len(common)
+                for steps, exchanges in zip(recent, timed, strict=True)
+            )
+            least = max(0.0, others) + least_exposed_s(timed) * len(common)
+            source += "; exchanges of gradients: in each one, the process that waited least (DistributedDataParallel's own timer)"
+        else:
+            least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
 
     def _sampled(self, rank: int) -> list[Step]:
-        """The last steps for which run-queue delay was read; empty while there are fewer than LEAST_STEPS."""
-        sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
+        """The last steps for which run-queue delay was read, or the last steps where it is read for none (a job on a GPU); empty while there are
+        fewer than LEAST_STEPS."""
+        recent = list(self._steps[rank])
+        sampled = ([step for step in recent if step.runq is not None] or recent)[-SAMPLED_STEPS:]
         return sampled if len(sampled) >= LEAST_STEPS else []
+
+    def _mean_busy_s(self, rank: int) -> float:
+        """As `_busy_s`, the mean over recent steps: where DistributedDataParallel times some exchanges, the communication of one step alone is not
+        known."""
+        recent = list(itertools.islice(reversed(self._steps[rank]), RECENT_STEPS))
+        delays = [sum(step.runq) - step.runq[COMM] for step in recent if step.runq is not None]
+        return statistics.fmean(step.wall_s - step.phases[COMM] for step in recent) - (statistics.fmean(delays) if delays else 0.0)
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))
@@ -330,10 +360,14 @@ class RunRecord:
             self.run.unavailable.pop(f"probe.{event.probe}", None)
 
     def _profiled(self, event: Profiled) -> None:
-        """Store a profile. The last window replaces earlier windows. The reason for a missing window is kept only while there is no window."""
+        """Store a profile, and the signals that rules read of it. The last window replaces earlier windows. The reason for a missing window is kept only
+        while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
+            self.probe_signals |= window_signals(event.report)
             self.run.unavailable.pop("profile", None)
+            for probe in (OP_MIX, SYNC_GAPS) if event.report.stalls is not None else (OP_MIX,):
+                self.run.unavailable.pop(f"probe.{probe}", None)
         elif self.run.profile is None and event.error:
             self.run.unavailable["profile"] = event.error
 

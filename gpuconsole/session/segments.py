@@ -14,7 +14,10 @@ import struct
 from collections import defaultdict, deque
 from typing import NamedTuple
 
-from gpuconsole.model.run import PHASES, SETTLING, Step
+import msgspec
+
+from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
+from gpuconsole.session.exchanges import Exchanges
 from gpuconsole.wire.events import Segments, Steps
 
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE = range(13)
@@ -41,6 +44,9 @@ RECENT = 32
 """Steps by which a pass without gradients is judged: one in most steps is a teacher's or a policy's, not an evaluation."""
 STREAM_STEPS = 16
 """Steps on the stream's timeline by which the time of other steps is divided."""
+BACKWARD_STEPS = 200
+"""Steps whose mean backward pass the waits for exchanges are compared with."""
+MOST_EXPOSED = 0.98
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
 MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE}
 """Segments by which a gap is named."""
@@ -105,14 +111,39 @@ class SegmentFold:
         """Whether the last pass with gradients was a framework's training step with its loss."""
         self._last: int | None = None
         """The last mark of the step before."""
+        self._exchanges = Exchanges()
+        self._backward_s: deque[float] = deque(maxlen=BACKWARD_STEPS)
         self._passed_without: deque[bool] = deque(maxlen=RECENT)
         """For each of the last steps, whether it had a pass without gradients."""
 
     def add(self, event: Segments) -> Steps:
         """The same message with steps. Raises ValueError where it is damaged."""
+        self._exchanges.add(event.exchanges)
         steps = [self.step(raw) for raw in unpack(event.packed)]
+        self._backward_s.extend(step.phases[P_BACKWARD] for step in steps if step.kind == COUNTS)
         return Steps(
-            event.t, steps, event.cpu_s, event.runq_s, event.overhead_s, event.memory_bytes, event.dropped, event.rank, event.counters
+            event.t,
+            [self._without_waits(step) for step in steps],
+            event.cpu_s,
+            event.runq_s,
+            event.overhead_s,
+            event.memory_bytes,
+            event.dropped,
+            event.rank,
+            event.counters,
+            event.exchanges,
+        )
+
+    def _without_waits(self, step: Step) -> Step:
+        """The step with the wait for its exchanges of gradients as `comm`. DistributedDataParallel waits within the backward pass, and times only some
+        exchanges. So each step gives the share of its backward pass that the wait had lately: the mean wait in a step over the mean
+        backward pass."""
+        backward = sum(self._backward_s)
+        if not backward or not self._exchanges:
+            return step
+        share = min(MOST_EXPOSED, self._exchanges.exposed_s() * len(self._backward_s) / backward)
+        return msgspec.structs.replace(
+            step, phases=_moved(step.phases, share), runq=None if step.runq is None else _moved(step.runq, share)
         )
 
     def step(self, raw: RawStep) -> Step:
@@ -260,6 +291,13 @@ class SegmentFold:
             after[i] = following
             following = marks[i] if marks[i] is not None else following
         return before, after
+
+
+def _moved(seconds: tuple[float, ...], share: float) -> tuple[float, ...]:
+    """Seconds by phase, with this share of the backward pass in `comm`."""
+    moved = list(seconds)
+    moved[P_BACKWARD], moved[P_COMM] = (1 - share) * seconds[P_BACKWARD], seconds[P_COMM] + share * seconds[P_BACKWARD]
+    return tuple(moved)
 
 
 def _before_saves(codes: list[int]) -> set[int]:

@@ -18,7 +18,7 @@ from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process, Reached
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import RunState, Step
+from gpuconsole.model.run import Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.marks import MarkedStep
@@ -150,7 +150,8 @@ class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
     `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
-    began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory.
+    began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory. `exchanges`: those that
+    DistributedDataParallel has timed in a user's job.
     """
 
     steps: list[Step]
@@ -161,6 +162,7 @@ class Steps(Event, frozen=True):
     dropped: int = 0
     rank: int = 0
     counters: dict[str, float] = {}
+    exchanges: list[Exchange] = []
 
 
 class MarkedSteps(Event, frozen=True):
@@ -224,6 +226,7 @@ class Segments(Event, frozen=True):
     dropped: int = 0
     rank: int = 0
     counters: dict[str, float] = {}
+    exchanges: list[Exchange] = []
 
 
 class AgentOff(Event, frozen=True):
@@ -307,7 +310,8 @@ class Paused(Event, frozen=True):
 class Profiled(Event, frozen=True):
     """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the profiler slowed the workload.
 
-    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept, and whether the work ran on a GPU.
+    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept (empty: nowhere), and whether the work ran on a GPU.
+    `probe`: the window answers this probe; the console makes a ProbeDone of it.
     """
 
     request: int
@@ -317,6 +321,7 @@ class Profiled(Event, frozen=True):
     trace: str = ""
     keep: str = ""
     gpu: bool = False
+    probe: str = ""
 
 
 class Failed(Event, frozen=True):

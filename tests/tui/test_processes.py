@@ -210,6 +210,7 @@ def test_keys_sort_and_turn_around() -> None:
 
 def test_the_selection_holds_on_to_its_process() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await until(lambda: bool(selected(app)))
         await pilot.press("down", "down")
         await until(lambda: " 4101 " in selected(app))
         await pilot.press("left")

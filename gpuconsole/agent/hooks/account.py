@@ -1,31 +1,29 @@
 """The step account of a user's job: segments on the clock of the host, and in sampled steps on the timeline of the CUDA stream.
 
 On a CPU a sampled step has run-queue readings. On a GPU a mark of a sampled step records an event, because events cost more than stamps. The events
-are read when the stream has passed them, some steps later. While a stream is captured into a CUDA graph, no event is recorded.
+are read when the stream has passed them, some steps later (see `stream`).
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 import statistics
 from collections import deque
-from typing import Any
 
 from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..protocol import Message
 from . import described
+from .evidence.communication import exchanges
 from .evidence.steps import own_updates
+from .guard import switch
 from .optimizer import steppers
-from .recorder import GAP, RawStep, Recorder, pack
+from .recorder import GAP, Recorder, pack
+from .stream import StreamClock
 from .watch import recorder
 
 MOST_SPANS = 4
 """A step that is to be sampled later than so many of the usual distances is chosen anew."""
-KEPT_EVENTS = 256
-STREAM_TIMES: list[float] = []
-"""In place of the readings of a step: its times are those of the stream."""
 
 
 class SegmentAccount:
@@ -38,8 +36,7 @@ class SegmentAccount:
         self.low_rate = False
         self.stream: StreamClock | None = None
         if described.device().startswith("cuda"):
-            self.stream = StreamClock()
-            recorder.on_stream, recorder.read, recorder.settle = True, self.stream.record, self.stream.settle
+            self.stream = switch.attempt("stream.made", StreamClock, described.device())
         else:
             recorder.read = times.runq_s if times.available else None
         if own_updates.on:  # the start of such a step is known too late for readings
@@ -56,6 +53,7 @@ class SegmentAccount:
         self._marks += sum(len(step[2]) for step in steps)
         return {
             "packed": pack(steps),
+            "exchanges": exchanges.take(),
             "cpu_s": self.times.cpu_s(),
             "runq_s": self.times.runq_s(),
             "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,
@@ -111,47 +109,3 @@ def _cost_of_a_mark() -> float:
         other.enter(GAP)
         other.leave()
     return 2 * (now() - start) / 200  # a hook's own call takes about as long as the mark
-
-
-class StreamClock:
-    """Records events in the program's present stream, and resolves them."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._cuda = torch.cuda
-        self._free: list[Any] = []
-
-    def record(self) -> Any:
-        """An event at this place of the stream; None while the stream is being captured."""
-        if self._cuda.is_current_stream_capturing():
-            return None
-        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def settle(self, steps: list[RawStep], wait: bool = False) -> tuple[list[RawStep], list[RawStep]]:
-        """Steps that are known, and steps from the first one on whose events are not passed yet. `wait`: wait for all events."""
-        settled: list[RawStep] = []
-        for position, step in enumerate(steps):
-            events: Any = step[9]
-            if not events:
-                settled.append(step)
-            elif any(event is None for event in events):
-                settled.append((*step[:9], None))
-            else:
-                if wait:
-                    events[-1].synchronize()
-                elif not events[-1].query():
-                    return settled, steps[position:]
-                settled.append(self._resolved(step, events))
-        return settled, []
-
-    def _resolved(self, step: RawStep, events: list[Any]) -> RawStep:
-        """The step with the times of the stream. It ends when the host ended it."""
-        spans = [before.elapsed_time(after) * 1e-3 if before is not after else 0.0 for before, after in itertools.pairwise(events)]
-        elapsed = list(itertools.accumulate(spans))
-        start = step[3][-1] - elapsed[-1]
-        distinct = {id(event): event for event in events[:-1]}  # the last event may begin the next step
-        self._free.extend(list(distinct.values())[: max(0, KEPT_EVENTS - len(self._free))])
-        return (step[0], start, step[2], [start + t for t in elapsed], *step[4:9], STREAM_TIMES)

@@ -155,7 +155,7 @@ def begin(code: int) -> bool:
         recorder.enter(code)
         return True
     except Exception as problem:
-        switch.off("calls.begin", problem)
+        switch.part_off("calls.begin", problem)
         return False
 
 
@@ -165,7 +165,18 @@ def end() -> None:
         if recorder.thread:
             recorder.leave()
     except Exception as problem:
-        switch.off("calls.end", problem)
+        switch.part_off("calls.end", problem)
+
+
+def _leave_calls() -> None:
+    """These segments are not ended any longer. Raises RuntimeError where one may be open that could as well be of an optimizer or a backward pass."""
+    recorder.drop((ZERO, SAVE, LOG, COMM, WHOLE))
+    if OPTIMIZER in recorder.stack or BACKWARD in recorder.stack:
+        raise RuntimeError("it failed within an optimizer step or a backward pass")
+
+
+switch.undo_part["calls"] = _leave_calls
+switch.undo_part["writers"] = lambda: recorder.drop((LOG,))
 
 
 def around(*entries: tuple[str, str, int]) -> Callable[[Any], None]:
@@ -185,7 +196,7 @@ def on_torch(module: Any) -> None:
     """`torch.save` is a name of its own for the function of torch.serialization."""
     import builtins
 
-    tracing.use(module.compiler.is_compiling, module.is_grad_enabled)
+    tracing.use(module.compiler.is_compiling, module.is_grad_enabled, lambda: module.cuda.is_current_stream_capturing())
     module.save = sys.modules["torch.serialization"].save
     plain = builtins.print
     builtins.print = spanned(LOG, plain)
@@ -221,7 +232,7 @@ class Compiled:
         functools.update_wrapper(wrapper, function)
         return wrapper
 
-    @entry("calls.begin_compiled")
+    @entry("compiled.begin")
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool] | None:
         """Begin the segment. Returns the number of the step, the version of the weights, and whether there is a segment; None: nothing to end."""
         if switch.failed or (recorder.thread and (recorder.thread != get_ident() or recorder.stack[-1] != GAP)):
@@ -235,7 +246,7 @@ class Compiled:
             count_samples(args, kwargs)
         return recorder.index, weights_version(), True
 
-    @entry("calls.end_compiled")
+    @entry("compiled.end")
     def end(self, before: tuple[int, int, bool]) -> None:
         index, version, entered = before
         if entered:

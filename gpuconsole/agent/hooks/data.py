@@ -126,7 +126,7 @@ def begin_batch(iterator: Any) -> float | None:
             loading.batch_begins(begun)
         return begun
     except Exception as problem:
-        switch.off("data.begin", problem)
+        switch.part_off("data.begin", problem)
         return None
 
 
@@ -141,7 +141,7 @@ def end_batch(iterator: Any, begun: float) -> None:
                 loading.batch_ends(ref, begun)
             recorder.leave()
     except Exception as problem:
-        switch.off("data.end", problem)
+        switch.part_off("data.end", problem)
 
 
 @entry("data.begin_epoch")
@@ -168,24 +168,25 @@ class SourceSearch:
 
     def __init__(self) -> None:
         self.sources: list[CodeType] = []
-        self._returned: list[tuple[CodeType, list[Any]]] = []
-        """Kept alive, so that no other tensor gets the same address."""
+        self._returned: list[tuple[CodeType, list[weakref.ref[Any]]]] = []
+        """Not the tensors themselves: parts of a model return activations, which would stay in memory until the search is over."""
         self._until = recorder.index + (TRACE_STEPS_OF_SEVERAL if iterations.on else TRACE_STEPS)
         passes.state.tracing_batches = self.passed
         switch.undo.append(self.stop)
         sys.setprofile(self.event)
 
-    @entry("data.search")
+    @entry("source.search")
     def event(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "return" and arg is not None and is_program(frame.f_code.co_filename):
             tensors = tensors_in(arg)
             if tensors:
-                self._returned.append((frame.f_code, tensors))
+                self._returned.append((frame.f_code, [weakref.ref(tensor) for tensor in tensors]))
 
+    @entry("source.passed")
     def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {id(tensor) for tensor in tensors_in((args, kwargs))}
         for code, tensors in reversed(self._returned):  # the outermost function that passed them on
-            if given & {id(tensor) for tensor in tensors}:
+            if any(id(tensor()) in given for tensor in tensors):
                 if code not in self.sources and code.co_name not in ("<module>", "<lambda>"):
                     self.sources.append(code)
                 break
@@ -313,7 +314,7 @@ def _spanned_generator(former: Any) -> Any:
     return wrapper
 
 
-@entry("data.begin_source")
+@entry("source.begin")
 def begin_source() -> bool:
     """Begin the segment of a function that makes a batch. Returns whether there is one to end."""
     if recorder.thread != get_ident() or DATA in recorder.stack or recorder.stack[-1] == OWN:
@@ -324,10 +325,20 @@ def begin_source() -> bool:
     return True
 
 
-@entry("data.end_source")
+@entry("source.end")
 def end_source() -> None:
     if recorder.thread == get_ident() and recorder.stack[-1] == DATA:
         recorder.leave()
 
+
+def _leave_source() -> None:
+    recorder.drop((DATA,))
+    passes.state.tracing_batches = None
+    if isinstance(getattr(sys.getprofile(), "__self__", None), SourceSearch):
+        sys.setprofile(None)
+
+
+switch.undo_part["data"] = lambda: recorder.drop(range(LOADER, LOADER + LOADERS))
+switch.undo_part["source"] = _leave_source
 
 HOOKS = {"torch.utils.data.dataloader": on_dataloader}

@@ -10,9 +10,14 @@ from typing import Any
 from ..protocol import Knobs
 from . import changes
 from .changes.loader import training_loader
+from .changes.model import MatmulPrecision, convolutions_in_tf32
+from .evidence import communication
 from .watch import watch
 
 DDP = "DistributedDataParallel"
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
+"""Names of a model's configuration for the number of its layers, and for its width."""
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
 
 
@@ -44,10 +49,11 @@ def observed_knobs() -> Knobs:
     _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:
-        knobs["sharding"] = "ddp"
+        knobs["sharding"] = communication.sharding()
         buckets = [getattr(root, "bucket_bytes_cap", None) for root in watch.alive(watch.roots) if type(root).__name__ == DDP]
         if buckets and buckets[-1]:
             knobs["bucket_cap_mb"] = buckets[-1] / 2**20
+        knobs |= communication.exchanges.knobs()
     return knobs
 
 
@@ -101,18 +107,38 @@ def facts() -> dict[str, float]:
         numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
         numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
         numbers["linear_parameters"] = float(linear)
-    return numbers
+    return numbers | _shape_of_transformer() | _tf32() | communication.exchanges.facts()
+
+
+def _shape_of_transformer() -> dict[str, float]:
+    """Number of layers, and width, of a model that says so in a `config`, as those of Hugging Face and of many scripts do."""
+    for root in watch.alive(watch.roots):
+        config = next((module.config for module in root.modules() if hasattr(module, "config")), None)
+        layers, width = (
+            next((value for name in names if isinstance(value := getattr(config, name, None), int)), 0) for names in (LAYERS, WIDTHS)
+        )
+        if layers and width:
+            return {"layers": float(layers), "width": float(width)}
+    return {}
+
+
+def _tf32() -> dict[str, float]:
+    """Whether products and convolutions in fp32 may use TF32; empty on a CPU."""
+    if not device().startswith("cuda"):
+        return {}
+    return {"tf32_matmul": float(MatmulPrecision.is_tf32()), "tf32_convolutions": float(convolutions_in_tf32())}
 
 
 def device() -> str:
-    """Where the parameters are: `cpu` or `cuda:N`."""
-    for optimizer in watch.alive(watch.optimizers):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                return str(parameter.device)
-    for weight in watch.alive(watch.weights):
-        return str(weight.device)
-    return ""
+    """Where the parameters are: `cpu` or `cuda:N`; of several GPUs the one with most of them."""
+    weights = [
+        weight for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups for weight in group["params"]
+    ] or watch.alive(watch.weights)
+    sizes: dict[str, int] = {}
+    for weight in weights:
+        place = str(weight.device)
+        sizes[place] = sizes.get(place, 0) + weight.numel()
+    return max(sizes, key=sizes.__getitem__, default="")
 
 
 def device_uuid() -> str:

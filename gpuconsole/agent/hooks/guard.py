@@ -1,4 +1,7 @@
-"""The guard of the entry points: where code of ours fails inside the user's program, the agent switches itself off and the program continues."""
+"""The guard of the entry points: where code of ours fails inside the user's program, the program continues.
+
+A failure in a part without which the rest still holds (PARTS) switches only this part off. Any other failure switches the agent off.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
 """All entry points that are loaded, by name."""
@@ -25,14 +29,36 @@ def wrappers_without_level(function: F) -> F:
     return function
 
 
+PARTS = {
+    "data": "the waits for batches of a DataLoader",
+    "calls": "logging, checkpoints, collectives and zero_grad",
+    "writers": "functions that write files",
+    "source": "functions that make batches",
+    "loss": "the loss",
+    "stream": "times of the GPU",
+    "graphs": "CUDA graphs",
+    "settings": "the settings of the program",
+    "arithmetic": "the FLOPs of a step",
+    "memory": "the memory of parameters, gradients and optimizer",
+    "communication": "exchanges of gradients",
+    "copies": "copies to the GPU, and waits for it",
+}
+"""What the agent does not measure any longer once a part is off, by part."""
+
+
 class Switch:
-    """Whether the agent is on. `on_off` receives the entry point, the exception's line and its traceback, once."""
+    """Whether the agent is on, and which parts of it. `on_off` receives the entry point, the exception's line and its traceback, once."""
 
     def __init__(self) -> None:
         self.failed = False
         self.on_off: Callable[[str, str, str], None] | None = None
         self.undo: list[Callable[[], None]] = []
-        """What switches the single parts off: the recorder, the profile function."""
+        """What switches the whole agent off: the recorder, the profile function."""
+        self.parts_off: set[str] = set()
+        self.notes: list[str] = []
+        """A line for each part that has failed, until it is sent."""
+        self.undo_part: dict[str, Callable[[], None]] = {}
+        """What takes a part out of the account, by part."""
 
     def off(self, where: str, problem: BaseException | None) -> None:
         """Switch the agent off in this process. Never raises."""
@@ -53,23 +79,56 @@ class Switch:
         except Exception:  # the connection is gone too: there is nobody to report to
             return
 
+    def part_off(self, where: str, problem: BaseException) -> None:
+        """Switch off the part that `where` (`part.place`) belongs to: its entry points do nothing from now on. Never raises."""
+        part = where.partition(".")[0]
+        if part in self.parts_off:
+            return
+        self.parts_off.add(part)
+        for module, name in _entries_of.get(part, ()):
+            module[name] = _nothing
+        try:
+            self.undo_part.get(part, _nothing)()
+            line = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            self.notes.append(f"gpuconsole does not measure {PARTS[part]} any longer: {where} failed with {line}")
+        except Exception as failure:  # this part cannot be taken out of the account
+            self.off(where, failure)
+
+    def attempt(self, where: str, function: Callable[..., T], *args: Any) -> T | None:
+        """The result of `function`; None after a failure, and the part of `where` is off then: it is not called again."""
+        if where.partition(".")[0] in self.parts_off:
+            return None
+        try:
+            return function(*args)
+        except Exception as problem:
+            self.part_off(where, problem)
+            return None
+
 
 switch = Switch()
+_entries_of: dict[str, list[tuple[dict[str, Any], str]]] = {}
+"""The module and the name of each function that is an entry point of a part, by part."""
+
+
+def _nothing(*_: Any) -> None:
+    """In place of an entry point whose part is off."""
 
 
 def hot_entry(where: str) -> Callable[[F], F]:
-    """As `entry`, for the entry points of each step: the function itself catches its exceptions and calls `switch.off`. The call of a second function
-    would cost 1 to 3 µs, because the training thread's own work drives that function out of the caches."""
+    """As `entry`, for the entry points of each step: the function itself catches its exceptions and calls `switch.off`, or `switch.part_off`. The
+    call of a second function would cost 1 to 3 µs, because the training thread's own work drives that function out of the caches."""
 
     def note(function: F) -> F:
-        ENTRY_POINTS[where] = function
+        _note(where, function, function)
         return function
 
     return note
 
 
 def entry(where: str) -> Callable[[F], F]:
-    """Make a function an entry point: it returns None after a failure, and the agent is off then. KeyboardInterrupt and SystemExit pass."""
+    """Make a function an entry point: it returns None after a failure. Its part is off then; the agent, where it belongs to none of PARTS.
+    KeyboardInterrupt and SystemExit pass."""
+    off = switch.part_off if where.partition(".")[0] in PARTS else switch.off
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -77,10 +136,18 @@ def entry(where: str) -> Callable[[F], F]:
             try:
                 return function(*args)
             except Exception as problem:
-                switch.off(where, problem)
+                off(where, problem)
                 return None
 
-        ENTRY_POINTS[where] = guarded
+        _note(where, function, guarded)
         return guarded  # type: ignore[return-value]
 
     return decorate
+
+
+def _note(where: str, function: Callable[..., Any], guarded: Callable[..., Any]) -> None:
+    """Remember an entry point; and where it stands, if it is a function of a module and its part can be off alone."""
+    ENTRY_POINTS[where] = guarded
+    part = where.partition(".")[0]
+    if part in PARTS and "." not in function.__qualname__:
+        _entries_of.setdefault(part, []).append((function.__globals__, function.__name__))

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import calls, data, optimizer, passes
+from . import calls, data, graphs, optimizer, passes
+from .evidence import communication
 from .guard import entry, switch, wrappers_without_level
 from .job import Agent
 from .watch import recorder
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
-for _module in (calls, passes, optimizer, data):
+for _module in (calls, passes, optimizer, data, graphs, communication):
     for _name, _hook in _module.HOOKS.items():
         AFTER_IMPORT.setdefault(_name, []).append(_hook)
 

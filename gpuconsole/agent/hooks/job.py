@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import socket
@@ -29,13 +31,14 @@ from ..protocol import (
 )
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
-from . import data, described
+from . import data, described, tracing
 from .account import SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
+from .evidence.communication import exchanges
 from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
-from .evidence.probes import PROBES, Probing, Window, why_refused
+from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
 from .optimizer import steppers
@@ -81,6 +84,10 @@ class JobLoop:
         """The step from which on steps count again; 0: they count."""
         self._counters = ProcessCounters()
         self._before: Knobs = {}
+        self._probe_peak = 0.0
+        """The allocator's peak where a probe has made it, in bytes."""
+        self._own_peak = 0.0
+        """The peak of the program before that probe."""
 
     @property
     def arm(self) -> int:
@@ -140,19 +147,33 @@ class JobLoop:
 
     def counters(self) -> dict[str, float]:
         counters = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
+        if self.account.stream is not None:
+            counters |= {"stream.steps": float(self.account.stream.steps), "stream.caught_up": float(self.account.stream.caught_up)}
         if "torch._dynamo.utils" in sys.modules:
             counters.update(compile_counters())
         return counters
 
     def peak_memory_bytes(self) -> float:
-        """CUDA: the peak of torch's allocator. CPU: the peak of the resident memory of this process."""
-        if self.device.type == "cuda":
-            import torch
+        """CUDA: the peak of torch's allocator, without probes. CPU: the peak of the resident memory of this process.
 
-            return float(torch.cuda.max_memory_allocated(self.device))
+        The statistics of the allocator belong to the program, so nobody restarts them after a probe. As long as their peak is the one that a probe
+        has made, the peak before the probe counts, or what is allocated now.
+        """
+        if self.device.type == "cuda":
+            peak, present, _ = self._figures()
+            return peak if peak != self._probe_peak else max(self._own_peak, present)
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+    def _figures(self) -> tuple[float, float, float]:
+        """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now, and those that are reserved now.
+        torch.cuda.max_memory_allocated and memory_reserved sort all figures, which takes 160 µs."""
+        import torch
+
+        figures = torch.cuda.memory_stats_as_nested_dict(self.device)
+        allocated, reserved = (figures.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
+        return float(allocated.get("peak", 0)), float(allocated.get("current", 0)), float(reserved.get("current", 0))
 
     def forget_peak_memory(self) -> None: ...
 
@@ -160,13 +181,33 @@ class JobLoop:
 
     @contextmanager
     def beside_the_peak(self) -> Iterator[None]:
-        yield
+        """What this block reserves on the GPU is given back at its end, and does not count for the peak. Its tensors must be free by then."""
+        if self.device.type != "cuda":
+            yield
+            return
+        import torch
+
+        own, (peak, _, reserved) = self.peak_memory_bytes(), self._figures()
+        try:
+            yield
+        finally:
+            present_peak, _, present_reserved = self._figures()
+            if present_reserved > reserved:
+                torch.cuda.empty_cache()
+            if present_peak > peak:
+                self._own_peak, self._probe_peak = own, present_peak
 
     def release_cached_memory(self) -> None:
-        """The cache belongs to the program."""
+        """The cache belongs to the program. `beside_the_peak` gives back what a probe has added to it."""
 
     def close(self) -> None:
         self._counters.close()
+
+
+def keep_forever(*objects: Any) -> None:
+    """Never free these objects, at the end of the process neither."""
+    kept = ctypes.py_object(objects)
+    ctypes.pythonapi.Py_IncRef(kept)
 
 
 def refusal(problem: Exception) -> str:
@@ -267,6 +308,9 @@ class JobService(Service):
         probe, refused = PROBES.get(command.probe), why_refused(command.probe)
         if self._probing is not None:
             refused = "another probe is under way"
+        if command.probe in WINDOWED and not refused:
+            self._profile(command)
+            return
         if probe is None or refused:
             self._answer("probedone", request=command.request, probe=command.probe, error=refused)
             return
@@ -274,23 +318,32 @@ class JobService(Service):
 
     def _go_on_probing(self, command: RunProbe, probe: Probing, spent_s: float) -> None:
         """Let a probe work between two steps. `spent_s`: what it has taken so far."""
-        start, signals, error = now(), None, None
-        try:
-            next(probe)
-            self._probing = command, probe, spent_s + now() - start
-            return
-        except StopIteration as end:
-            signals = end.value
-        except Exception as problem:  # a probe must not end the job; what went wrong is the answer
-            error = explain(problem, self.loop.knobs)
-        self._probing = None
-        if spent_s + now() - start >= SETTLE_AFTER_S:
-            self.loop.settle()
+        start = now()
+        with self.loop.beside_the_peak():
+            signals, error = self._advance(probe)
+            if error is not None:
+                gc.collect()  # the exception and its frames may refer to each other, and the frames to tensors
         spent_s += now() - start
+        if signals is None and error is None:
+            self._probing = command, probe, spent_s
+            return
+        self._probing = None
+        if spent_s >= SETTLE_AFTER_S:
+            self.loop.settle()
         self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=spent_s)
 
-    def _profile(self, command: Profile) -> None:
-        """Begin a profiler window on the next steps of the program. They do not count."""
+    def _advance(self, probe: Probing) -> tuple[Signals | None, str | None]:
+        """Run a probe until it waits for a step (None and None), returns its signals, or fails (why)."""
+        try:
+            next(probe)
+        except StopIteration as end:
+            return end.value, None
+        except Exception as problem:  # a probe must not end the job; what went wrong is the answer
+            return None, explain(problem, self.loop.knobs)
+        return None, None
+
+    def _profile(self, command: Profile | RunProbe) -> None:
+        """Begin a profiler window on the next steps of the program, for the user or for a probe. These steps do not count."""
         try:
             if self._window is not None or self._changing is not None or self._probing is not None:
                 raise ProbeError("a change, a probe or another window is under way")
@@ -298,7 +351,11 @@ class JobService(Service):
                 raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
             self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
-            self._answer("profiled", request=command.request, error=explain(problem, self.loop.knobs))
+            error = explain(problem, self.loop.knobs)
+            if isinstance(command, RunProbe):
+                self._answer("probedone", request=command.request, probe=command.probe, error=error)
+            else:
+                self._answer("profiled", request=command.request, error=error)
             return
         recorder.kind = PROBE
 
@@ -364,7 +421,9 @@ class Agent:
 
     @entry("job.step_ended")
     def step_ended(self) -> None:
-        """Called after a step of the program that ends at `recorder.due` or later."""
+        """Called after a step of the program that ends at `recorder.due` or later. Not while the step is captured into a CUDA graph."""
+        if tracing.capturing():
+            return
         recorder.enter(OWN)
         begun = recorder.times[-1]
         try:
@@ -388,6 +447,7 @@ class Agent:
             self._join()
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
+        exchanges.look()
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
@@ -398,31 +458,26 @@ class Agent:
 
     def _serve(self, service: JobService, connection: Connection) -> None:
         """Find out what is not known yet, carry out commands, and send what is due."""
-        if self._search is not None:
-            if self._search.over():
-                self._search = None
-        elif not self._searched and recorder.index >= data.TRACE_AT:
-            self._searched = True
-            if data.may_search():
-                self._search = data.SourceSearch()
+        switch.attempt("source.search", self._search_source)
         if recorder.index >= DESCRIBE_AT and recorder.start - self._described >= DESCRIBE_EVERY_S:
             self._described = recorder.start
-            service.loop.knobs = described.observed_knobs()
-            self._announce()
+            switch.attempt("settings.read", self._describe)
         if recorder.index >= COUNT_AT and not self._arithmetic.done:
-            counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
-            recorder.kind = SETTLING if counted else COUNTS
+            switch.attempt("arithmetic.count", self._count_arithmetic)
+            if "arithmetic" in switch.parts_off:
+                self._arithmetic, recorder.kind = Arithmetic(), COUNTS
+                self._arithmetic.done = True
             if self._arithmetic.done:
-                self._announce()
-                self._send_observed(memory_parts())
-                self._copies = CopyCount() if recorder.on_stream else None
+                switch.attempt("settings.read", self._announce)
+                self._send_observed(switch.attempt("memory.parts", memory_parts))
+                self._copies = switch.attempt("copies.count", CopyCount) if recorder.on_stream else None
         elif self._copies is not None and self._copies.over():
-            self._send_observed(self._copies.signals())
+            self._send_observed(switch.attempt("copies.count", self._copies.signals))
             self._copies = None
         if recorder.index < EAGER:
             writers.learn_loop()
-        for code, (function, segment) in writers.take().items():
-            data.watch_writer(code, function, segment)
+        switch.attempt("writers.watch", self._watch_writers)
+        self._send_notes()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
         self._every_step = (
@@ -433,19 +488,51 @@ class Agent:
         elif connection.gone:
             switch.off("connection", None)
 
+    def _send_notes(self) -> None:
+        while switch.notes:
+            self._send("note", text=switch.notes.pop(0), level="warning")
+
+    def _search_source(self) -> None:
+        if self._search is not None:
+            if self._search.over():
+                self._search = None
+        elif not self._searched and recorder.index >= data.TRACE_AT:
+            self._searched = True
+            if data.may_search():
+                self._search = data.SourceSearch()
+
+    def _describe(self) -> None:
+        assert self._service is not None
+        self._service.loop.knobs = described.observed_knobs()
+        self._announce()
+
+    def _count_arithmetic(self) -> None:
+        counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
+        recorder.kind = SETTLING if counted else COUNTS
+
+    def _watch_writers(self) -> None:
+        for code, (function, segment) in writers.take().items():
+            data.watch_writer(code, function, segment)
+
     @entry("job.ended")
     def ended(self) -> None:
         """The process ends: send what is left."""
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
+            self._send_notes()
             self._send(
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail=""
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
 
     def forked(self) -> None:
-        """In a forked child: the connection and the account are those of the parent."""
+        """In a forked child: the connection and the account are those of the parent.
+
+        What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
+        that was forked after it began.
+        """
+        keep_forever(recorder.state(), dict(vars(self)))
         recorder.reset()
         recorder.at_end = self.step_ended
         if self._connection is not None:
@@ -460,6 +547,7 @@ class Agent:
         self._arithmetic = Arithmetic()
         steppers.reset()
         data.loaders.reset()
+        exchanges.reset()
         writers.reset()
 
     def _join(self) -> None:
@@ -486,6 +574,8 @@ class Agent:
         self._send("jobknown", rank=self.rank, facts=about)
         self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs))
 
-    def _send_observed(self, signals: Signals) -> None:
-        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step."""
-        self._send("probedone", request=0, probe="observed", signals=signals)
+    def _send_observed(self, signals: Signals | None) -> None:
+        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step. None: it could not
+        be seen."""
+        if signals is not None:
+            self._send("probedone", request=0, probe="observed", signals=signals)

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import tracing
 from .evidence.steps import own_updates
-from .guard import hot_entry, switch, wrappers_without_level
+from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
 
@@ -138,30 +138,25 @@ def end_pass() -> None:
         switch.off("passes.end", problem)
 
 
+@entry("loss.read")
 def read_loss(tensors: Any) -> None:
-    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU."""
+    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss that is a tensor only by name (DTensor, whose value would
+    take an exchange between processes) is left alone."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if getattr(loss, "ndim", 1):
+    if getattr(loss, "ndim", 1) or not is_plain(loss):
         return
     if loss.device.type == "cpu":
         value = loss.item()
         recorder.loss = value if recorder.loss is None else recorder.loss + value
-    elif recorder.on_stream and recorder.readings is not None:
-        recorder.loss = PinnedLoss(loss, recorder.loss)
+    elif recorder.copy_loss is not None and recorder.readings is not None:
+        recorder.loss = recorder.copy_loss(loss, recorder.loss)
 
 
-class PinnedLoss:
-    """The value of a loss, copied to host memory behind the work that makes it. The value is there when the stream has passed the copy."""
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor holds its values itself, and its operators are torch's own."""
+    import torch
 
-    def __init__(self, loss: Any, before: Any) -> None:
-        import torch
-
-        self._before = before
-        self._value = torch.empty((), dtype=loss.dtype, pin_memory=True)
-        self._value.copy_(loss.detach(), non_blocking=True)
-
-    def __float__(self) -> float:
-        return float(self._value) + (float(self._before) if self._before is not None else 0.0)
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def autocast_precision(module: Any) -> str:

@@ -10,7 +10,7 @@ import array
 import base64
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from ..clock import now
@@ -58,7 +58,9 @@ class Recorder:
         "arm",
         "at_end",
         "backwards",
+        "caught_up",
         "codes",
+        "copy_loss",
         "done",
         "due",
         "index",
@@ -111,6 +113,10 @@ class Recorder:
         self.on_stream = False
         self.settle: Callable[..., Any] | None = None
         """On CUDA: divides finished steps into those whose events are known, and the rest."""
+        self.caught_up: Callable[[list[Any]], None] | None = None
+        """On CUDA: looks at the events of a sampled step, as the host ends the step."""
+        self.copy_loss: Callable[[Any, Any], Any] | None = None
+        """On CUDA: copies the loss of a sampled step, and adds the loss before."""
         self.sample_all = False
         """Whether every step has readings: in a trial both sides pay the same for them."""
         self.sample_at = -1
@@ -119,6 +125,10 @@ class Recorder:
         self.at_end: Callable[[], None] | None = None
         """Called after a step that ends at `due` or later."""
         self.due = 0.0
+
+    def state(self) -> list[Any]:
+        """All that the recorder holds."""
+        return [getattr(self, name) for name in self.__slots__]
 
     def begin(self, around: list[int]) -> None:
         """The first step's account begins now, on this thread. `around`: what is going on now."""
@@ -151,6 +161,10 @@ class Recorder:
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]
 
+    def drop(self, codes: Container[int]) -> None:
+        """Segments with these codes that are under way are no segments of their own any longer: nothing will end them."""
+        self.stack[1:] = [code for code in self.stack[1:] if code not in codes]
+
     def sampled(self, wanted: bool) -> None:
         """Whether the step that begins now has readings."""
         self.readings: list[Any] | None = None
@@ -164,6 +178,8 @@ class Recorder:
         self.times.append(end)
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]
+            if self.caught_up is not None:
+                self.caught_up(self.readings)
         self.done.append(
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )

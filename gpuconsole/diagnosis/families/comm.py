@@ -58,9 +58,13 @@ def lost_to_small_buckets(case: Case) -> float:
     return max(0.0, 1 - case.value("comm.exchange_large_s") / case.value("comm.exchange_now_s"))
 
 
-def late_ratio(case: Case) -> float:
-    """Time of the slowest process over the others: alone in a pass (P8), or outside of passes (account). 1 where neither is certain."""
+def late_alone(case: Case) -> float:
+    """Time of the slowest process over the others, alone in a pass (P8; in a job DDP's own timer). 1 where that is not certain."""
     alone = case.value("comm.straggler_ratio")
-    sure = alone if alone - case.get("comm.straggler_spread", 0.0) >= LATE else 1.0
+    return alone if alone - case.get("comm.straggler_spread", 0.0) >= LATE else 1.0
+
+
+def late_outside(case: Case) -> float:
+    """The same outside of passes, from the account. 1 where that is not certain."""
     outside = case.get("ranks.busy_ratio", 1.0)
-    return max(sure, outside if outside >= LATE_OUTSIDE else 1.0)
+    return outside if outside >= LATE_OUTSIDE else 1.0

@@ -18,7 +18,7 @@ class CommAccumWithoutNoSync(Rule):
     reads = ("step_s", "comm.exchanges_per_step", "comm.exposed_s")
     text = """DistributedDataParallel exchanges gradients in every backward pass, except in passes under no_sync(). gpuconsole counts the exchanges where
 they happen. One exchange per optimizer step gives the same sum of gradients, so further exchanges are waste. Probe P7 measures what one
-exchange adds to a pass.
+exchange adds to a pass. In a user's job DistributedDataParallel counts and times its exchanges itself.
 Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the exposed time of one exchange and T the time of a step."""
 
     def judge(self, case: Case) -> Finding:

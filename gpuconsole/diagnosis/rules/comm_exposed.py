@@ -23,6 +23,9 @@ class CommExposed(Rule):
 models and split matrices: collectives that return local data). The exposed time is the time of a pass with communication minus the time of
 the slowest process without it: no computation hides this part. In ordinary steps, the process that communicates least has waited for no
 other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
+In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
+of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
+With FSDP it is not known.
 Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""

@@ -10,6 +10,7 @@ LARGE = Threshold(
     "large", 25e6, "B", "latency limits smaller exchanges on every link (25 MB is the default bucket of DistributedDataParallel)"
 )
 UNUSED = 0.01
+HIDDEN = Threshold("hidden", 0.01, "ratio", "less than 1 % of a step: the bandwidth of the link changes nothing")
 
 
 class CommSlowLink(Rule):
@@ -17,7 +18,7 @@ class CommSlowLink(Rule):
     title = "Processes do not use the NVLink between their GPUs"
     clear_title = "Communication is as fast as its link"
     gpu_only = True
-    thresholds = (REACHED, LARGE)
+    thresholds = (REACHED, LARGE, HIDDEN)
     reads = (
         "is_gpu", "step_s", "link.nvlink_joined", "comm.bytes_per_step", "comm.bus_bytes_per_s", "link.nvlink_peak_bytes_per_s",
         "link.pcie_peak_bytes_per_s", "link.nvlink_bytes_per_s", "comm.exposed_s",
@@ -25,7 +26,9 @@ class CommSlowLink(Rule):
     text = """Probe P10 all-reduces as many bytes as the gradients have, in pieces of 25 MB, and computes the bus bandwidth as nccl-tests define it. Pieces
 of that size do not reach the full bandwidth of NVLink. The rule therefore fires only if the result is below the PCIe bandwidth and below half
 of the NVLink bandwidth. NCCL then uses PCIe or host memory: peer access is disabled, or the processes run in containers that do not
-share memory. The rule is silent without NVLink and across several machines."""
+share memory. The rule is silent without NVLink and across several machines.
+In a user's job nothing is tried. The link has carried all gradients at most in the time after the computation. The bandwidth that follows is an
+upper limit: if it is too low, the link is slow. Where computation hides the exchange, the link is fast enough."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
@@ -36,6 +39,12 @@ share memory. The rule is silent without NVLink and across several machines."""
         if sent < LARGE:
             small = case.evidence(("comm.bytes_per_step", LARGE))
             return self.clear(0.0, small, "the exchanges are too small to measure the bandwidth of a link")
+        if (
+            not case.has("comm.bus_bytes_per_s")
+            and case.has("comm.exposed_s")
+            and case.value("comm.exposed_s") < HIDDEN * case.value("step_s")
+        ):
+            return self.clear(0.0, case.evidence("comm.exposed_s", "step_s"), "computation hides the communication")
         measured, expected = case.value("comm.bus_bytes_per_s"), case.value("link.nvlink_peak_bytes_per_s")
         pcie = case.value("link.pcie_peak_bytes_per_s")
         limit = min(pcie, REACHED * expected)

@@ -18,7 +18,9 @@ class CommSmallBuckets(Rule):
     reads = ("step_s", "comm.exchange_large_s", "comm.exchange_now_s", "comm.exposed_s", "comm.bus_bytes_per_s")
     text = """Probe P10 all-reduces as many bytes as the gradients have, once in pieces of bucket_cap_mb and once in pieces of 25 MB. A ring all-reduce
 takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandwidth leave the link idle. This finding claims the exposed
-communication (probe P7) that larger pieces save. comm.exposed claims the rest."""
+communication (probe P7) that larger pieces save. comm.exposed claims the rest.
+In a user's job nothing is tried. The first iteration of DistributedDataParallel has all gradients in fewer and larger buckets than the later ones.
+Its time stands for larger pieces. It also sets up connections, so the gain is at least the predicted one."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.buckets_can_be_small(case):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import comm
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent, speedup_interval
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent, short_of, speedup_interval
 
+GAIN = Threshold("gain", 0.05, "ratio", "below 5 % of a step the wait is not worth a finding")
 PREDICTION_ERROR = 0.3
 
 
@@ -12,7 +13,7 @@ class CommStraggler(Rule):
     id = "comm.straggler"
     title = "One process is slower than the others"
     clear_title = "No process is slower than the others"
-    thresholds = (comm.LATE, comm.LATE_OUTSIDE)
+    thresholds = (comm.LATE, comm.LATE_OUTSIDE, GAIN)
     knobs = ("straggler_ms",)
     reads = (
         "step_s", "comm.straggler_ratio", "comm.straggler_spread", "ranks.busy_ratio", "comm.late_s", "comm.pass_alone_s",
@@ -20,25 +21,28 @@ class CommStraggler(Rule):
     )  # fmt: skip
     text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process is visible. Step times are
 equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the time account: the time
-of a step without communication, per process. A slow link is different: it makes no pass without communication longer."""
+of a step without communication, per process. A slow link is different: it makes no pass without communication longer.
+In a user's job the timer of DistributedDataParallel gives the time of a pass up to its last gradient, per process."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio, limit = comm.late_ratio(case), comm.LATE
+        alone, limit = comm.late_alone(case), comm.LATE
+        ratio = alone if alone >= limit else comm.late_outside(case)
         level = (ratio - 1) / (limit - 1)
-        alone = case.value("comm.straggler_ratio")
         evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s")
         evidence += case.if_known(("ranks.busy_ratio", limit))
         if ratio < limit:
             return self.clear(level, evidence)
-        if alone == ratio or alone >= limit:
+        if alone >= limit:
             rank = int(case.value("comm.slowest_rank"))
             lost = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / case.value("step_s")
             where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
         else:
             rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", 1 - 1 / ratio
         share = min(0.9, lost)
+        if share < GAIN:
+            return self.clear(short_of(share / GAIN), evidence, f"rank {rank} is late by {percent(share)} of a step")
         summary = f"rank {rank} takes {percent(ratio - 1)} longer than the others{where}. The others wait for rank {rank} in every step"
         why = f"switches off the delay of the exercise. On a real machine, give rank {rank} less work or leave out its device"
         code = f"# rank {rank}: compare clocks, temperature and other processes of its device with the other devices"

@@ -50,6 +50,11 @@ class Stamps:
             finally:
                 self.silent = False
 
+    def goes_on_as(self, name):
+        """What is left of the present block belongs to `name`."""
+        self._book()
+        self._stack[-1] = name
+
     def write(self, name):
         """Write the account into the folder STAMPS."""
         total = sum(self._kept.values())

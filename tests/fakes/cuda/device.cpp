@@ -20,6 +20,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -33,6 +34,7 @@
 #include <cmath>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -49,13 +51,26 @@ struct Card {
   double memory, context, bf16, fp16, tf32, fp32, fp64, int8, bandwidth, link, peer;
 };
 
-/* What one process uses of one card. The console's fake driver and the other processes read it. */
+/* What one process uses of one card, from its first call that needs a context there. The fake driver and the other processes read it. */
 struct Slot {
   int32_t pid, card;
   int64_t reserved, allocated;
   double busy_s, flops, bytes, h2d, d2h;
+  double active_s, sm_s, tensor_s, dram_s;  // seconds: of periods with a kernel; of the SMs, the tensor cores and the memory at work
 };
 constexpr int SLOTS = 256;
+
+/* What kernels and copies take of a card. */
+struct Cost {
+  double seconds = 0, flops = 0, bytes = 0, h2d = 0, d2h = 0, sm_s = 0, tensor_s = 0, dram_s = 0;
+  uint64_t kernels = 1;
+  bool copies = false;  // by a copy engine, not by SMs
+
+  void add(const Cost& more) {
+    flops += more.flops, bytes += more.bytes, h2d += more.h2d, d2h += more.d2h;
+    sm_s += more.sm_s, tensor_s += more.tensor_s, dram_s += more.dram_s, kernels += more.kernels;
+  }
+};
 
 static bool with_values = true;
 static double slowdown = 1, kernel_s = 3e-6, gemm_share = 0.75, memory_share = 0.9;
@@ -104,11 +119,23 @@ static std::vector<Other> others_on(int card) {
 
 constexpr size_t MIB = 1 << 20, SMALL = MIB, SMALL_SEGMENT = 2 * MIB, LARGE_SEGMENT = 20 * MIB, MIN_LARGE = 10 * MIB;
 
+struct Block;
+struct BySize { bool operator()(const Block* a, const Block* b) const; };
+
+/* Free blocks, large and small. A CUDA graph has a pool of its own: what it frees during the capture stays its own until it is reset. */
+struct Pool {
+  std::set<Block*, BySize> free_blocks[2];
+  int graphs = 0;
+};
+
 struct Block {
   size_t address, size, asked;
   bool small, in_use = false;
   Block *before = nullptr, *after = nullptr;  // of the same segment
+  Pool* pool = nullptr;  // none: of an expandable segment
 };
+
+bool BySize::operator()(const Block* a, const Block* b) const { return std::tie(a->size, a->address) < std::tie(b->size, b->address); }
 
 static std::string gib(double bytes) {
   char text[64];
@@ -119,16 +146,14 @@ static std::string gib(double bytes) {
 /* Best fit among free blocks; a segment is split and merged again (c10/cuda/CUDACachingAllocator.cpp). Segments of one size are not told
  * apart by stream. With expandable_segments a large block takes what is free, wherever it lies. */
 struct Cache {
-  struct BySize {
-    bool operator()(const Block* a, const Block* b) const { return std::tie(a->size, a->address) < std::tie(b->size, b->address); }
-  };
   int index = 0, card = 0;
   Slot* slot = nullptr;
   double fraction = 1;
   size_t allocated = 0, reserved = 0, allocated_peak = 0, reserved_peak = 0, retries = 0, ooms = 0, next_address = 0x7e0000000000;
   size_t expandable_free = 0;
   bool expandable = false;
-  std::set<Block*, BySize> free_blocks[2];
+  Pool common;
+  std::map<uint64_t, Pool> of_graphs;
 
   void start() {
     for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
@@ -136,7 +161,7 @@ struct Cache {
   }
 
   double free_on_card() const {
-    double used = cards[card].context + reserved;
+    double used = (slot ? cards[card].context : 0) + reserved;
     for (const Other& other : others_on(card)) used += other.bytes;
     return std::max(0.0, cards[card].memory - used);
   }
@@ -149,10 +174,10 @@ struct Cache {
     if (slot) slot->allocated = allocated, slot->reserved = reserved;
   }
 
-  Block* allocate(size_t asked) {
+  Block* allocate(size_t asked, Pool* own = nullptr) {
     size_t size = std::max<size_t>(512, (asked + 511) / 512 * 512);
     bool small = size <= SMALL;
-    if (expandable && !small) {
+    if (expandable && !small && !own) {
       size_t segment = (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), reused = std::min(segment, expandable_free), more = segment - reused;
       if (more && !fits(more)) {
         release();
@@ -164,7 +189,8 @@ struct Cache {
       count(segment, more);
       return block;
     }
-    auto& pool = free_blocks[small];
+    if (!own) own = &common;
+    auto& pool = own->free_blocks[small];
     Block key{0, size, asked, small};
     auto found = pool.lower_bound(&key);
     Block* block;
@@ -178,12 +204,12 @@ struct Cache {
         retries++;
         if (!fits(segment)) out_of_memory(asked);
       }
-      block = new Block{next_address, segment, asked, small};
+      block = new Block{next_address, segment, asked, small, false, nullptr, nullptr, own};
       next_address += segment;
       count(0, segment);
     }
     if (block->size - size >= (small ? 512 : SMALL + 1)) {
-      Block* rest = new Block{block->address + size, block->size - size, 0, small, false, block, block->after};
+      Block* rest = new Block{block->address + size, block->size - size, 0, small, false, block, block->after, own};
       if (block->after) block->after->before = rest;
       block->after = rest, block->size = size;
       pool.insert(rest);
@@ -196,12 +222,12 @@ struct Cache {
   void give_back(Block* block) {
     count(-(int64_t)block->size, 0);
     block->in_use = false;
-    if (expandable && !block->small) {
+    if (!block->pool) {
       expandable_free += block->size;
       delete block;
       return;
     }
-    auto& pool = free_blocks[block->small];
+    auto& pool = block->pool->free_blocks[block->small];
     if (Block* b = block->before; b && !b->in_use) {
       pool.erase(b);
       b->size += block->size, b->after = block->after;
@@ -218,8 +244,8 @@ struct Cache {
     pool.insert(block);
   }
 
-  void release() { /* whole free segments go back to the card */
-    for (auto& pool : free_blocks)
+  void release(Pool& own) {
+    for (auto& pool : own.free_blocks)
       for (auto i = pool.begin(); i != pool.end();) {
         Block* block = *i;
         if (block->before || block->after) { ++i; continue; }
@@ -227,13 +253,19 @@ struct Cache {
         i = pool.erase(i);
         delete block;
       }
+  }
+
+  void release() { /* whole free segments go back to the card */
+    release(common);
+    for (auto& [id, pool] : of_graphs)
+      if (!pool.graphs) release(pool);
     count(0, -(int64_t)expandable_free);
     expandable_free = 0;
   }
 
   size_t inactive_split() const {
     size_t total = 0;
-    for (auto& pool : free_blocks)
+    for (auto& pool : common.free_blocks)
       for (Block* block : pool)
         if (block->before || block->after) total += block->size;
     return total;
@@ -266,6 +298,7 @@ struct Device_ {
   std::unordered_map<StreamId, Timeline> streams;
   uint64_t kernels = 0;
   double busy_s = 0;
+  int64_t last_period = -1;  // that had a kernel
 };
 
 static std::recursive_mutex lock;
@@ -323,12 +356,49 @@ static std::vector<int> visible_cards() {
   return found;
 }
 
+/* --- fork: a child of a process that has initialised CUDA cannot use it ---------------------------------------------------- */
+
+static bool in_bad_fork = false;
+static std::mutex pinned_lock, shapes_lock;
+static void (*tell_torch_of_forks)(DeviceType) = nullptr;  // torch::utils::register_fork_handler_for_device_init
+
+static void hold_locks() { lock.lock(), pinned_lock.lock(), shapes_lock.lock(); }
+static void let_go() { shapes_lock.unlock(), pinned_lock.unlock(), lock.unlock(); }
+static void in_child() {
+  in_bad_fork = true;
+  new (&lock) std::recursive_mutex;  // the thread that holds them has another id here
+  new (&pinned_lock) std::mutex;
+  new (&shapes_lock) std::mutex;
+  for (Device_* d : devices)
+    if (d->cache.slot) d->cache.slot = new Slot(*d->cache.slot);  // the shared figures belong to the parent
+  shared_slots = nullptr;
+}
+
+/* From the first call to the driver on: children are told. */
+static void poison_forks() {
+  static bool done = false;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  if (std::exchange(done, true)) return;
+  pthread_atfork(hold_locks, let_go, in_child);
+  if (tell_torch_of_forks) tell_torch_of_forks(DeviceType::CUDA);
+}
+
+static void require_usable() { TORCH_CHECK(!in_bad_fork, "CUDA error: initialization error (simulated)"); }
+
+/* A destructor that calls CUDA throws in such a child, and C++ ends a process whose destructor throws. */
+[[noreturn]] static void die_in_destructor(const char* freed) {
+  fprintf(stderr, "CUDA error: initialization error (simulated): process %d freed %s, but CUDA was initialised in its parent %d before the fork\n",
+          getpid(), freed, getppid());
+  abort();
+}
+
 /* The environment counts at the first use, as in the real driver. */
 static void initialise() {
   static bool done = false;
   std::lock_guard<std::recursive_mutex> hold(lock);
   if (done) return;
   done = true;
+  poison_forks();
   for (int card : visible_cards()) {
     Device_* d = new Device_;
     d->cache.index = devices.size(), d->cache.card = card;
@@ -337,35 +407,106 @@ static void initialise() {
   }
 }
 
-static Device_& device(int index) {
-  initialise();
+/* A device as torch counts for it, without a context on the card. */
+static Device_& figures(int index) {
+  if (devices.empty()) initialise();
   if (index < 0) index = present_device;
   TORCH_CHECK(index < (int)devices.size(), "CUDA error: invalid device ordinal (simulated)");
-  Device_& d = *devices[index];
-  if (!d.cache.slot) d.cache.slot = claim_slot(d.cache.card);
+  return *devices[index];
+}
+
+/* A device for a call that needs a context: the first one makes it. */
+static Device_& device(int index) {
+  require_usable();
+  Device_& d = figures(index);
+  if (!d.cache.slot) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (!d.cache.slot) d.cache.slot = claim_slot(d.cache.card);
+  }
   return d;
 }
 
+static bool has_context(int index) { return index < (int)devices.size() && devices[index]->cache.slot; }
+
 static StreamId stream_of(int index) { return current_stream[index]; }
 
+/* --- stream capture ------------------------------------------------------------------------------------------------------- */
+
+/* The work of a captured graph: `total.seconds` is the length of its longest chain of streams. */
+struct Graph {
+  Cost total;
+  int index = -1;
+  uint64_t pool = 0;
+  bool captured = false;
+};
+
+enum CaptureMode { GLOBAL, THREAD_LOCAL, RELAXED };
+
+/* One capture at a time in a process, as torch demands. */
+struct Capture {
+  uint64_t id;
+  Graph* graph;
+  StreamId origin;
+  CaptureMode mode;
+  std::thread::id thread;
+  bool invalid = false;
+  std::unordered_map<StreamId, double> tails;  // seconds from the beginning of the graph, of each stream that takes part
+
+  void add(StreamId stream, const Cost& cost) {
+    TORCH_CHECK(!invalid, "CUDA error: operation failed due to a previous error during capture (simulated)");
+    tails[stream] += cost.seconds;
+    graph->total.add(cost);
+  }
+};
+static Capture* capture = nullptr;
+
+static bool is_capturing(int index, StreamId stream) {
+  if (!capture) return false;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  return capture && capture->graph->index == index && capture->tails.count(stream);
+}
+
+/* Ends the capture with an error where CUDA does: for calls that wait, ask or allocate. `own`: the call concerns the capturing stream itself. */
+static void refuse_in_capture(bool own) {
+  if (!capture) return;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  if (!capture || (!own && (capture->mode == RELAXED || (capture->mode == THREAD_LOCAL && capture->thread != std::this_thread::get_id())))) return;
+  capture->invalid = true;
+  TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing (simulated)");
+}
+
+/* NVML's utilisation is the share of its sample periods in which a kernel ran, however short. */
+constexpr double PERIOD_S = 1e-3;
+
+static void count_work(Device_& d, const Cost& cost, double end) {
+  Slot& slot = *d.cache.slot;
+  d.kernels += cost.kernels, d.busy_s += cost.seconds;
+  slot.busy_s += cost.seconds, slot.flops += cost.flops, slot.bytes += cost.bytes, slot.h2d += cost.h2d, slot.d2h += cost.d2h;
+  slot.sm_s += cost.sm_s, slot.tensor_s += cost.tensor_s, slot.dram_s += cost.dram_s;
+  if (cost.copies) return;
+  int64_t first = std::max<int64_t>((end - cost.seconds) / PERIOD_S, d.last_period + 1), last = end / PERIOD_S;
+  if (last >= first) slot.active_s += (last - first + 1) * PERIOD_S, d.last_period = last;
+}
+
 /* `ready`: when the work can begin, if that is not now. */
-static void launch(int index, StreamId stream, double seconds, double ready = INFINITY) {
+static void launch(int index, StreamId stream, const Cost& cost, double ready = INFINITY) {
   Device_& d = device(index);
   std::unique_lock<std::recursive_mutex> hold(lock);
+  if (capture && is_capturing(index, stream)) return capture->add(stream, cost);
   Timeline& t = d.streams[stream];
+  double present = now();
   for (;;) {
-    double present = now();
     while (!t.ends.empty() && t.ends.front() <= present) t.ends.pop_front();
     if (t.ends.size() < queue_depth) break;
     double first = t.ends.front();  // a full launch queue makes the host wait
     hold.unlock();
     sleep_until(first);
     hold.lock();
+    present = now();
   }
-  t.tail = std::max(std::isinf(ready) ? now() : ready, t.tail) + seconds;
+  t.tail = std::max(std::isinf(ready) ? present : ready, t.tail) + cost.seconds;
   t.ends.push_back(t.tail);
-  d.kernels++, d.busy_s += seconds;
-  d.cache.slot->busy_s += seconds;
+  count_work(d, cost, t.tail);
 }
 
 static void wait_until(double t, const char* why) {
@@ -385,7 +526,21 @@ static double end_of(int index) {
   return end;
 }
 
-struct Event_ { double t; };
+static void wait_for_stream(int index, StreamId stream, const char* why) {
+  refuse_in_capture(is_capturing(index, stream));
+  wait_until(tail_of(index, stream), why);
+}
+
+static void wait_for_device(int index) {
+  refuse_in_capture(capture && capture->graph->index == index);
+  wait_until(end_of(index), "device");
+}
+
+struct Event_ {
+  int index;  // the device of the stream that recorded it first
+  double t = 0;
+  uint64_t captured_by = 0;  // the capture to which the last record belongs; `t` is then a time of that graph
+};
 
 struct Guard final : public impl::DeviceGuardImplInterface {
   DeviceType type() const override { return DeviceType::CUDA; }
@@ -395,7 +550,10 @@ struct Guard final : public impl::DeviceGuardImplInterface {
     return before;
   }
   Device getDevice() const override { return Device(DeviceType::CUDA, present_device); }
-  void setDevice(Device d) const override { if (d.index() >= 0) present_device = d.index(); }
+  void setDevice(Device d) const override {
+    require_usable();
+    if (d.index() >= 0) present_device = d.index();
+  }
   void uncheckedSetDevice(Device d) const noexcept override { if (d.index() >= 0) present_device = d.index(); }
   static int index_of(Device d) { return d.has_index() ? d.index() : present_device; }
   Stream getStream(Device d) const override { return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index_of(d)), stream_of(index_of(d))); }
@@ -414,21 +572,50 @@ struct Guard final : public impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream s) const override { return (void*)(intptr_t)s.id(); }
   DeviceIndex deviceCount() const noexcept override { initialise(); return devices.size(); }
   void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
-    if (!*event) *event = new Event_;
-    ((Event_*)*event)->t = std::max(now(), tail_of(s.device_index(), s.id()));
+    double tail = tail_of(s.device_index(), s.id());
+    if (!*event) *event = new Event_{s.device_index()};
+    Event_& e = *(Event_*)*event;
+    TORCH_CHECK(e.index == s.device_index(), "Event device ", e.index, " does not match recording stream's device ", (int)s.device_index(), ".");
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    bool captured = is_capturing(e.index, s.id());
+    e.captured_by = captured ? capture->id : 0;
+    e.t = captured ? capture->tails[s.id()] : std::max(now(), tail);
   }
-  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete (Event_*)event; }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override {
+    if (event && in_bad_fork) die_in_destructor("a CUDA event that has been recorded");
+    delete (Event_*)event;
+  }
   void block(void* event, const Stream& s) const override {
     std::lock_guard<std::recursive_mutex> hold(lock);
     double& tail = device(s.device_index()).streams[s.id()].tail;
-    if (event) tail = std::max(tail, ((Event_*)event)->t);
+    if (!event) return;
+    Event_& e = *(Event_*)event;
+    if (e.captured_by) { /* the stream takes part in the capture from now on */
+      TORCH_CHECK(capture && capture->id == e.captured_by, CAPTURED_EVENT);
+      double& within = capture->tails[s.id()];
+      within = std::max(within, e.t);
+    } else if (!is_capturing(s.device_index(), s.id())) {
+      tail = std::max(tail, e.t);
+    }
   }
-  bool queryEvent(void* event) const override { return !event || now() >= ((Event_*)event)->t; }
-  void synchronizeEvent(void* event) const override { if (event) wait_until(((Event_*)event)->t, "event"); }
-  double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (((Event_*)b)->t - ((Event_*)a)->t) * 1e3; }
-  bool queryStream(const Stream& s) const override { return now() >= tail_of(s.device_index(), s.id()); }
-  void synchronizeStream(const Stream& s) const override { wait_until(tail_of(s.device_index(), s.id()), "stream"); }
-  void synchronizeDevice(const DeviceIndex i) const override { wait_until(end_of(i), "device"); }
+  static constexpr const char* CAPTURED_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream (simulated)";
+  static const Event_& recorded(void* event) {
+    require_usable();
+    const Event_& e = *(Event_*)event;
+    refuse_in_capture(capture && e.captured_by == capture->id);
+    TORCH_CHECK(!e.captured_by, CAPTURED_EVENT);
+    return e;
+  }
+  bool isStreamCapturing(const Stream& s) const override { return is_capturing(s.device_index(), s.id()); }
+  bool queryEvent(void* event) const override { return !event || now() >= recorded(event).t; }
+  void synchronizeEvent(void* event) const override { if (event) wait_until(recorded(event).t, "event"); }
+  double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (recorded(b).t - recorded(a).t) * 1e3; }
+  bool queryStream(const Stream& s) const override {
+    refuse_in_capture(is_capturing(s.device_index(), s.id()));
+    return now() >= tail_of(s.device_index(), s.id());
+  }
+  void synchronizeStream(const Stream& s) const override { wait_for_stream(s.device_index(), s.id(), "stream"); }
+  void synchronizeDevice(const DeviceIndex i) const override { wait_for_device(i); }
 };
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(CUDA, Guard) }
 
@@ -453,7 +640,8 @@ static void drop(void* context) {
 static DataPtr hold_bytes(int index, size_t n, Storage values) {
   Device_& d = device(index);
   std::lock_guard<std::recursive_mutex> guard(lock);
-  Block* block = d.cache.allocate(n);
+  Pool* own = capture && is_capturing(index, stream_of(index)) ? &d.cache.of_graphs[capture->graph->pool] : nullptr;
+  Block* block = d.cache.allocate(n, own);
   void* data = values ? values.mutable_data() : (void*)block->address;
   if (!data) data = (void*)block->address;
   Held* held = new Held{index, block, std::move(values)};
@@ -484,33 +672,47 @@ struct CardAllocator final : public Allocator {
 };
 static CardAllocator card_allocator;
 
-static std::mutex pinned_lock;
-static std::set<std::pair<uintptr_t, uintptr_t>> pinned;  // address, size
+struct PinnedBlock {
+  size_t size;
+  bool used = false;  // by a stream, through a copy that does not wait; torch then records an event on that stream when the block is freed
+};
+static std::map<uintptr_t, PinnedBlock> pinned;  // by address
 struct PinnedAllocator final : public Allocator {
   DataPtr allocate(size_t n) override {
+    require_usable();
+    refuse_in_capture(false);
+    bool any = false;
+    for (size_t i = 0; i < devices.size(); i++) any |= has_context(i);
+    if (n && !any) device(present_device);  // pinned memory belongs to a context; torch takes one that exists
     void* p = nullptr;
     if (n && posix_memalign(&p, 64, n)) throw std::bad_alloc();
     std::lock_guard<std::mutex> guard(pinned_lock);
-    if (p) pinned.insert({(uintptr_t)p, n});
+    if (p) pinned[(uintptr_t)p] = {n};
     return DataPtr(p, p, &forget, Device(DeviceType::CPU));
   }
   static void forget(void* p) {
     if (!p) return;
     {
       std::lock_guard<std::mutex> guard(pinned_lock);
-      auto at = pinned.lower_bound({(uintptr_t)p, 0});
-      if (at != pinned.end() && at->first == (uintptr_t)p) pinned.erase(at);
+      auto at = pinned.find((uintptr_t)p);
+      if (at != pinned.end()) {
+        if (at->second.used && in_bad_fork) die_in_destructor("pinned host memory that a stream has used");
+        pinned.erase(at);
+      }
     }
     ::free(p);
   }
   DeleterFnPtr raw_deleter() const override { return &forget; }
   void copy_data(void* to, const void* from, size_t n) const override { memcpy(to, from, n); }
-  static bool holds(const void* p) {
+  /* Whether `p` lies in pinned memory; `by_a_stream` notes that a stream uses the block. */
+  static bool holds(const void* p, bool by_a_stream = false) {
     std::lock_guard<std::mutex> guard(pinned_lock);
-    auto at = pinned.upper_bound({(uintptr_t)p, UINTPTR_MAX});
+    auto at = pinned.upper_bound((uintptr_t)p);
     if (at == pinned.begin()) return false;
     --at;
-    return (uintptr_t)p < at->first + std::max<uintptr_t>(1, at->second);
+    if ((uintptr_t)p >= at->first + std::max<uintptr_t>(1, at->second.size)) return false;
+    at->second.used |= by_a_stream;
+    return true;
   }
 };
 static PinnedAllocator pinned_allocator;
@@ -542,11 +744,11 @@ static at::Generator& default_generator(int index) {
 
 struct CUDAHooks final : public at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override { initialise(); }
+  void init() const override { require_usable(), initialise(); }
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return !visible_cards().empty(); }
-  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(DeviceIndex index) const override { return has_context(index); }
   DeviceIndex deviceCount() const override { initialise(); return devices.size(); }
   DeviceIndex getCurrentDevice() const override { return present_device; }
   void setCurrentDevice(DeviceIndex index) const override { present_device = index; }
@@ -554,7 +756,7 @@ struct CUDAHooks final : public at::CUDAHooksInterface {
   DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return index < 0 ? present_device : exchangeDevice(index); }
   DeviceIndex current_device() const override { return present_device; }
   int getNumGPUs() const override { return deviceCount(); }
-  bool isPinnedPtr(const void* p) const override { return PinnedAllocator::holds(p); }
+  bool isPinnedPtr(const void* p) const override { return !in_bad_fork && PinnedAllocator::holds(p); }
   Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   Allocator* getCUDADeviceAllocator() const override { return &card_allocator; }
   Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CUDA, present_device); }
@@ -565,7 +767,7 @@ struct CUDAHooks final : public at::CUDAHooksInterface {
     int at = index < 0 ? present_device : index;
     return given.insert(at).second ? default_generator(at) : new_generator(at);
   }
-  void deviceSynchronize(DeviceIndex index) const override { wait_until(end_of(index), "device"); }
+  void deviceSynchronize(DeviceIndex index) const override { wait_for_device(index); }
 };
 namespace at { REGISTER_CUDA_HOOKS(CUDAHooks) }
 
@@ -661,24 +863,48 @@ static double flops_of(const std::string& name, const std::vector<at::Tensor>& i
   return 0;
 }
 
-static double peak_of(const Card& c, ScalarType type) {
+/* Whether torch lets CUDA use TF32 for this product: the rules of torch for the old and the new settings (Context::float32Precision). */
+static bool uses_tf32(at::Float32Op op) {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32;
+}
+
+struct Peak { double flops; bool tensor_cores; };
+
+static Peak peak_of(const Card& c, ScalarType type, at::Float32Op op) {
   switch (type) {
-    case ScalarType::BFloat16: return c.bf16;
-    case ScalarType::Half: return c.fp16;
-    case ScalarType::Double: return c.fp64;
-    case ScalarType::Char: return c.int8;
-    default: return at::globalContext().allowTF32CuBLAS() ? c.tf32 : c.fp32;
+    case ScalarType::BFloat16: return {c.bf16, true};
+    case ScalarType::Half: return {c.fp16, true};
+    case ScalarType::Double: return {c.fp64, false};
+    case ScalarType::Char: return {c.int8, true};
+    default: return uses_tf32(op) ? Peak{c.tf32, true} : Peak{c.fp32, false};
   }
 }
 
 static double bytes_of(const at::Tensor& t) { return t.defined() ? (double)t.numel() * t.element_size() : 0.0; }
 
-static void charge(int index, double flops, double bytes, ScalarType type) {
-  Device_& d = device(index);
-  const Card& c = cards[d.cache.card];
-  d.cache.slot->flops += flops, d.cache.slot->bytes += bytes;
-  double compute = flops > 0 ? flops / (peak_of(c, type) * gemm_share) : 0, memory = bytes / (c.bandwidth * memory_share);
-  launch(index, stream_of(index), slowdown * std::max({kernel_s, compute, memory}));
+/* A kernel of the shortest duration fills the fewer SMs the less work it has; a long one keeps all of them busy but for its ends. */
+constexpr double FULL_SHARE = 0.95, ONE_SM_SHARE = 0.01;
+
+static void charge(int index, double flops, double bytes, ScalarType type, at::Float32Op op = at::Float32Op::MATMUL) {
+  const Card& c = cards[device(index).cache.card];
+  double memory = bytes / c.bandwidth, compute = 0;
+  Cost cost;
+  if (flops > 0) {
+    Peak peak = peak_of(c, type, op);
+    compute = flops / peak.flops;
+    if (peak.tensor_cores) cost.tensor_s = slowdown * compute;
+  }
+  double work = std::max(compute / gemm_share, memory / memory_share), seconds = std::max(kernel_s, work);
+  cost.seconds = slowdown * seconds, cost.flops = flops, cost.bytes = bytes, cost.dram_s = slowdown * memory;
+  cost.sm_s = cost.seconds * std::min(FULL_SHARE, std::max(ONE_SM_SHARE, work / seconds));
+  launch(index, stream_of(index), cost);
+}
+
+/* A copy between the cards or with the host. */
+static Cost of_copy(double seconds, double h2d = 0, double d2h = 0) {
+  Cost cost;
+  cost.seconds = slowdown * seconds, cost.h2d = h2d, cost.d2h = d2h, cost.copies = true;
+  return cost;
 }
 
 static void charge(Call& call, const std::string& name, const std::vector<at::Tensor>& results, double changed = 0) {
@@ -687,7 +913,8 @@ static void charge(Call& call, const std::string& name, const std::vector<at::Te
   for (auto& t : results) if (!call.shares(t)) bytes += bytes_of(t);
   ScalarType type = ScalarType::Float;
   for (auto& t : call.inputs) if (t.is_floating_point()) { type = t.scalar_type(); break; }
-  charge(call.index, flops_of(name, call.inputs, results), bytes, type);
+  bool is_convolution = name.find("conv") != std::string::npos;
+  charge(call.index, flops_of(name, call.inputs, results), bytes, type, is_convolution ? at::Float32Op::CONV : at::Float32Op::MATMUL);
 }
 
 static const std::unordered_set<std::string> WAITING = {"aten::nonzero", "aten::equal", "aten::_unique2", "aten::unique_dim", "aten::masked_select",
@@ -703,7 +930,6 @@ struct Shape {
   bool defined;
 };
 static std::unordered_map<std::string, std::vector<Shape>> known_shapes;
-static std::mutex shapes_lock;
 
 template <typename T> static void write_key(std::string& key, const T& value) { key.append((const char*)&value, sizeof value); }
 
@@ -863,14 +1089,14 @@ static void fallback(const OperatorHandle& op, torch::jit::Stack* stack) {
   if (is_view || RESHAPING.count(name)) return;
   if (!key.empty()) remember(key, call, results);
   charge(call, name, results, changed_bytes(schema, originals));
-  if (waits) wait_until(tail_of(call.index, stream_of(call.index)), name.c_str());
+  if (waits) wait_for_stream(call.index, stream_of(call.index), name.c_str());
 }
 
 static at::Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout>, std::optional<Device> where, std::optional<bool>,
                         std::optional<MemoryFormat> format) {
   int before = present_device;
   if (where && where->has_index()) present_device = where->index();
-  device(present_device);
+  figures(present_device);
   at::Tensor made = at::detail::empty_generic(size, &card_allocator, DispatchKeySet(DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()), format);
   present_device = before;
   return made;
@@ -880,7 +1106,7 @@ static at::Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optio
                                 std::optional<bool>) {
   int before = present_device;
   if (where && where->has_index()) present_device = where->index();
-  device(present_device);
+  figures(present_device);
   at::Tensor made = at::detail::empty_strided_generic(size, stride, &card_allocator, DispatchKeySet(DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()));
   present_device = before;
   return made;
@@ -889,6 +1115,11 @@ static at::Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optio
 /* Copies between host and device wait unless they are non_blocking and the host's memory is pinned; small blocking-free copies from pageable
  * memory go through a staging buffer of the driver (CUDA programming guide: up to 64 KB to the device return at once). */
 static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  const at::Tensor& on_gpu = self.is_cuda() ? self : source;
+  const at::Tensor& on_host = self.is_cuda() ? source : self;
+  int index = on_gpu.device().index();
+  bool is_pinned = !on_host.is_cuda() && PinnedAllocator::holds(on_host.storage().data(), non_blocking);
+  if (!on_host.is_cuda() && !is_pinned && is_capturing(index, stream_of(index))) refuse_in_capture(true);
   Call call;
   at::Tensor to = call.stand_in(self), from = call.stand_in(source);
   if (with_values) to.copy_(from);
@@ -896,30 +1127,26 @@ static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
     memcpy(self.mutable_data_ptr(), source.const_data_ptr(), self.nbytes());
   else if (!self.is_cuda()) self.zero_();
   double bytes = bytes_of(self);
-  const at::Tensor& on_gpu = self.is_cuda() ? self : source;
-  int index = on_gpu.device().index();
   Device_& d = device(index);
   StreamId stream = stream_of(index);
   if (self.is_cuda() && source.is_cuda()) {
     if (self.device() == source.device()) charge(index, 0, bytes + bytes_of(source), ScalarType::Float);
-    else launch(index, stream, slowdown * (1e-5 + bytes / cards[d.cache.card].peer));
+    else launch(index, stream, of_copy(1e-5 + bytes / cards[d.cache.card].peer));
     return self;
   }
-  const at::Tensor& on_host = self.is_cuda() ? source : self;
-  bool is_pinned = PinnedAllocator::holds(on_host.storage().data());
   double rate = cards[d.cache.card].link * (is_pinned ? 1.0 : 0.5); /* pageable memory is copied twice */
-  (self.is_cuda() ? d.cache.slot->h2d : d.cache.slot->d2h) += bytes;
-  launch(index, stream, slowdown * (5e-6 + bytes / rate));
+  launch(index, stream, of_copy(5e-6 + bytes / rate, self.is_cuda() ? bytes : 0, self.is_cuda() ? 0 : bytes));
   bool returns_at_once = non_blocking && (is_pinned || (self.is_cuda() && bytes <= 65536));
   if (on_host.dim() == 0 && self.is_cuda()) returns_at_once = true;
-  if (!returns_at_once) wait_until(tail_of(index, stream), self.is_cuda() ? "copy to the device" : "copy to the host");
+  if (!returns_at_once) wait_for_stream(index, stream, self.is_cuda() ? "copy to the device" : "copy to the host");
   return self;
 }
 
 static at::Scalar local_scalar(const at::Tensor& self) {
   int index = self.device().index();
-  launch(index, stream_of(index), slowdown * 5e-6);
-  wait_until(tail_of(index, stream_of(index)), "item");
+  if (is_capturing(index, stream_of(index))) refuse_in_capture(true);
+  launch(index, stream_of(index), of_copy(5e-6));
+  wait_for_stream(index, stream_of(index), "item");
   if (!with_values) return at::isIntegralType(self.scalar_type(), true) ? at::Scalar((int64_t)0) : at::Scalar(0.0);
   Call call;
   return at::_local_scalar_dense(call.stand_in(self));
@@ -1087,7 +1314,7 @@ using Group = intrusive_ptr<c10d::ProcessGroup>;
 using Operation = intrusive_ptr<ReduceOp>;
 using Work = intrusive_ptr<c10d::Work>;
 constexpr StreamId COLLECTIVES = 999999;
-constexpr double COLLECTIVE_S = 1e-5;
+constexpr double COLLECTIVE_S = 1e-5, COLLECTIVE_SMS = 0.15;  // share of the SMs: NCCL takes 16 to 24 of 132 on an H100
 
 struct SimWork final : public c10d::Work {
   int index;
@@ -1127,7 +1354,10 @@ static Work collective(const Group& group, std::vector<Tensor> tensors, double m
   host->allreduce(start, latest)->wait();
   Call call;
   if (with_values) values(*host, call);
-  launch(index, COLLECTIVES, slowdown * (COLLECTIVE_S + moved / cards[device(index).cache.card].peer), start[0].const_data_ptr<double>()[0]);
+  Cost cost;
+  cost.seconds = slowdown * (COLLECTIVE_S + moved / cards[device(index).cache.card].peer);
+  cost.sm_s = cost.seconds * COLLECTIVE_SMS, cost.bytes = 2 * moved, cost.dram_s = slowdown * cost.bytes / cards[device(index).cache.card].bandwidth;
+  launch(index, COLLECTIVES, cost, start[0].const_data_ptr<double>()[0]);
   return make_intrusive<SimWork>(index, tail_of(index, COLLECTIVES), std::move(tensors));
 }
 
@@ -1236,20 +1466,49 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
   m.impl("reduce_scatter_tensor_coalesced_", TORCH_FN(reduce_scatter_coalesced));
   m.impl("barrier", TORCH_FN(barrier));
 }
-/* DistributedDataParallel's own statistics, which nobody reads here. */
-struct NoTimer final : public c10d::Timer {
-  explicit NoTimer(Device) {}
-  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+/* The times of DistributedDataParallel's own logger: positions on the stream, as torch's CudaTimer (reducer_cuda.cpp) takes from events. */
+struct StreamTimer final : public c10d::Timer {
+  int index;
+  std::map<Event, double> ends;
+  explicit StreamTimer(Device on) : index(on.index()) {}
+  void record(Event event) override {
+    Timer::record(event);
+    ends[event] = std::max(now(), tail_of(index, stream_of(index)));
+  }
+  std::optional<int64_t> measureDifference(Event start, Event end) override { /* nanoseconds */
+    if (!ends.count(start) || !ends.count(end)) return std::nullopt;
+    for (Event event : {start, end})
+      if (ends[event] > now()) wait_until(ends[event], "event");
+    double seconds = ends[end] - ends[start];
+    return seconds < 0 ? std::nullopt : std::optional<int64_t>(seconds * 1e9);
+  }
 };
-namespace c10d { C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, NoTimer) }
+namespace c10d { C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, StreamTimer) }
 
 static auto warn_again = [] { WarningUtils::set_warning_handler(usual_warnings); return 0; }();
 
 /* --- for runtime.py --------------------------------------------------------------------------------------------------------- */
 
+/* The text of the error of `call`, or null: no C++ exception may reach ctypes. Calls that can fail go through it. */
+template <typename F> static const char* attempt(const F& call) {
+  thread_local std::string text;
+  try {
+    call();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  return text.c_str();
+}
+
 extern "C" {
 void sim_configure(const char* path) { config_path = path; read_machine(); }
 void sim_on_sync(void (*callback)(const char*)) { sync_callback = callback; }
+void sim_on_fork(void (*callback)(DeviceType)) { tell_torch_of_forks = callback; }
+void sim_poison_forks() { poison_forks(); }
+int sim_in_bad_fork() { return in_bad_fork; }
 int sim_visible(int* found) {
   std::vector<int> all;
   if (devices.empty()) all = visible_cards();
@@ -1261,42 +1520,131 @@ void sim_initialise() { initialise(); }
 int sim_has_values() { return with_values; }
 int sim_device() { return present_device; }
 /* What torch compiles for CUDA only: FSDP2 frees and allocates storages in this way. */
-void sim_resize_storage(void* of, size_t bytes) {
-  StorageImpl* storage = (StorageImpl*)of;
-  int before = std::exchange(present_device, (int)storage->device().index());
-  DataPtr data = card_allocator.allocate(bytes);
-  present_device = before;
-  if (with_values && data && storage->data()) memcpy(data.mutable_get(), storage->data(), std::min(bytes, storage->nbytes()));
-  storage->set_data_ptr_noswap(std::move(data));
-  storage->set_nbytes(bytes);
+const char* sim_resize_storage(void* of, size_t bytes) {
+  return attempt([&] {
+    StorageImpl* storage = (StorageImpl*)of;
+    int before = std::exchange(present_device, (int)storage->device().index());
+    DataPtr data = card_allocator.allocate(bytes);
+    present_device = before;
+    if (with_values && data && storage->data()) memcpy(data.mutable_get(), storage->data(), std::min(bytes, storage->nbytes()));
+    storage->set_data_ptr_noswap(std::move(data));
+    storage->set_nbytes(bytes);
+  });
 }
-void sim_set_device(int index) { if (index >= 0) present_device = index; }
-void sim_memory(int index, double* out) {
-  Device_& d = device(index);
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  Cache& c = d.cache;
-  double values[] = {(double)c.allocated, (double)c.reserved, (double)c.allocated_peak, (double)c.reserved_peak, (double)c.inactive_split(),
-                     (double)c.retries, (double)c.ooms, c.free_on_card(), cards[c.card].memory};
-  std::copy(std::begin(values), std::end(values), out);
+/* `forced`: as cudaSetDevice, which makes a context; else the device is only the present one for what follows. */
+const char* sim_set_device(int index, int forced) {
+  return attempt([&] {
+    require_usable();
+    if (index < 0) return;
+    forced ? device(index) : figures(index);
+    present_device = index;
+  });
 }
-void sim_reset_peaks(int index) {
-  Cache& c = device(index).cache;
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  c.allocated_peak = c.allocated, c.reserved_peak = c.reserved;
+const char* sim_memory(int index, double* out) {
+  return attempt([&] {
+    Device_& d = figures(index);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Cache& c = d.cache;
+    double values[] = {(double)c.allocated, (double)c.reserved, (double)c.allocated_peak, (double)c.reserved_peak, (double)c.inactive_split(),
+                       (double)c.retries, (double)c.ooms, c.free_on_card(), cards[c.card].memory};
+    std::copy(std::begin(values), std::end(values), out);
+  });
 }
-void sim_empty_cache() {
-  initialise();
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  for (Device_* d : devices) d->cache.release();
+double sim_total_memory(int card) { return cards[card].memory; }
+const char* sim_need_context(int index) { return attempt([&] { device(index); }); }
+const char* sim_reset_peaks(int index) {
+  return attempt([&] {
+    Cache& c = figures(index).cache;
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    c.allocated_peak = c.allocated, c.reserved_peak = c.reserved;
+  });
+}
+const char* sim_empty_cache() {
+  return attempt([&] {
+    require_usable();
+    refuse_in_capture(false);
+    initialise();
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    for (Device_* d : devices) d->cache.release();
+  });
 }
 void sim_set_kernel_s(double seconds) { kernel_s = seconds; }
 double sim_queued_s(int index) { return std::max(0.0, end_of(index) - now()); }
-void sim_set_fraction(int index, double fraction) { device(index).cache.fraction = fraction; }
-void sim_launch(int index, double seconds) { launch(index < 0 ? present_device : index, stream_of(index < 0 ? present_device : index), seconds); }
-void sim_synchronize(int index) { wait_until(end_of(index < 0 ? present_device : index), "device"); }
-void sim_clock(int index, double* out) {
-  Device_& d = device(index);
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  out[0] = d.kernels, out[1] = d.busy_s;
+const char* sim_set_fraction(int index, double fraction) { return attempt([&] { figures(index).cache.fraction = fraction; }); }
+const char* sim_launch(int index, double seconds) {
+  return attempt([&] {
+    int on = index < 0 ? present_device : index;
+    Cost cost;
+    cost.seconds = seconds, cost.sm_s = seconds * ONE_SM_SHARE;
+    launch(on, stream_of(on), cost);
+  });
+}
+const char* sim_synchronize(int index) { return attempt([&] { wait_for_device(index < 0 ? present_device : index); }); }
+const char* sim_clock(int index, double* out) {
+  return attempt([&] {
+    Device_& d = figures(index);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    out[0] = d.kernels, out[1] = d.busy_s;
+  });
+}
+/* CUDA graphs. A graph that has been captured keeps its pool until it is reset. */
+int sim_is_capturing() { return capture && is_capturing(present_device, stream_of(present_device)); }
+Graph* sim_graph_new() { return new Graph; }
+uint64_t sim_graph_pool(Graph* graph) { return graph->pool; }
+uint64_t sim_new_pool() {
+  static std::atomic<uint64_t> made{0};
+  return ++made;
+}
+const char* sim_graph_reset(Graph* graph) {
+  return attempt([&] {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (graph->captured) devices[graph->index]->cache.of_graphs[graph->pool].graphs--;
+    *graph = Graph();
+  });
+}
+void sim_graph_delete(Graph* graph) {
+  sim_graph_reset(graph);
+  delete graph;
+}
+const char* sim_capture_begin(Graph* graph, uint64_t pool, const char* mode) {
+  return attempt([&] {
+    static uint64_t captures = 0;
+    Device_& d = device(present_device);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    StreamId stream = stream_of(present_device);
+    TORCH_CHECK(!graph->captured, "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance.");
+    TORCH_CHECK(stream != 0, "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the default stream.)");
+    TORCH_CHECK(!capture, "CUDA error: operation not permitted when stream is capturing (simulated)");
+    std::string word = mode;
+    TORCH_CHECK(word == "global" || word == "thread_local" || word == "relaxed",
+                "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got ", word);
+    *graph = Graph{Cost(), present_device, pool ? pool : sim_new_pool(), false};
+    graph->total.kernels = 0;
+    d.cache.of_graphs[graph->pool].graphs++;
+    capture = new Capture{++captures, graph, stream, word == "global" ? GLOBAL : word == "relaxed" ? RELAXED : THREAD_LOCAL, std::this_thread::get_id()};
+    capture->tails[stream] = 0;
+  });
+}
+const char* sim_capture_end(Graph* graph) {
+  return attempt([&] {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    TORCH_CHECK(capture && capture->graph == graph, "CUDA error: the stream is not capturing this graph (simulated)");
+    TORCH_CHECK(capture->origin == stream_of(present_device) && graph->index == present_device, "Capture must end on the same stream it began on.");
+    std::unique_ptr<Capture> ended(std::exchange(capture, nullptr));
+    if (ended->invalid) {
+      devices[graph->index]->cache.of_graphs[graph->pool].graphs--;
+      TORCH_CHECK(false, "CUDA error: operation failed due to a previous error during capture (simulated): the capture was invalidated");
+    }
+    for (auto& [stream, tail] : ended->tails) graph->total.seconds = std::max(graph->total.seconds, tail);
+    graph->captured = true;
+  });
+}
+/* One launch for all the kernels. */
+const char* sim_graph_replay(Graph* graph) {
+  return attempt([&] {
+    require_usable();
+    TORCH_CHECK(graph->captured, "Called CUDAGraph::replay without a preceding successful capture.");
+    launch(graph->index, stream_of(graph->index), graph->total);
+  });
 }
 }

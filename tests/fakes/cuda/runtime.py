@@ -3,7 +3,8 @@
 sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
 SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
 
-Gaps: torch.compile returns the model as it is (there is no compiler for this device), CUDA graphs and CUPTI (torch.profiler) do not exist.
+Gaps: torch.compile returns the model as it is (there is no compiler for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
+does not compute its values again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import os
 import sys
 import time
 import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,23 @@ CLOCK_HZ = 1.98e9
 """For torch.cuda._sleep, which counts cycles."""
 MEMORY_FIGURES = ("allocated", "reserved", "allocated_peak", "reserved_peak", "inactive_split", "retries", "ooms", "free", "total")
 
+CAN_FAIL = (
+    "sim_launch",
+    "sim_synchronize",
+    "sim_set_device",
+    "sim_need_context",
+    "sim_memory",
+    "sim_reset_peaks",
+    "sim_set_fraction",
+    "sim_empty_cache",
+    "sim_clock",
+    "sim_resize_storage",
+    "sim_graph_reset",
+    "sim_graph_replay",
+    "sim_capture_begin",
+    "sim_capture_end",
+)
+"""Functions of the library that return the text of their error, or nothing."""
 library: Any = None
 _keep: list[object] = []
 
@@ -32,11 +51,28 @@ def load() -> None:
     """Load the library. It registers itself with torch's libraries, so it must come before anything asks torch for CUDA."""
     global library
     library = ctypes.CDLL(os.environ["SIMULATED_CUDA"], ctypes.RTLD_GLOBAL)
+    for name in CAN_FAIL:
+        function = getattr(library, name)
+        function.restype, function.errcheck = ctypes.c_char_p, _raise_error
     for name in ("sim_launch", "sim_set_fraction"):
         getattr(library, name).argtypes = [ctypes.c_int, ctypes.c_double]
+    library.sim_total_memory.restype = ctypes.c_double
+    library.sim_graph_new.restype, library.sim_graph_pool.restype, library.sim_new_pool.restype = (
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+    )
+    for name in ("sim_graph_reset", "sim_graph_delete", "sim_graph_replay", "sim_graph_pool", "sim_capture_end"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    library.sim_capture_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p]
     library.sim_set_kernel_s.argtypes, library.sim_queued_s.restype = [ctypes.c_double], ctypes.c_double
     library.sim_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.sim_configure(os.environ["SIMULATED_CUDA_MACHINE"].encode())
+
+
+def _raise_error(text: bytes | None, *_: object) -> None:
+    if text is not None:
+        raise RuntimeError(text.decode())
 
 
 def memory(index: int) -> dict[str, float]:
@@ -97,6 +133,40 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + name, value
 
 
+class Graph:
+    """What torch._C._CUDAGraph does: the base of torch's own torch.cuda.CUDAGraph."""
+
+    def __new__(cls, keep_graph: bool = False) -> Any:
+        graph = object.__new__(cls)
+        graph._handle = library.sim_graph_new()
+        return graph
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._handle: int
+        weakref.finalize(self, library.sim_graph_delete, self._handle).atexit = False
+
+    def capture_begin(self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global") -> None:
+        library.sim_capture_begin(self._handle, pool[1] if pool else 0, capture_error_mode.encode())
+
+    def capture_end(self) -> None:
+        library.sim_capture_end(self._handle)
+
+    def instantiate(self) -> None:
+        """A captured graph can be replayed at once."""
+
+    def replay(self) -> None:
+        library.sim_graph_replay(self._handle)
+
+    def reset(self) -> None:
+        library.sim_graph_reset(self._handle)
+
+    def pool(self) -> tuple[int, int]:
+        return (0, library.sim_graph_pool(self._handle))
+
+    def enable_debug_mode(self) -> None:
+        """There is nothing to dump."""
+
+
 def install(torch: Any) -> None:
     """Replace what a CPU build of torch lacks."""
     cards = json.loads(os.environ["SIMULATED_CUDA_CARDS"])
@@ -129,26 +199,37 @@ def install(torch: Any) -> None:
         if chosen is None:
             yield
             return
+        device = library.sim_device()
         before = torch.accelerator.current_stream(chosen.device)
-        torch.accelerator.set_stream(chosen)
+        torch.accelerator.set_stream(chosen)  # its device becomes the current one
         try:
             yield
         finally:
             torch.accelerator.set_stream(before)
+            library.sim_set_device(device, 0)
 
     def exchange(index: int) -> int:
         before = library.sim_device()
-        library.sim_set_device(index)
+        if index >= 0:
+            lazy_init()
+            library.sim_set_device(index, 1)
+        return before
+
+    def exchange_back(index: int) -> int:
+        """Without a context on the device, if there is none yet."""
+        before = library.sim_device()
+        library.sim_set_device(index, 0)
         return before
 
     def properties(device: Any = None) -> types.SimpleNamespace:
+        lazy_init()
         seen = visible()
         index = index_of(device)
         if index >= len(seen):
             raise AssertionError("Invalid device id")
         card = cards[seen[index]]
         return types.SimpleNamespace(
-            total_memory=int(memory(index)["total"]),
+            total_memory=int(library.sim_total_memory(seen[index])),
             name=card["name"],
             uuid=card["uuid"].removeprefix("GPU-"),
             major=card["capability"][0],
@@ -156,70 +237,119 @@ def install(torch: Any) -> None:
             multi_processor_count=card["processors"],
         )
 
+    def is_available() -> bool:
+        """As torch: this asks the driver, which forked children then cannot use, unless torch is told to ask NVML."""
+        if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1":
+            library.sim_poison_forks()
+        return bool(visible())
+
+    def is_initialized() -> bool:
+        return bool(cuda._initialized) and not library.sim_in_bad_fork()
+
+    waiting_seeds: list[Callable[[], None]] = []
+
     def lazy_init() -> None:
+        if is_initialized():
+            return
+        if library.sim_in_bad_fork():
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
+            )
         if not visible():
             raise RuntimeError("No CUDA GPUs are available")
         library.sim_initialise()
         cuda._initialized = True
         if not cuda.default_generators:
             cuda.default_generators = tuple(torch.Generator(device=f"cuda:{index}") for index in range(len(visible())))
+        for call in waiting_seeds:
+            call()
+        waiting_seeds.clear()
 
     def generator(device: Any = None) -> Any:
         lazy_init()
         return cuda.default_generators[index_of(device)]
 
     def nested(device: Any = None) -> dict[str, Any]:
-        return _nested(index_of(device))
+        return _nested(index_of(device)) if is_initialized() else {}
 
-    def seed_all(seed: int) -> None:
-        if visible():
+    def figure(name: str) -> Callable[..., int]:
+        """A figure of the allocator, as torch: 0 before the initialisation and in forked children."""
+        return lambda device=None: int(memory(index_of(device))[name]) if is_initialized() else 0
+
+    def initialised(function: Callable[..., Any]) -> Callable[..., Any]:
+        """torch initialises CUDA in these functions, or refuses to in a forked child."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
             lazy_init()
-        for one in cuda.default_generators:
-            one.manual_seed(seed)
+            return function(*args, **kwargs)
+
+        return call
+
+    def free_and_total(device: Any = None) -> tuple[int, int]:
+        library.sim_need_context(index_of(device))
+        found = memory(index_of(device))
+        return int(found["free"]), int(found["total"])
+
+    def seed(value: int, every_card: bool) -> None:
+        """As torch: a seed does not initialise CUDA, it waits."""
+
+        def give() -> None:
+            for generator in cuda.default_generators if every_card else [cuda.default_generators[library.sim_device()]]:
+                generator.manual_seed(int(value))
+
+        if is_initialized():
+            give()
+        else:
+            waiting_seeds.append(give)
 
     def empty_cache() -> None:
-        library.sim_empty_cache()
+        if is_initialized():
+            library.sim_empty_cache()
+
+    def is_capturing() -> bool:
+        return bool(library.sim_is_capturing())
 
     replaced = {
-        "is_available": lambda: bool(visible()),
+        "is_available": is_available,
+        "_is_in_bad_fork": lambda: bool(library.sim_in_bad_fork()),
         "device_count": lambda: len(visible()),
-        "is_initialized": lambda: bool(cuda._initialized),
+        "is_initialized": is_initialized,
         "_lazy_init": lazy_init,
         "init": lazy_init,
-        "current_device": lambda: library.sim_device(),
-        "set_device": lambda device: library.sim_set_device(index_of(device)),
+        "current_device": initialised(lambda: library.sim_device()),
+        "set_device": initialised(lambda device: library.sim_set_device(index_of(device), 1)),
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": exchange_back,
         "get_device_properties": properties,
         "get_device_name": lambda device=None: properties(device).name,
         "get_device_capability": lambda device=None: (properties(device).major, properties(device).minor),
         "is_bf16_supported": lambda including_emulation=True: True,
-        "synchronize": lambda device=None: library.sim_synchronize(index_of(device)),
+        "synchronize": initialised(lambda device=None: library.sim_synchronize(index_of(device))),
         "Event": Event,
         "Stream": Stream,
         "stream": stream,
         "StreamContext": stream,
-        "current_stream": lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index_of(device))),
-        "default_stream": lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=1),
+        "current_stream": initialised(lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index_of(device)))),
+        "default_stream": initialised(lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=1)),
         "set_stream": lambda chosen: torch.accelerator.set_stream(chosen),
         "empty_cache": empty_cache,
         "memory_stats": lambda device=None: collections.OrderedDict(sorted(_flat(nested(device)))),
         "memory_stats_as_nested_dict": nested,
-        "memory_allocated": lambda device=None: int(memory(index_of(device))["allocated"]),
-        "memory_reserved": lambda device=None: int(memory(index_of(device))["reserved"]),
-        "max_memory_allocated": lambda device=None: int(memory(index_of(device))["allocated_peak"]),
-        "max_memory_reserved": lambda device=None: int(memory(index_of(device))["reserved_peak"]),
-        "reset_peak_memory_stats": lambda device=None: library.sim_reset_peaks(index_of(device)),
-        "set_per_process_memory_fraction": lambda fraction, device=None: library.sim_set_fraction(index_of(device), fraction),
-        "mem_get_info": lambda device=None: (int(memory(index_of(device))["free"]), int(memory(index_of(device))["total"])),
-        "is_current_stream_capturing": lambda: False,
+        "memory_allocated": figure("allocated"),
+        "memory_reserved": figure("reserved"),
+        "max_memory_allocated": figure("allocated_peak"),
+        "max_memory_reserved": figure("reserved_peak"),
+        "reset_peak_memory_stats": initialised(lambda device=None: library.sim_reset_peaks(index_of(device))),
+        "set_per_process_memory_fraction": initialised(lambda fraction, device=None: library.sim_set_fraction(index_of(device), fraction)),
+        "mem_get_info": initialised(free_and_total),
+        "is_current_stream_capturing": is_capturing,
         "get_rng_state": lambda device="cuda": generator(device).get_state(),
         "set_rng_state": lambda state, device="cuda": generator(device).set_state(state),
-        "manual_seed": lambda seed: generator().manual_seed(seed),
-        "manual_seed_all": seed_all,
+        "manual_seed": lambda value: seed(value, every_card=False),
+        "manual_seed_all": lambda value: seed(value, every_card=True),
         "initial_seed": lambda: generator().initial_seed(),
         "seed": lambda: generator().seed(),
-        "_sleep": lambda cycles: library.sim_launch(-1, cycles / CLOCK_HZ),
+        "_sleep": initialised(lambda cycles: library.sim_launch(-1, cycles / CLOCK_HZ)),
     }
     for name, value in replaced.items():
         for module in (cuda, cuda.memory, cuda.random):
@@ -257,8 +387,15 @@ def install(torch: Any) -> None:
     resize_storage, torch.UntypedStorage.resize_ = torch.UntypedStorage.resize_, resize
     clone_storage, torch.storage._StorageBase.clone = torch.storage._StorageBase.clone, clone
     start, torch.profiler.profile.start = torch.profiler.profile.start, refuse_profile
+    torch_python = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
+    library.sim_on_fork(torch_python._ZN5torch5utils37register_fork_handler_for_device_initEN3c1010DeviceTypeE)
     cuda.default_generators = ()
     torch._C._cuda_memoryStats = nested
-    torch._C._cuda_isCurrentStreamCapturing = lambda: False
+    torch._C._cuda_isCurrentStreamCapturing = cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
+    torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
+    torch._C._host_emptyCache = lambda: None
+    for name, method in vars(Graph).items():
+        if callable(method) or isinstance(method, staticmethod):
+            setattr(torch._C._CUDAGraph, name, method)
     torch.compile = lambda model=None, **_: model if model is not None else (lambda given: given)
     torch.simulated_cuda = sys.modules[__name__]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...protocol import Value
+from ..guard import switch
 from .change import CHANGES_NUMERICS, Change, Refused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
@@ -22,23 +23,40 @@ def why_fixed(knob: str) -> str:
     change = CHANGES.get(knob)
     if change is None:
         return why(knob, watch)
+    if knob in unreadable:
+        return f"its value cannot be read ({unreadable[knob]})"
     reason = change.why_fixed(watch)
     place = site(watch, "loader") if isinstance(change, LoaderChange) else site(watch, "optimizer") if knob == "optim" else ""
     return f"{reason} ({place})" if reason and place else reason
 
 
+unreadable: dict[str, str] = {}
+"""Why the value of a knob could not be read, by knob."""
+
+
 def observed() -> dict[str, Value]:
-    """The values in force of all knobs that can change."""
+    """The values in force of all knobs that can change. A knob that cannot be read is left out, and `unreadable` says why."""
     from ..watch import watch
 
-    return {knob: value for knob, change in CHANGES.items() if (value := change.read(watch)) is not None}
+    values: dict[str, Value] = {}
+    for knob, change in CHANGES.items():
+        try:
+            value = change.read(watch)
+        except Exception as problem:  # a setting that this agent does not know, or an object of the program that raises
+            if knob not in unreadable:
+                unreadable[knob] = f"{type(problem).__name__}: {problem}".splitlines()[0]
+                switch.notes.append(f"gpuconsole cannot read {knob} in this program ({unreadable[knob]})")
+            continue
+        if value is not None:
+            values[knob] = value
+    return values
 
 
 def effects() -> dict[str, str]:
     """What each change does to the numbers of the program."""
     from ..watch import watch
 
-    return {knob: change.effect_here(watch) for knob, change in CHANGES.items()}
+    return {knob: change.effect_here(watch) for knob, change in CHANGES.items() if knob not in unreadable}
 
 
 def begin(knob: str, value: Value) -> None:

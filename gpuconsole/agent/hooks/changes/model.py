@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 COMPILE_STEPS = 2
 """Steps after which torch.compile has compiled forward and backward, and what follows from a second shape."""
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that replay CUDA graphs."""
+LOST_GRADIENTS = "each pass writes its gradients to the same memory, so that those of the pass before are lost"
 HALF = ("torch.bfloat16", "torch.float16")
 
 
@@ -30,6 +34,45 @@ def _device(watch: Watch) -> str:
     return ""
 
 
+class MatmulPrecision:
+    """TF32 for matrix products in fp32. torch 2.9 has a second interface for it, and each raises where the program has used the other."""
+
+    @staticmethod
+    def is_tf32() -> bool:
+        import torch
+
+        try:
+            return bool(torch.get_float32_matmul_precision() != "highest")
+        except RuntimeError:
+            return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+
+    @staticmethod
+    def set_tf32(on: bool) -> Callable[[], None]:
+        """Switch it on or off by the interface that the program uses. Returns what puts it back."""
+        import torch
+
+        try:
+            before = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            matmul = torch.backends.cuda.matmul
+            former = matmul.fp32_precision
+            matmul.fp32_precision = "tf32" if on else "ieee"
+            return lambda: setattr(matmul, "fp32_precision", former)
+        torch.set_float32_matmul_precision("high" if on else "highest")
+        return lambda: torch.set_float32_matmul_precision(before)
+
+
+def convolutions_in_tf32() -> bool:
+    """Whether cuDNN may use TF32 for convolutions in fp32: torch's default."""
+    import torch
+
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the program has used the other interface of torch 2.9
+        backend: Any = torch.backends.cudnn
+        return str(backend.conv.fp32_precision) == "tf32"
+
+
 class Precision(Change):
     """bf16: autocast around the call of the model, with outputs in fp32, as accelerate does it. tf32: for matrix products."""
 
@@ -37,7 +80,7 @@ class Precision(Change):
 
     def __init__(self) -> None:
         self._value = ""
-        self._matmul_before = ""
+        self._put_back: Callable[[], None] | None = None
 
     def read(self, watch: Watch) -> Value | None:
         import torch
@@ -49,7 +92,7 @@ class Precision(Change):
         parameter = next((weight for root in _roots(watch) for weight in root.parameters()), None)
         if parameter is not None and str(parameter.dtype) in HALF:
             return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
-        return "tf32" if _device(watch) == "cuda" and torch.get_float32_matmul_precision() != "highest" else "fp32"
+        return "tf32" if _device(watch) == "cuda" and MatmulPrecision.is_tf32() else "fp32"
 
     def why_fixed(self, watch: Watch) -> str:
         if not _roots(watch):
@@ -61,8 +104,6 @@ class Precision(Change):
         return ""
 
     def set(self, watch: Watch, value: Value) -> None:
-        import torch
-
         if reason := self.why_fixed(watch):
             raise Refused(reason)
         before = self.read(watch)
@@ -74,23 +115,19 @@ class Precision(Change):
             return
         self._undo(watch)
         if value == "tf32":
-            self._matmul_before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high")
+            self._put_back = MatmulPrecision.set_tf32(True)
         elif value == "bf16":
             watch.wrap_forward = in_bf16
-        elif before == "tf32" and torch.get_float32_matmul_precision() != "highest":  # the program's own setting
-            self._matmul_before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("highest")
+        elif before == "tf32" and MatmulPrecision.is_tf32():  # the program's own setting
+            self._put_back = MatmulPrecision.set_tf32(False)
         self._value = str(value)
 
     def _undo(self, watch: Watch) -> None:
-        import torch
-
         if watch.wrap_forward is in_bf16:
             watch.wrap_forward = None
-        if self._matmul_before:
-            torch.set_float32_matmul_precision(self._matmul_before)
-        self._value = self._matmul_before = ""
+        if self._put_back is not None:
+            self._put_back()
+        self._value, self._put_back = "", None
 
 
 def in_bf16(call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,6 +187,10 @@ class TorchCompile(Change):
             raise Refused(reason)
         if value == self.read(watch):
             return
+        if value in WITH_GRAPHS and watch.micro_batches > 1 and _device(watch) == "cuda":
+            raise Refused(
+                f"{value} uses CUDA graphs, and the program adds up gradients over {watch.micro_batches} passes: {LOST_GRADIENTS}"
+            )
         import torch._dynamo
 
         for ref, before in self._compiled.values():

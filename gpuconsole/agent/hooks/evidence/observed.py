@@ -1,5 +1,5 @@
-"""What is observed in a job without an experiment: FLOPs of one step, the memory of its parts, the copies from the host to the GPU in a few
-steps, and whether the processes that load data compute or wait.
+"""What is observed in a job without an experiment: FLOPs of one step, the memory of its parts, the copies from the host to the GPU and the waits of
+the host for it in a few steps, and whether the processes that load data compute or wait.
 
 A dispatch mode counts FLOPs in the passes of one step by torch's own formulas (torch.utils.flop_counter). It calls each operator as it is:
 the program's code runs once, as ever. A model under torch.compile is not counted: torch would run it uncompiled in that step, with other
@@ -11,6 +11,7 @@ thing: the rate of a second loader that runs alone. A dataset of a user is never
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -21,9 +22,10 @@ from ...loop import Signals
 from ...protocol import Signal
 from .. import tracing
 from ..changes.loader import worker_pids
-from ..guard import switch, wrappers_without_level
+from ..guard import entry, switch, wrappers_without_level
 from ..passes import state
-from ..watch import recorder, watch
+from ..recorder import OWN, get_ident
+from ..watch import program_frame, recorder, watch
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
 
@@ -55,16 +57,25 @@ class StepCount:
 
         self._mode = Counts()
 
+    @entry("arithmetic.enter")
     def enter(self) -> None:
         """A pass begins."""
         self._depth += 1
         if self._depth == 1:
             self._mode.__enter__()
 
+    @entry("arithmetic.leave")
     def leave(self) -> None:
         """The pass ends."""
         self._depth -= 1
         if self._depth == 0:
+            self._mode.__exit__(None, None, None)
+
+    def stop(self) -> None:
+        """Count nothing any longer, wherever the program is."""
+        state.counting = None
+        if self._depth > 0:
+            self._depth = 0
             self._mode.__exit__(None, None, None)
 
 
@@ -88,6 +99,7 @@ class Arithmetic:
                 self.done, self.reason = True, COMPILED
                 return False
             self._count = state.counting = StepCount()
+            switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting = self._count, None, None
         self.done = True
@@ -131,11 +143,13 @@ def _bytes(tensors: Iterable[Any]) -> float:
     return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
-# --- copies from the host to the GPU, by Tensor.to and Tensor.cuda -------------------------------------------
+# --- copies from the host to the GPU, and waits of the host for it ------------------------------------------
 
 STEPS = 3
-"""Steps in which copies are counted. In all other steps the methods of the class are torch's own."""
-METHODS = ("to", "cuda")
+"""Steps in which copies and waits are counted. In all other steps the methods of the class are torch's own."""
+COPIES = ("to", "cuda")
+WAITS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+"""Methods of a tensor on a GPU that wait until the GPU has computed its values. `to` waits where it copies to the host."""
 
 
 class CopyCount:
@@ -147,29 +161,54 @@ class CopyCount:
         self.pageable = self.pinned = 0
         self.bytes = 0.0
         """Of the copies from pageable memory."""
+        self.waits = 0
+        self.wait_s: dict[str, float] = {}
+        """Seconds of the host in calls that wait for the GPU, by line of the program."""
         self._first = recorder.index
+        self._inside = False
         self._class: Any = torch.Tensor
-        self._set: dict[str, Any] = {}
-        for name in METHODS:
-            if name not in self._class.__dict__:
-                self._set[name] = self._counted(getattr(self._class, name))
-                setattr(self._class, name, self._set[name])
+        self._set: dict[tuple[Any, str], Any] = {}
+        self._plain_synchronize = torch.cuda.synchronize
+        for name in (*COPIES, *WAITS):
+            if name not in self._class.__dict__ and hasattr(self._class, name):
+                self._set[self._class, name] = self._counted(name, getattr(self._class, name))
+        for (target, name), method in self._set.items():
+            setattr(target, name, method)
+        torch.cuda.synchronize = self._counted_synchronize(torch.cuda.synchronize)
         switch.undo.append(self.stop)
+        switch.undo_part["copies"] = self.stop
 
     @wrappers_without_level
-    def _counted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        copies, waits = name in COPIES, name in WAITS
+
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = plain(tensor, *args, **kwargs)
-            if not tracing.is_compiling():
-                try:
-                    self._note(tensor, result)
-                except Exception as problem:
-                    switch.off("copies.note", problem)
+            if tracing.is_compiling() or self._inside:
+                return plain(tensor, *args, **kwargs)
+            begun, self._inside = now(), True
+            try:
+                result = plain(tensor, *args, **kwargs)
+            finally:
+                self._inside = False
+            if copies:
+                self._note_copy(tensor, result)
+            if tensor.is_cuda and (waits or not result.is_cuda):
+                self._note_wait(now() - begun)
             return result
 
         return method
 
-    def _note(self, tensor: Any, copy: Any) -> None:
+    @wrappers_without_level
+    def _counted_synchronize(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            begun = now()
+            plain(*args, **kwargs)
+            self._note_wait(now() - begun)
+
+        return synchronize
+
+    @entry("copies.note")
+    def _note_copy(self, tensor: Any, copy: Any) -> None:
         """A method has made `copy` of `tensor`."""
         if copy.device.type != "cuda" or tensor.device.type != "cpu":
             return
@@ -179,6 +218,16 @@ class CopyCount:
             self.pageable += 1
             self.bytes += tensor.numel() * tensor.element_size()
 
+    @entry("copies.wait")
+    def _note_wait(self, seconds: float) -> None:
+        """A call of the training thread has waited for the GPU."""
+        if recorder.thread != get_ident() or recorder.stack[-1] == OWN:
+            return
+        frame = program_frame(sys._getframe(2))
+        place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+        self.waits += 1
+        self.wait_s[place] = self.wait_s.get(place, 0.0) + seconds
+
     def over(self) -> bool:
         """Whether the steps are over. Call it after each step."""
         if recorder.index - self._first < STEPS:
@@ -187,16 +236,23 @@ class CopyCount:
         return True
 
     def stop(self) -> None:
-        for name, method in self._set.items():
-            if self._class.__dict__.get(name) is method:
-                delattr(self._class, name)
+        for (target, name), method in self._set.items():
+            if target.__dict__.get(name) is method:
+                delattr(target, name)
         self._set = {}
+        if self._plain_synchronize is not None:
+            sys.modules["torch"].cuda.synchronize = self._plain_synchronize
+            self._plain_synchronize = None  # type: ignore[assignment]
 
     def signals(self) -> Signals:
-        source = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"
+        copies = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"
+        place = max(self.wait_s, key=self.wait_s.__getitem__, default="")
+        waits = f"calls that wait for the GPU in {STEPS} steps (Tensor.item and the like)" + (f", most of it at {place}" if place else "")
         return {
-            "h2d.pageable_copies": Signal(self.pageable / STEPS, "", f"{source}; copies a step from pageable memory"),
-            "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{source}; bytes a step from pageable memory"),
+            "h2d.pageable_copies": Signal(self.pageable / STEPS, "", f"{copies}; copies a step from pageable memory"),
+            "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{copies}; bytes a step from pageable memory"),
+            "sync.calls": Signal(self.waits / STEPS, "", f"{waits}; calls a step"),
+            "sync.wait_s": Signal(sum(self.wait_s.values()) / STEPS, "s", f"{waits}; seconds of the host a step"),
         }
 
 

@@ -1,0 +1,153 @@
+"""Labelled GPU jobs of a user's own, on simulated cards: the finding on top, without probes.
+
+    python -m benchmarks.own_job.gpu_cases [--only NAME ...] [--seconds 20] [--probe]
+
+Each case is `benchmarks/own_job/gpu_jobs/script.py` with one fault built in, run by the real command line with the real agent on a machine with
+simulated cards (tests/fakes/cuda): `gpuconsole run --headless -- python script.py ...`. Prints a Markdown table. The figures are no GPU data: kernels
+take the time that datasheets predict, and the host's speed is this machine's. Exit code 1 where fewer than 90 % of the cases are right, or where a
+healthy case is accused, or a faulty one is called healthy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.headless import last_line
+from tests.fakes.cuda.machine import SimulatedMachine
+
+SCRIPT = Path(__file__).parent / "gpu_jobs" / "script.py"
+LEAST_RIGHT = 0.9
+COMMAND_S = 240.0
+
+
+class Case(NamedTuple):
+    """`truth`: the rules that name the fault; empty for a healthy job. `options`: of the script. `cards`: lines of the machine (cards.py)."""
+
+    name: str
+    truth: tuple[str, ...]
+    options: str = ""
+    cards: tuple[str, ...] = ("card h100",)
+    processes: int = 1
+
+
+LOADER = ("input.cpu_transform", "input.too_few_workers", "input.slow_storage")
+CASES = (
+    Case("GPT, bf16, H100", (), ""),
+    Case("GPT, bf16, L4", (), "--batch 4 --layers 6", ("card l4",)),
+    Case("GPT, bf16, RTX 4090", (), "--batch 8", ("card rtx4090",)),
+    Case("GPT, TF32", (), "--precision tf32"),
+    Case("GPT with checkpointing", (), "--checkpointing --batch 32"),
+    Case("ResNet with cuDNN's TF32", (), "--model resnet --width 128 --seq 128 --batch 128 --precision fp32"),
+    Case("ResNet, bf16", (), "--model resnet --width 192 --seq 128 --batch 256"),
+    Case("wide MLP, bf16", (), "--model mlp --width 8192 --layers 8 --batch 4096"),
+    Case("GPT fed by workers", (), "--workers 2 --pin"),
+    Case("fp32, H100", ("gpu.fp32_no_tensor_core",), "--precision fp32 --batch 8"),
+    Case("fp32, L4", ("gpu.fp32_no_tensor_core",), "--precision fp32 --batch 4 --layers 6", ("card l4",)),
+    Case("fp32, RTX 4090", ("gpu.fp32_no_tensor_core",), "--precision fp32 --batch 4", ("card rtx4090",)),
+    Case("fp32 MLP", ("gpu.fp32_no_tensor_core",), "--model mlp --width 4096 --layers 8 --batch 8192 --precision fp32"),
+    Case("launch-bound, batch 1", ("host.launch_bound", "gpu.small_batch"), "--width 256 --batch 1 --seq 128 --layers 16"),
+    Case("launch-bound MLP", ("host.launch_bound", "gpu.small_batch"), "--model mlp --width 512 --layers 60 --batch 16"),
+    Case("small batch", ("gpu.small_batch", "host.launch_bound"), "--width 512 --batch 1 --seq 256 --layers 12"),
+    Case("wait for the GPU in the loop", ("host.sync_stall",), "--width 384 --batch 8 --seq 512 --layers 8 --sync 6"),
+    Case("samples from slow storage", LOADER, "--workers 2 --sleep-ms 20 --batch 16"),
+    Case("slow transform", LOADER, "--workers 1 --cpu-ms 6 --batch 16"),
+    Case("loading in the training thread", LOADER, "--workers 0 --cpu-ms 4 --batch 16"),
+    Case("workers started anew each epoch", ("input.epoch_restart",), "--workers 2 --epoch 128 --batch 16 --pin"),
+    Case("pageable copies", ("h2d.pageable_or_serial",), "--model resnet --width 16 --seq 224 --batch 256 --workers 2"),
+    Case("checkpoint every few steps", ("host.checkpoint_stall",), "--save-every 5 --width 512 --layers 4"),
+    Case("evaluation every few steps", ("host.eval_stall",), "--eval-every 4"),
+    Case("memory near its limit", ("mem.near_capacity",), "--batch 16", ("card h100 memory=24e9",)),
+    Case("memory leak", ("mem.leak_gpu",), "--leak-mb 25"),
+    Case("attention by hand", ("gpu.attention_math",), "--attention math --batch 8 --seq 2048"),
+    Case("optimizer in a loop", ("gpu.optimizer_unfused",), "--optim loop --width 512 --layers 48 --batch 1 --seq 256"),
+    Case("pointwise chain", ("gpu.elementwise_membw",), "--model chain --width 1024 --layers 24 --batch 16384"),
+    Case("DDP over PCIe", ("comm.exposed", "comm.slow_link"), "--width 1024 --layers 8 --batch 2 --seq 256", ("card l4", "card l4"), 2),
+)  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    """What the console said: the rule on top (notes left out), the answer line, and the share of the step that it can recover."""
+
+    top: str
+    answer: str
+    cannot_tell: int
+
+
+def verdict(run: dict[str, Any]) -> Verdict:
+    """The verdict of a run of a snapshot."""
+    findings = run.get("findings", [])
+    fired = [finding for finding in findings if finding["state"] == "fires" and not finding.get("note")]
+    faults = [finding["rule"] for finding in fired if not finding["rule"].endswith("_healthy")]
+    healthy = [finding["rule"] for finding in fired if finding["rule"].endswith("_healthy")]
+    unknown = sum(finding["state"] == "cant_tell" for finding in findings)
+    return Verdict((faults or healthy or ["-"])[0], (faults + healthy + ["-"])[0], unknown)
+
+
+def watch(case: Case, seconds: float, probe: bool) -> tuple[Verdict, dict[str, Any]]:
+    """Run a case. Raises RuntimeError where the command fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        with SimulatedMachine(Path(folder) / "machine", [*case.cards, "values none"]) as machine:
+            snapshot = Path(folder) / "snapshot.json"
+            python = [sys.executable]
+            if case.processes > 1:
+                python += ["-m", "torch.distributed.run", f"--nproc-per-node={case.processes}"]
+            command = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", str(snapshot)]
+            command += [*(["--probe"] if probe else []), "--", *python, str(SCRIPT), *case.options.split(), "--seconds", f"{seconds:g}"]
+            env = machine.environment(OMP_NUM_THREADS="1")
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False, env=env, cwd=folder)
+        if not snapshot.exists():
+            raise RuntimeError(last_line(done.stderr))
+        run = json.loads(snapshot.read_text(encoding="utf-8"))["runs"][-1]
+    return verdict(run), run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of cases, or parts of them")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of training in each case, after the first step")
+    parser.add_argument("--probe", action="store_true", help="permit probes")
+    args = parser.parse_args()
+    chosen = [case for case in CASES if not args.only or any(part in case.name for part in args.only)]
+    if not chosen:
+        print("no case has such a name; the cases are: " + ", ".join(case.name for case in CASES), file=sys.stderr)
+        return 2
+    print("| case | step | SM | tensor | DRAM | MFU | finding on top | built in | right | can't tell |\n" + "|---" * 10 + "|", flush=True)
+    right = harmful = 0
+    for case in chosen:
+        try:
+            said, run = watch(case, args.seconds, args.probe)
+        except (RuntimeError, ValueError, LookupError) as error:
+            print(f"| {case.name} | | | | | | {error} | {', '.join(case.truth) or '-'} | no | |", flush=True)
+            continue
+        healthy = said.top == "-" or said.top.endswith("_healthy")
+        good = said.top in case.truth if case.truth else healthy
+        right += good
+        harmful += healthy if case.truth else not healthy
+        print(
+            f"| {case.name} | {figures(run)} | {said.top} | {', '.join(case.truth) or '-'} | {'yes' if good else 'no'} | {said.cannot_tell} |",
+            flush=True,
+        )
+    print(f"\n{right} of {len(chosen)} right; {harmful} healthy jobs accused or faulty ones called healthy")
+    return 0 if right >= LEAST_RIGHT * len(chosen) and not harmful else 1
+
+
+def figures(run: dict[str, Any]) -> str:
+    """Step time, GPM ratios and MFU of a run, as cells of the table."""
+    signals = {signal["name"]: signal["value"] for finding in run.get("findings", []) for signal in finding.get("evidence", [])}
+    summary = run.get("summary", {})
+    step_s = summary.get("step_time_s", {}).get("p50")
+    cells = ["" if step_s is None else f"{1e3 * step_s:.3g} ms"]
+    for name in ("gpu.sm_active_ratio", "gpu.tensor_active_ratio", "gpu.dram_active_ratio"):
+        cells.append(f"{signals[name]:.2f}" if name in signals else "")
+    mfu = summary.get("mfu_ratio")
+    return " | ".join([*cells, "" if mfu is None else f"{mfu:.2f}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The CUDA stream of the model's device: events at the marks of sampled steps, and the loss, both read once the stream has passed them.
+
+Nothing here waits for the device in a steady step, allocates memory in it, or touches another device. While a stream is captured into a CUDA graph
+there are no events: a query or an allocation would break the capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from . import tracing
+from .guard import switch
+from .recorder import RawStep
+from .watch import recorder
+
+KEPT_EVENTS = 256
+LOSSES = 1024
+"""Losses whose copies may be under way at once: a sampled step has one for each backward pass. A further loss is not read."""
+STREAM_TIMES: list[float] = []
+"""In place of the readings of a step: its times are those of the stream."""
+
+
+class StreamClock:
+    """Records events in the present stream of `device`, and resolves them. Must be made between two steps: it allocates page-locked memory."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self._cuda, self.device = torch.cuda, torch.device(device)
+        self._free: list[Any] = []
+        self.steps = self.caught_up = 0
+        """Steps with events, and those of them at whose end the device had done all work but that of the last segment: it waits for the host."""
+        self._losses = torch.empty(LOSSES, dtype=torch.float32, pin_memory=True)
+        self._free_losses = list(range(LOSSES))
+        recorder.on_stream, recorder.read, recorder.settle = True, self.record, self.settle
+        recorder.caught_up, recorder.copy_loss = self._look, self.copied
+        switch.undo_part["stream"] = self._off
+
+    def record(self) -> Any:
+        """An event at this place of the stream; None while a stream is being captured, and after a failure."""
+        try:
+            if tracing.capturing():
+                return None
+            event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+            event.record(self._cuda.current_stream(self.device))
+            return event
+        except Exception as problem:
+            switch.part_off("stream.record", problem)
+            return None
+
+    def _look(self, events: list[Any]) -> None:
+        """A step with `events` ends now, on the host."""
+        if len(events) > 1 and events[-1] is not None and events[-2] is not None:
+            self.steps += 1
+            self.caught_up += bool(events[-2].query())
+
+    def copied(self, loss: Any, before: Any) -> Any:
+        """The loss, copied to the host behind the work that makes it, plus the loss `before`; None where it cannot be read without waiting."""
+        if loss.device != self.device or not self._free_losses or tracing.capturing():
+            return None
+        return CopiedLoss(self._losses, self._free_losses, loss, before)
+
+    def settle(self, steps: list[RawStep], wait: bool = False) -> tuple[list[RawStep], list[RawStep]]:
+        """Steps that are known, and steps from the first one on whose events are not passed yet. `wait`: wait for all events."""
+        settled: list[RawStep] = []
+        for position, step in enumerate(steps):
+            events: Any = step[9]
+            if not events:
+                settled.append(_without_events(step))
+            elif any(event is None for event in events):
+                settled.append((*step[:6], None, *step[7:9], None))
+            else:
+                if wait:
+                    events[-1].synchronize()
+                elif not events[-1].query():
+                    return settled, steps[position:]
+                settled.append(self._resolved(step, events))
+        return settled, []
+
+    def _resolved(self, step: RawStep, events: list[Any]) -> RawStep:
+        """The step with the times of the stream and with its loss. It ends when the host ended it."""
+        spans = [before.elapsed_time(after) * 1e-3 if before is not after else 0.0 for before, after in itertools.pairwise(events)]
+        elapsed = list(itertools.accumulate(spans))
+        start = step[3][-1] - elapsed[-1]
+        distinct = {id(event): event for event in events[:-1]}  # the last event may begin the next step
+        self._free.extend(list(distinct.values())[: max(0, KEPT_EVENTS - len(self._free))])
+        loss = None if step[6] is None else float(step[6])
+        return (step[0], start, step[2], [start + t for t in elapsed], step[4], step[5], loss, step[7], step[8], STREAM_TIMES)
+
+    def _off(self) -> None:
+        """Steps have the times of the host from now on."""
+        recorder.read = recorder.readings = recorder.caught_up = recorder.copy_loss = None
+        recorder.on_stream = False
+        recorder.settle = lambda steps, wait=False: ([_without_events(step) for step in steps], [])
+
+
+def _without_events(step: RawStep) -> RawStep:
+    """The step with the times of the host. Whether its loss has been copied is not known."""
+    loss = step[6] if isinstance(step[6], float) else None
+    return (*step[:6], loss, *step[7:9], step[9] if step[9] is STREAM_TIMES else None)
+
+
+class CopiedLoss:
+    """The value of a loss in page-locked memory. It is there once the stream has passed the copy. `free`: the places that no loss uses."""
+
+    def __init__(self, values: Any, free: list[int], loss: Any, before: Any) -> None:
+        import torch
+
+        self._values, self._free, self._place = values, free, free.pop()
+        self._before = before
+        # converted on the device: a copy between two types would go through memory of its own, and the host would read that too early
+        self._values[self._place].copy_(loss.detach().to(torch.float32), non_blocking=True)
+
+    def __float__(self) -> float:
+        return float(self._values[self._place]) + (float(self._before) if self._before is not None else 0.0)
+
+    def __del__(self) -> None:
+        self._free.append(self._place)

@@ -1,0 +1,148 @@
+"""Signals of the communication in a user's job, in place of those of probes P7, P8 and P10: nothing is tried.
+
+Where the job uses DistributedDataParallel (DDP), they come from DDP's own timer (agent/hooks/evidence/communication.py). Else they come from the
+collectives that the training thread calls itself. A job with sharded models (FSDP) has neither: its collectives run within the passes.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import Exchange
+from gpuconsole.session.exchanges import Exchanges, in_common
+from gpuconsole.session.run import RunRecord
+
+LEAST = 3
+"""Exchanges that all processes must have timed."""
+LARGE_MB = 25.0
+LESS_EXACT = 0.1
+HIDDEN = 0.01
+"""Share of step time. Below it the exposed time says nothing about the link."""
+TIMER = "DistributedDataParallel's own timer"
+
+
+def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
+    """The signals of the job's communication. `signals`: those of the run so far. Empty for one process."""
+    processes = record.ranks.exchanges
+    if len(processes) < 2:
+        return {}
+    ranks = sorted(processes)
+    timed = [processes[rank] for rank in ranks]
+    models = [model for model in timed[0].by_model if len(in_common(timed, model)) >= LEAST]
+    if models:
+        return _of_exchanges(record, ranks, timed, models, signals)
+    if any(timed) or record.facts.get("exchange.bytes") or record.run.knobs.get("sharding") != "ddp":
+        return {}
+    return _of_collectives(record, signals)
+
+
+def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
+    """The program exchanges gradients by collectives of its own: their time on the training thread, without waiting for other processes. The
+    account shows the time of each process without them."""
+    least, busy, busiest = (signals.get(name) for name in ("ranks.least_comm_ratio", "ranks.busy_ratio", "ranks.busiest"))
+    if least is None or busy is None or busiest is None or not least.value:
+        return {}
+    passes, step_s = int(record.run.knobs.get("gradient_accumulation_steps", 1)), signals["step_s"].value
+    exposed = least.value * step_s
+    alone = step_s - exposed
+    source = "step account: a whole step"
+    passive = {
+        "comm.exposed_s": Signal(exposed, "s", f"{least.source}; collectives that the program calls"),
+        "comm.pass_s": Signal(step_s, "s", source),
+        "comm.pass_alone_s": Signal(alone, "s", f"{source} without its communication"),
+        "comm.straggler_ratio": busy,
+        "comm.straggler_spread": Signal(LESS_EXACT, "x", "times from the account are less exact than times of passes"),
+        "comm.slowest_rank": busiest,
+        "comm.late_s": Signal(max(0.0, alone * (1 - 1 / busy.value)) / passes, "s", busy.source),
+        "comm.late_in_backward_ratio": Signal(0.0, "ratio", "not known: the account of the steps does not show where"),
+    }
+    gradients = 4 * record.facts.get("trainable_parameters", 0.0)
+    if gradients:
+        passive["comm.bytes_per_step"] = Signal(gradients, "B", "4 B x trained parameters")
+    return passive
+
+
+def _of_exchanges(
+    record: RunRecord, ranks: list[int], timed: list[Exchanges], models: list[int], signals: dict[str, Signal]
+) -> dict[str, Signal]:
+    """What DDP has timed. On a CPU its times are wall times. The run-queue delay is taken off them in the same proportion as off `step_s`."""
+    matched = {model: in_common(timed, model) for model in models}
+    per_step = {model: timed[0].per_step(model) for model in models}
+    most = max(per_step.values())  # a step that exchanges once may exchange for several modules
+    n = max(len(exchanges) for exchanges in matched.values())
+    source = f"{TIMER}, {n} exchanges of {len(ranks)} processes"
+    on_core = 1.0
+    if not signals["is_gpu"].value and "runq_ratio" in signals:
+        on_core, source = 1 - signals["runq_ratio"].value, f"{source}, run-queue delay taken off"
+    least = {model: [min(times.exposed_s for times in exchange) for exchange in matched[model]] for model in models}
+    exposed = on_core * sum(statistics.fmean(least[model]) * per_step[model] for model in models) / most
+    spread = on_core * sum(_two_standard_errors(least[model]) * per_step[model] for model in models) / most
+    waits = "from its last gradient to the end of the exchange, of the process that waits least"
+    passive = {
+        "comm.exposed_s": Signal(exposed, "s", f"{source}: {waits}"),
+        "comm.exposed_spread_s": Signal(spread, "s", f"{source}: 2 standard errors of that"),
+        "comm.exchanges_per_step": Signal(most, "", f"{TIMER}: its iterations over the steps"),
+    }
+    size = record.facts.get("exchange.bytes")
+    if size:
+        passive["comm.bytes_per_step"] = Signal(size, "B", "gradients of one process (DistributedDataParallel)")
+        passive |= _link(record, size, exposed, exposed * most / signals["step_s"].value)
+    largest = max(models, key=lambda model: statistics.fmean(times[0].compute_s for times in matched[model]))
+    return passive | _slowest(ranks, matched[largest], source, on_core) | _pieces(record, timed, models, exposed, on_core, source)
+
+
+def _link(record: RunRecord, size: float, exposed: float, ratio: float) -> dict[str, Signal]:
+    """The most that the link can have carried: all bytes in the exposed time alone. Nothing where computation hides the exchange."""
+    n = int(record.facts.get("world_size", 2))
+    if ratio < HIDDEN or n < 2:
+        return {}
+    rate = 2 * (n - 1) / n * size / exposed
+    source = f"{TIMER}: at most; all gradients in the time after the computation, as bus bandwidth (nccl-tests)"
+    return {"comm.bus_bytes_per_s": Signal(rate, "B/s", source)}
+
+
+def _slowest(ranks: list[int], matched: list[tuple[Exchange, ...]], source: str, on_core: float) -> dict[str, Signal]:
+    """The process whose passes take longest without its exchange, and by how much more than the others."""
+    passes = [[times[i].forward_s + times[i].compute_s for times in matched] for i in range(len(ranks))]
+    alone = [on_core * statistics.median(of_rank) for of_rank in passes]
+    backward = [on_core * statistics.median(times[i].compute_s for times in matched) for i in range(len(ranks))]
+    slowest = max(range(len(ranks)), key=alone.__getitem__)
+    rest = [i for i in range(len(ranks)) if i != slowest]
+    others, other_backward = statistics.median(alone[i] for i in rest), statistics.median(backward[i] for i in rest)
+    late = alone[slowest] - others
+    gaps = [passes[slowest][n] / max(1e-9, statistics.median(passes[i][n] for i in rest)) for n in range(len(matched))]
+    together = [statistics.fmean(time.forward_s + time.compute_s + time.exposed_s for time in times) for times in matched]
+    in_backward = min(1.0, max(0.0, (backward[slowest] - other_backward) / late)) if late > 0 else 0.0
+    part = "pass" if any(time.forward_s for times in matched for time in times) else "backward pass"
+    each = {
+        f"comm.pass_alone_s.rank{rank}": Signal(seconds, "s", f"{source}: its {part} up to its last gradient")
+        for rank, seconds in zip(ranks, alone, strict=True)
+    }
+    return each | {
+        "comm.pass_s": Signal(on_core * statistics.median(together), "s", f"{source}: a {part} with its exchange"),
+        "comm.pass_alone_s": Signal(alone[slowest], "s", f"{source}: a {part} of the slowest process, up to its last gradient"),
+        "comm.slowest_rank": Signal(float(ranks[slowest]), "", f"{source}: the longest {part} up to its last gradient"),
+        "comm.straggler_ratio": Signal(alone[slowest] / max(1e-9, others), "x", f"{source}: that pass over the others' median"),
+        "comm.straggler_spread": Signal(_two_standard_errors(gaps), "x", f"{source}: 2 standard errors of that"),
+        "comm.late_s": Signal(late, "s", f"{source}: what that pass takes longer than the others' median"),
+        "comm.late_in_backward_ratio": Signal(in_backward, "ratio", f"{source}: share of that in its backward pass"),
+    }
+
+
+def _pieces(record: RunRecord, timed: list[Exchanges], models: list[int], exposed: float, on_core: float, source: str) -> dict[str, Signal]:
+    """Where the buckets are below torch's default: the exchange now, and DDP's first iteration, in which it has all gradients in fewer and larger
+    buckets. The first iteration also sets up connections, so the gain of larger buckets is at least the difference."""
+    if float(record.run.knobs.get("bucket_cap_mb", LARGE_MB)) >= LARGE_MB:
+        return {}
+    first = [min(process.first[model].comm_s for process in timed) for model in models if all(model in process.first for process in timed)]
+    fewer, now = record.facts.get("exchange.first_buckets", 0.0), record.facts.get("exchange.buckets", 0.0)
+    if len(first) < len(models) or not 0 < fewer < now:
+        return {}
+    pieces = f"{source}: the part after the computation, in {now:.0f} buckets"
+    large = f"{TIMER}: DDP's first iteration, which has {fewer:.0f} bucket{'' if fewer == 1 else 's'}"
+    return {"comm.exchange_now_s": Signal(exposed, "s", pieces), "comm.exchange_large_s": Signal(on_core * sum(first), "s", large)}
+
+
+def _two_standard_errors(values: list[float]) -> float:
+    return 2 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

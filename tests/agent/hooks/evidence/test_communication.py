@@ -1,0 +1,146 @@
+"""What the agent reads of DistributedDataParallel's own timer, on real torch: one process that exchanges with itself over gloo."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gpuconsole.agent.hooks.evidence import communication as module
+from gpuconsole.agent.hooks.evidence.communication import RATES, Exchanges
+from gpuconsole.agent.hooks.guard import switch
+from gpuconsole.agent.hooks.watch import recorder, watch
+
+
+@pytest.fixture
+def exchanges() -> Iterator[Exchanges]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    undo = list(switch.undo)
+    yield Exchanges()
+    dist.destroy_process_group()
+    switch.undo[:] = undo
+    switch.parts_off.clear()
+    switch.notes.clear()
+    recorder.reset()
+    watch.micro_batches = 1
+
+
+def replica(**options: Any) -> Any:
+    return DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)), **options)
+
+
+def step(model: Any) -> None:
+    model(torch.ones(4, 64)).sum().backward()
+    recorder.index += 1
+
+
+def test_each_timed_exchange_is_read_once_with_its_wait(exchanges: Exchanges) -> None:
+    model = replica()
+    exchanges.made(model)
+    for _ in range(6):
+        step(model)
+        exchanges.look()
+        exchanges.look()
+    timed = exchanges.take()
+    assert [exchange.iteration for exchange in timed] == [1, 2, 3, 4, 5], "the last one is timed until the next forward pass"
+    assert [exchange.step for exchange in timed] == [2, 3, 4, 5, 6]
+    for exchange in timed:
+        assert 0 < exchange.exposed_s <= exchange.comm_s < 1
+        assert exchange.forward_s > 0 and exchange.compute_s > 0
+    assert exchanges.take() == []
+    gradients = 4 * (64 * 64 + 64 + 64 * 8 + 8)
+    assert exchanges.facts() == {"exchange.bytes": gradients, "exchange.buckets": 1.0, "exchange.first_buckets": 1.0}
+
+
+def test_a_pass_without_a_backward_pass_has_no_exchange(exchanges: Exchanges) -> None:
+    model = replica()
+    exchanges.made(model)
+    for _ in range(3):
+        step(model)
+    exchanges.look()
+    assert len(exchanges.take()) == 1
+    with torch.no_grad():
+        model(torch.ones(4, 64))
+    exchanges.look()
+    assert exchanges.take() == []
+
+
+def test_on_a_cpu_ddp_times_about_one_exchange_in_a_twentieth_of_a_second(exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 10 ms by a clock of the test's own: each fifth would be enough, each ninth is timed."""
+    t = 0.0
+    monkeypatch.setattr(module, "now", lambda: t)
+    model = replica()
+    exchanges.made(model)
+    for _ in range(60):
+        step(model)
+        t += 0.01
+        exchanges.look()
+    timed = [exchange.iteration for exchange in exchanges.take()]
+    assert timed == [*range(1, 11), 18, 27, 36, 45, 54]
+    assert all(larger % smaller == 0 for smaller, larger in itertools.pairwise(RATES)), "ranks with other rates have some in common"
+    exchanges.give_back()
+    for _ in range(60):
+        step(model)
+        exchanges.look()
+    assert [exchange.iteration for exchange in exchanges.take()] == [100]
+
+
+def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges) -> None:
+    model = replica()
+    exchanges.made(model)
+    watch.micro_batches = 3
+    for _ in range(6):
+        for number in range(3):
+            if number < 2:
+                with model.no_sync():
+                    model(torch.ones(4, 64)).sum().backward()
+            else:
+                step(model)
+        exchanges.look()
+    assert exchanges.knobs()["sync_each_batch"] is False
+    each = Exchanges()
+    each.made(other := replica())
+    for _ in range(3):
+        for _ in range(3):
+            other(torch.ones(4, 64)).sum().backward()
+        recorder.index += 1
+        each.look()
+    assert each.knobs()["sync_each_batch"] is True
+
+
+def test_buffers_that_process_0_sends_do_not_count_as_forward_pass(exchanges: Exchanges) -> None:
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)))
+    exchanges.made(model)
+    for _ in range(4):
+        step(model)
+        exchanges.look()
+    assert {exchange.forward_s for exchange in exchanges.take()} == {0.0}
+
+
+@pytest.mark.parametrize("level", ["DETAIL", "OFF"])
+def test_ddp_that_prints_its_times_prints_no_more_of_them(level: str, exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+    model, rates = replica(), list[int]()
+    exchanges.made(model)
+    monkeypatch.setattr(module.Replica, "_ask", lambda replica, rate: rates.append(rate))
+    for _ in range(12):
+        step(model)
+        exchanges.look()
+    assert bool(rates) == (level == "OFF")
+
+
+def test_a_torch_without_these_names_ends_the_readings_only(exchanges: Exchanges) -> None:
+    model = replica()
+    exchanges.made(model)
+    step(model)
+    model.logger = object()
+    exchanges.look()
+    assert switch.parts_off == {"communication"} and not switch.failed
+    assert "does not measure exchanges of gradients any longer" in switch.notes[0]
+    exchanges.look()
+    assert len(switch.notes) == 1

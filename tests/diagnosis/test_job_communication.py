@@ -1,0 +1,134 @@
+"""Signals of the communication in a user's job, and what the rules make of them: from the messages of its processes, without a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.rule import Case
+from gpuconsole.diagnosis.signals.run import run_signals
+from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine import Device
+from gpuconsole.model.run import PHASES, Exchange, Step, Summary
+from gpuconsole.session.state import SessionState
+from gpuconsole.wire.events import Devices, RankJoined, RunOpened, Started, Steps
+
+KNOBS: Knobs = {"nproc": 2, "sharding": "ddp", "bucket_cap_mb": 25.0, "gradient_accumulation_steps": 1, "precision": "fp32"}
+FACTS = {"threads": 1.0, "world_size": 2.0, "exchange.bytes": 2e7, "trainable_parameters": 5e6}
+Times = Callable[[int, int], tuple[float, float, float]]
+"""Rank and iteration -> seconds of the forward pass, of the backward computation, and of the wait."""
+
+
+def job(
+    times: Times,
+    knobs: Knobs | None = None,
+    facts: dict[str, float] | None = None,
+    rest_s: float = 0.01,
+    first_s: float = 0.1,
+    per_step: int = 1,
+) -> tuple[dict[str, Signal], dict[str, Finding]]:
+    """Signals and conclusions of a job of two processes after 100 steps. `rest_s`: what a step takes beside its pass. `first_s`: DDP's
+    first exchange. `per_step`: exchanges in a step; 0: DDP is not used."""
+    state = SessionState()
+    state.apply(Devices(0.0, [Device("cpu", "cpu")]))
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "cpu"))
+    for rank in (0, 1):
+        state.apply(RankJoined(0.0, rank, "here", 100 + rank, rank == 0))
+    state.apply(Started(0.0, {**KNOBS, **(knobs or {})}, {**FACTS, **(facts or {})}, {}))
+    t = 0.0
+    for message in range(10):
+        for rank in (0, 1):
+            steps, exchanges = [], []
+            for index in range(10 * message, 10 * message + 10):
+                forward, compute, exposed = times(rank, index + 1)
+                wall = forward + compute + exposed + rest_s
+                t += wall if rank == 0 else 0.0
+                phases = dict.fromkeys(PHASES, 0.0) | {"forward": forward, "backward": compute, "comm": exposed, "other": rest_s}
+                steps.append(Step(index, t, wall, 16, 0, tuple(phases.values()), (0.0,) * len(PHASES)))
+                comm = first_s if index == 0 else exposed + 0.5 * compute
+                if per_step:
+                    exchanges.append(Exchange(0, per_step * index + 1, index + 1, forward, compute, comm, exposed / per_step))
+            state.apply(Steps(t, steps, 0.0, 0.0, 0.0, 1e6, 0, rank, {"work.steps": 10.0 * (message + 1)}, exchanges))
+    record = state.record
+    assert record is not None
+    record.steady_t = 0.0
+    signals = run_signals(record, Summary(), 4, None)
+    return signals, {finding.rule: finding for finding in evaluate(Case.of(record.run, signals))}
+
+
+def test_exposed_communication_is_the_first_finding_without_a_probe() -> None:
+    signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.06))
+    assert signals["comm.exposed_s"].value == pytest.approx(0.06)
+    assert "DistributedDataParallel's own timer" in signals["comm.exposed_s"].source
+    assert signals["ranks.least_comm_ratio"].value == pytest.approx(0.6)
+    first = next(iter(findings.values()))
+    assert (first.rule, first.state) == ("comm.exposed", "fires")
+    assert "20 MB of gradients" in first.summary
+    assert first.suggestions[0].changes == {"gradient_accumulation_steps": 4}
+    assert {findings[rule].state for rule in ("comm.straggler", "comm.small_buckets", "comm.accum_without_no_sync", "comm.slow_link")} == {
+        "clear"
+    }
+
+
+def test_a_computing_job_is_not_accused() -> None:
+    _, findings = job(lambda rank, iteration: (0.03, 0.06, 0.002))
+    assert {findings[rule].state for rule in findings if rule.startswith("comm.")} == {"clear"}
+
+
+def test_processes_that_are_late_in_turn_do_not_make_the_exchange_slow() -> None:
+    """Each waits for the other in every second step, so both wait for a fifth of their time. The exchange itself takes 2 ms."""
+    signals, findings = job(lambda rank, iteration: (0.02, 0.05 + 0.03 * (iteration % 2 == rank), 0.002 + 0.03 * (iteration % 2 != rank)))
+    assert signals["comm.exposed_s"].value == pytest.approx(0.002)
+    assert findings["comm.exposed"].state == findings["comm.straggler"].state == "clear"
+
+
+def test_a_slow_backward_pass_is_named_with_its_process() -> None:
+    _, findings = job(lambda rank, iteration: (0.02, 0.04 + 0.04 * rank, 0.042 - 0.04 * rank))
+    straggler = findings["comm.straggler"]
+    assert straggler.state == "fires" and "rank 1" in straggler.summary and "backward" in straggler.summary
+    assert straggler.recoverable_ratio == pytest.approx(0.04 / 0.112, rel=0.05)
+    assert findings["comm.exposed"].state == "clear"
+
+
+def test_exchanges_in_each_pass_are_counted_and_one_would_do() -> None:
+    signals, findings = job(
+        lambda rank, iteration: (0.01, 0.02, 0.06), {"gradient_accumulation_steps": 4, "sync_each_batch": True}, per_step=4
+    )
+    assert signals["comm.exchanges_per_step"].value == 4.0
+    assert signals["comm.exposed_s"].value == pytest.approx(0.015), "of one exchange"
+    found = findings["comm.accum_without_no_sync"]
+    assert found.state == "fires" and found.recoverable_ratio == pytest.approx(0.45)
+    assert found.suggestions[0].changes == {"sync_each_batch": False}
+
+
+def test_the_first_iteration_stands_for_larger_buckets() -> None:
+    crumbs = {"exchange.buckets": 150.0, "exchange.first_buckets": 1.0}
+    signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.06), {"bucket_cap_mb": 0.1}, crumbs, first_s=0.01)
+    assert (signals["comm.exchange_now_s"].value, signals["comm.exchange_large_s"].value) == (pytest.approx(0.06), pytest.approx(0.01))
+    assert findings["comm.small_buckets"].state == "fires"
+    assert findings["comm.small_buckets"].recoverable_ratio == pytest.approx(0.5)
+    assert findings["comm.exposed"].recoverable_ratio == pytest.approx(0.1 * 3 / 4)
+    slower, as_large = job(lambda rank, iteration: (0.01, 0.02, 0.06), {"bucket_cap_mb": 0.1}, crumbs, first_s=0.07)
+    assert as_large["comm.small_buckets"].state == "clear" and "comm.exchange_large_s" in slower
+
+
+def test_collectives_of_the_program_itself_count_without_ddp() -> None:
+    signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.06), per_step=0, facts={"exchange.bytes": 0.0})
+    assert signals["comm.exposed_s"].value == pytest.approx(0.06)
+    assert signals["comm.bytes_per_step"].value == 2e7
+    assert findings["comm.exposed"].state == "fires" and findings["comm.straggler"].state == "clear"
+
+
+def test_a_slow_process_is_named_without_ddp() -> None:
+    _, findings = job(lambda rank, iteration: (0.02, 0.04 + 0.04 * rank, 0.042 - 0.04 * rank), per_step=0, facts={"exchange.bytes": 0.0})
+    assert findings["comm.straggler"].state == "fires" and "rank 1" in findings["comm.straggler"].summary
+
+
+def test_sharded_models_have_no_figure() -> None:
+    """Their collectives run within the passes, and nothing times them: the few that the training thread calls are not their communication."""
+    signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.001), {"sharding": "zero3"}, {"exchange.bytes": 0.0}, per_step=0)
+    assert "comm.exposed_s" not in signals
+    assert findings["comm.exposed"].state == "cant_tell" and findings["comm.exposed"].missing == ("comm.exposed_s",)
