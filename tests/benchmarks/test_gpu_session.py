@@ -76,3 +76,25 @@ def test_without_torch_one_line_says_so(tmp_path: Path) -> None:
     done = session(environment_of(tmp_path / "parent"), tmp_path / "venv")
     assert done.returncode == 2
     assert done.stderr == f"session.sh: {tmp_path}/parent/bin/python3 has no torch: put a python3 with torch first on PATH\n"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the simulated device needs g++")
+def test_jobs_as_users_write_them_pass_on_the_simulated_device(tmp_path: Path) -> None:
+    names = ("own_job_loader", "own_job_graph", "own_job_second_gpu")
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_day",
+        "--simulated",
+        "--cards",
+        "h100,h100",
+        "--folder",
+        str(tmp_path),
+        "--only",
+        *names,
+    ]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
+    found = json.loads((tmp_path / "results.json").read_text())["checks"]
+    wrong = {name: [figure for figure in result["figures"] if not figure["holds"]] for name, result in found.items()}
+    assert {name: result["state"] for name, result in found.items()} == dict.fromkeys(names, "passed"), wrong

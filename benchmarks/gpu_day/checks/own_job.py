@@ -153,6 +153,8 @@ def own_job_out_of_memory(day: Day) -> None:
         raise NotHereError(f"out_of_memory.py did not run out of memory here: {last_line(alone.errors)}")
     run = is_unharmed(day, alone, watched(day, "out_of_memory.py"))
     day.require("state of the run", run.state == "failed", f"{run.state}: {run.error or ''}")
+    summary = (day.folder / "own-job-out_of_memory.txt").read_text(errors="replace").splitlines()
+    day.note("what is said of the memory", " / ".join(line.strip() for line in summary if "memory" in line.lower())[:600] or "nothing")
 
 
 @check(value=115, seconds=60, limit_s=240)
