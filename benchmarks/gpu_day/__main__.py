@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_day [--minutes 40] [--simulated] [--only NAME ...] [--again failed|NAME ...] [--list] [--keep]
 
-Each check runs in a process of its own with a time limit, so that a crash or a hang is a failed check. After each check the results are written to
-FOLDER/results.json, and at the end FOLDER/page.md. The same command continues after an interruption. Nothing needs a network. On a machine without
+The first checks run jobs as users write them, bare and watched. Each check runs in a process of its own with a time limit, so that a crash or a hang is a failed check. After each check the results are written to
+FOLDER/results.json, and at the end FOLDER/page.md. The same command continues: after an interruption, and in parts (--minutes 9 each). Nothing needs a network. On a machine without
 gpuconsole's packages: see session.sh in this folder. To add a check, add a function to a file in the folder `checks`.
 
 --simulated: on the tests' simulated CUDA device (CPU build of torch, C++ compiler). Its figures say nothing about a GPU.
@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.gpu_day.check import FAILED, Check, checks_of
 from benchmarks.gpu_day.page import page
-from benchmarks.gpu_day.runner import Runner, State, StateError
+from benchmarks.gpu_day.runner import INTERRUPTED, NO_TIME, Runner, State, StateError
 from benchmarks.machine import RESULTS, commit, fingerprint
 
 PACKAGE = "benchmarks.gpu_day.checks"
@@ -40,7 +40,12 @@ def main() -> int:
         prog="python -m benchmarks.gpu_day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=40.0)
-    parser.add_argument("--simulated", action="store_true", help="on the tests' simulated device")
+    parser.add_argument(
+        "--simulated",
+        action="store_true",
+        default="SIMULATED_CUDA" in os.environ,
+        help="on the tests' simulated device (also under python -m tests.fakes.cuda)",
+    )
     parser.add_argument("--cards", default="h100", help="with --simulated: comma-separated cards (default: h100)")
     parser.add_argument("--folder", type=Path, help="results, logs and recordings (default: gpu-day, or gpu-day-simulated)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="checks, or beginnings of their names")
@@ -91,6 +96,10 @@ def day(
         (RESULTS / f"{name}.md").write_text(text)
         print(f"kept in {RESULTS / name}.md, and the JSON file beside it")
     print(f"{folder / 'page.md'}")
+    if left := [
+        one.name for one in chosen if one.name in state.results and state.results[one.name].reason.startswith((NO_TIME, INTERRUPTED))
+    ]:
+        print(f"{len(left)} checks had no time: the same command continues")
     failed = any(state.results[one.name].state == FAILED for one in chosen if one.name in state.results)
     return code or int(failed)
 
@@ -100,7 +109,7 @@ def environment(simulated: bool, cards: Sequence[str], folder: Path) -> Iterator
     """The environment of the checks. Raises StateError where the simulated device cannot be built."""
     root = str(Path(__file__).parents[2])
     own = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config"), "XDG_DATA_HOME": str(folder / "data")}
-    if not simulated:
+    if not simulated or "SIMULATED_CUDA" in os.environ:
         yield {**own, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         return
     from tests.fakes.cuda.build import NotHereError

@@ -1,16 +1,19 @@
 #!/bin/sh
-# The GPU day on a machine that has torch, but neither gpuconsole's packages nor a network:
-#     benchmarks/gpu_day/session.sh WHEELS [arguments of python -m benchmarks.gpu_day]
-# WHEELS: the folder that wheels.sh made. The packages go into .venv-gpu-day; torch, triton and transformers are those of python3 here.
-# Where a command may take some minutes only, repeat the command with the folder of the results: --minutes 9 --folder gpu-day
+# The GPU day on a machine that has torch:
+#     sh benchmarks/gpu_day/session.sh [WHEELS] [arguments of python -m benchmarks.gpu_day]
+# torch, triton and transformers are those of python3 here, which may itself be a virtual environment. What else gpuconsole needs, and python3 lacks,
+# goes into .venv-gpu-day: from the folder WHEELS that wheels.sh made, for a machine without a network, otherwise from pip's index.
+# Where a command may take some minutes only, repeat the command: sh benchmarks/gpu_day/session.sh WHEELS --minutes 9 --folder gpu-day
 set -eu
-wheels=$(cd "$1" && pwd)
-shift
-cd "$(dirname "$0")/../.."
-venv=.venv-gpu-day
-if [ ! -e "$venv/installed" ]; then
-    python3 -m venv --system-site-packages --without-pip "$venv"
-    python3 -m pip --python "$venv/bin/python" install --quiet --no-index --find-links "$wheels" gpuconsole pillow
-    touch "$venv/installed"
+wheels=
+if [ $# -gt 0 ] && [ -d "$1" ]; then
+    wheels=$(cd "$1" && pwd)
+    shift
 fi
-exec "$venv/bin/python" -m benchmarks.gpu_day "$@"
+here=$(pwd)
+cd "$(dirname "$0")/../.."
+root=$(pwd)
+venv=${GPU_DAY_VENV:-$root/.venv-gpu-day}
+python3 benchmarks/gpu_day/environment.py "$venv" ${wheels:+"$wheels"}
+cd "$here" # a relative --folder is the caller's
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$venv/bin/python" -m benchmarks.gpu_day "$@"

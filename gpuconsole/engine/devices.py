@@ -8,6 +8,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from gpuconsole.engine.children.job import descendants
 from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.expected.card import CONTEXT_BYTES, Card
 from gpuconsole.expected.works import WORKS
@@ -123,6 +124,20 @@ class ChosenDevices:
             raise SessionError(str(error)) from None
 
 
+MEMORY_LACKS = (
+    "out of memory",
+    "does not fit on gpu:",
+    "less than desired GPU memory utilization",
+    "No available memory for the cache blocks",
+)
+"""What torch, our serving worker and vLLM (vllm/v1/worker/utils.py, vllm/v1/core/kv_cache_utils.py) say where the memory of the GPU is not enough."""
+
+
+def lacks_memory(cause: str) -> bool:
+    """Whether a worker has failed because the memory of the GPU is not enough."""
+    return any(text in cause for text in MEMORY_LACKS)
+
+
 def needed_bytes(run: Run, knobs: Knobs, card: Card) -> float | None:
     """Memory that the workload of `run` needs with `knobs`: the model's figure, corrected by what the run itself used. None without a model."""
     model = WORKS.get(run.workload)
@@ -146,6 +161,8 @@ class RoomBeside:
         if device == "cpu":
             return ""
         pids = {self.worker.pid, *(rank.pid for rank in self.worker.joined)}
+        if self.worker.pid is not None:
+            pids |= {process.pid for process in descendants(self.worker.pid)}  # a model server is a child of the worker
         held = sum(process.memory_bytes or 0 for process in self.state.processes if process.pid in pids and process.device == device)
         amount = f"{held / 1e9:.1f} GB" if held else "memory"
         return f"the paused process of this run (pid {self.worker.pid}) holds {amount} of {device}"

@@ -25,7 +25,7 @@ from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.job import ScreenJob, start_on_terminal
-from gpuconsole.engine.machine.environment import fingerprint, watch_self
+from gpuconsole.engine.machine.environment import fingerprint, installed_torch, unusable_gpus, watch_self
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recording import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
@@ -36,6 +36,7 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.torch_build import Driver, TorchBuild
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
@@ -88,6 +89,8 @@ class Engine(StateReader):
         self.background = BackgroundTasks(self.emit)
         self._devices_known = asyncio.Event()
         self._closing = False
+        self._unusable: set[str] = set()
+        """The reasons why torch cannot use GPUs, of which the user has a note."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -169,6 +172,7 @@ class Engine(StateReader):
         worker = self.control.worker
         if worker is None or worker.job is None:
             raise SessionError((self.state.record and self.state.record.run.error) or f"{command.words[0]} has ended already")
+        worker.job.on_process = lambda process: self._note_unusable(TorchBuild(process.torch, process.cuda), "of the job")
         return worker
 
     async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None) -> None:
@@ -224,10 +228,20 @@ class Engine(StateReader):
             listener(event)
         if isinstance(event, Devices):
             self._devices_known.set()
+            self._note_unusable(installed_torch(), "here")
             if self.state.environment.host:  # it was read without these devices
                 self.emit(EnvironmentKnown(event.t, self.environment()))
         if ended := self._recorder.write(event):
             self.state.apply(Note(time.monotonic(), ended, "error"))
+
+    def _note_unusable(self, torch: TorchBuild | None, whose: str) -> None:
+        """A warning, once, for GPUs that this torch cannot use. A build without CUDA was chosen for the CPU: that is no warning."""
+        if torch is None or not torch.cuda:
+            return
+        for why, ids in unusable_gpus(torch, Driver(self.state.driver or "", self.state.cuda), self.state.devices).items():
+            if why not in self._unusable:
+                self._unusable.add(why)
+                self.emit(Note(time.monotonic(), f"torch {whose} cannot use {', '.join(ids)}: {why}", "warning"))
 
     def _worker_ended(self, worker: WorkerHandle, code: int) -> None:
         self.control.worker_ended(worker, code)

@@ -151,6 +151,7 @@ class RunControl:
             raise SessionError(str(error)) from None
         device = self._devices.first()
         knobs = {**chosen.knobs_on(device), **overrides}
+        knobs |= self._serving.left_to_server(chosen, knobs, overrides)
         self._serving.check_torch(chosen, knobs)
         return RunPlan(chosen, overrides, knobs, device)
 

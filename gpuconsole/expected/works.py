@@ -24,7 +24,7 @@ from gpuconsole.expected.card import (
     Card,
 )
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.knobs.serving import BLOCK_TOKENS
+from gpuconsole.model.knobs.serving import BLOCK_TOKENS, embedded_limits
 from gpuconsole.model.run import Summary
 from gpuconsole.model.serving import served_precision
 
@@ -238,7 +238,7 @@ def serving_work(knobs: Knobs, card: Card) -> Work | None:
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     parameters = 12.0 * width**2 * depth
     weights = parameters * (1.0 if knobs["quantization"] == "int8" else element)
-    seats, longest = int(knobs["max_num_seqs"]), int(knobs["max_model_len"])
+    seats, longest = embedded_limits(knobs)["max_num_seqs"], int(knobs["max_model_len"])
     per_token = 2 * depth * width * element
     prompt, output = int(knobs["prompt_tokens"]), int(knobs["output_tokens"])
     cache_tokens = (int(knobs["num_gpu_blocks_override"]) or seats * -(-longest // BLOCK_TOKENS)) * BLOCK_TOKENS
@@ -282,7 +282,7 @@ def prefill_s(knobs: Knobs, card: Card, peak: float, parameters: float) -> float
     if knobs["enable_prefix_caching"]:
         prompt = max(1, round(prompt * (1 - float(knobs["shared_prefix_ratio"]))))
     flops = 2 * parameters * prompt + 2.0 * prompt**2 * width * depth
-    chunks = max(1, -(-prompt // int(knobs["max_num_batched_tokens"])))
+    chunks = max(1, -(-prompt // embedded_limits(knobs)["max_num_batched_tokens"]))
     return max(flops / (peak * MATMUL_SHARE), chunks * (SERVED_LAYER_S * depth + ITERATION_S))
 
 

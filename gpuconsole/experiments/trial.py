@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
+from gpuconsole.engine.devices import lacks_memory
 from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.statistics import (
     BASELINE,
@@ -215,7 +216,7 @@ class LiveTrial:
         except TimeoutError:
             raise TrialFailed(f"not running after {challenger.start_limit_s:.0f} s") from None
         except WorkerGone as gone:
-            held = self._control.room_beside(self._run, self._worker).paused_text() if "out of memory" in str(gone) else ""
+            held = self._control.room_beside(self._run, self._worker).paused_text() if lacks_memory(str(gone)) else ""
             raise TrialFailed(f"{str(gone).rstrip('.')}; {held}" if held else str(gone)) from None
         await challenger.pause()
         return challenger

@@ -11,6 +11,7 @@ from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import EFFECTS, JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.serving import ServerFacts
 
@@ -204,9 +205,10 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     @property
     def settings(self) -> Knobs:
-        """The knobs in force. A server that was not started here has the settings that it reports; its other settings are unknown, and left out."""
+        """The knobs in force. A server that was not started here has the settings that it reports; its other settings are unknown, and left out.
+        So are limits that a server of ours has chosen itself, where it does not report them."""
         if not self.elsewhere:
-            return self.knobs
+            return {name: value for name, value in self.knobs.items() if value or name not in LIVE_KNOBS}
         load = {name: value for name, value in self.knobs.items() if not _of_server(name)}
         return {**load, **(self.server.settings() if self.server is not None else {})}
 

@@ -48,13 +48,15 @@ class Workload(msgspec.Struct, frozen=True):
 class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the scenario teaches: a sentence, the rule that should fire, and the knobs that should help.
 
-    `gpu_fix`: the knobs that should help on a GPU, where `fix` does not.
+    `gpu_fix`: the knobs that should help on a GPU, where `fix` does not. `limits`: limits of the scheduler that make the fault; they hold for
+    every server, while other limits are left to a server that is not ours.
     """
 
     see: str = ""
     rule: str = ""
     fix: dict[str, bool | int | float | str] = {}
     gpu_fix: dict[str, bool | int | float | str] = {}
+    limits: tuple[str, ...] = ()
 
     def fix_on(self, device: Device) -> Knobs:
         """The knobs that should help on `device`."""

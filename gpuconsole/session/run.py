@@ -10,6 +10,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
+from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.machine import Process
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
@@ -296,6 +297,9 @@ class RunRecord:
         """Store facts about the workload. Facts of the other side of a trial do not belong to this run. A user's job first reports the knobs
         that the agent observed."""
         if self.run.is_job and (not self.run.knobs or not self.steady_t):
+            self.run.knobs = event.knobs
+        own = {name: event.knobs[name] for name in LIVE_KNOBS if self.run.knobs.get(name) == 0 and name in event.knobs}
+        if {**self.run.knobs, **own} == event.knobs:  # a model server has chosen limits itself, and reports them
             self.run.knobs = event.knobs
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes

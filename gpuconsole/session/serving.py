@@ -257,8 +257,10 @@ class ServingRecord:
             source = f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
             signals["server.kv_cache_full_ratio"] = Signal(full, "ratio", source)
         running = gauges("requests_running")
-        if running and "max_num_seqs" in facts:  # the sequence slots of a server that was not started here are not known
-            seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # a live change may have lowered the limit
+        if running and facts.get("max_num_seqs"):  # the sequence slots of a server that was not started here are not known
+            seats = min(
+                facts["max_num_seqs"], float(knobs["max_num_seqs"]) or facts["max_num_seqs"]
+            )  # a live change may have lowered the limit
             share = sum(value >= seats for value in running) / len(running)
             source = f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
             signals["server.seats_taken_ratio"] = Signal(share, "ratio", source)

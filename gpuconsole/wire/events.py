@@ -189,7 +189,8 @@ class MarkedSteps(Event, frozen=True):
 class JobProcess(Event, frozen=True):
     """The first message of a process of a user's job, when the program imports torch. `token` proves that the process belongs to the job.
 
-    `script`: the file that Python runs, without its folder; `parent`: the pid of the parent process. `rank` and `world_size` are those of
+    `script`: the file that Python runs, without its folder; `parent`: the pid of the parent process. `torch`: its version, and `cuda`: the CUDA
+    version that it is built for, empty for a build without CUDA. `rank` and `world_size` are those of
     torchrun's environment (0 and 1 without it). The process sends `RankJoined` with its first optimizer step.
     """
 
@@ -198,6 +199,7 @@ class JobProcess(Event, frozen=True):
     script: str
     python: str
     torch: str = ""
+    cuda: str = ""
     rank: int = 0
     world_size: int = 1
     token: str = ""

@@ -11,6 +11,8 @@ from gpuconsole.agent.account import CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.agent.loop import Probe, Signals
 from gpuconsole.agent.world import PlainError, World
+from gpuconsole.model.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
+from gpuconsole.workloads.driver import installed_driver
 
 # --- arithmetic ----------------------------------------------------------------------------------------------
 
@@ -61,6 +63,7 @@ def torch_device(chosen: str, uuid: str, world: World) -> torch.device:
             raise DeviceError(f"every process needs a GPU, and torch sees {torch.cuda.device_count()} here: --set nproc=N")
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
+        refuse_without_code(device)
         return device
     kind = accelerator()
     if kind == "mps" and world.size == 1:
@@ -69,7 +72,32 @@ def torch_device(chosen: str, uuid: str, world: World) -> torch.device:
         raise DeviceError(f"several processes cannot train on mps: --set nproc=1, or {ON_HOST}")
     if kind:
         raise DeviceError(f"torch's accelerator here is {kind}; gpuconsole knows cuda (NVIDIA, AMD) and mps: {ON_HOST}")
-    raise DeviceError(f"torch {torch.__version__} ({build()}) cannot use {chosen}; {ON_HOST}")
+    raise DeviceError(without_cuda(chosen))
+
+
+def without_cuda(chosen: str) -> str:
+    """Why torch cannot use the GPU `chosen`, and what to do, in one line."""
+    why = "" if torch.version.hip else why_unusable(installed_build(), installed_driver())
+    return f"torch {torch.__version__} ({build()}) cannot use {chosen}{f': {why}. Or' if why else ';'} {ON_HOST}"
+
+
+def installed_build() -> TorchBuild:
+    """The torch of this process."""
+    return TorchBuild(torch.__version__, torch.version.cuda or "", tuple(torch.cuda.get_arch_list()))
+
+
+def refuse_without_code(device: torch.device) -> None:
+    """Raises DeviceError where this torch has no code for the GPU. Its first kernel would fail with "no kernel image is available"."""
+    if not torch.version.cuda:
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    card = Card(torch.cuda.get_device_name(device), f"{major}.{minor}")
+    if lacks_code(installed_build(), card):
+        driver = installed_driver()
+        driver = (
+            driver if driver.version else Driver(cuda=torch.version.cuda)
+        )  # it runs this torch, so it is new enough for its CUDA version
+        raise DeviceError(f"{why_unusable(installed_build(), driver, card)}. Or {ON_HOST}")
 
 
 def accelerator() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import Cli, Machine
 from tests.fakes.faulty_server import FaultyServer
 from tests.fakes.model_server import ITL_S, KEY, RUNNING, TTFT_S, WAITING
 from tests.waiting import gone, wait_until
@@ -270,12 +270,16 @@ def test_options_that_do_not_fit_are_refused(cli: Cli, words: tuple[str, ...], r
 STUB = Path(__file__).parent.parent / "fakes" / "vllm_stub"
 
 
-def with_vllm(cli: Cli, tmp_path: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+def with_vllm(
+    cli: Cli, tmp_path: Path, *words: str, scenario: str = "serve-chat", env: dict[str, str] | None = None
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A run with the stub of vLLM, and the file with its flags."""
     flags = tmp_path / "flags"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(STUB), os.environ["PYTHONPATH"])), "VLLM_STUB_FLAGS": str(flags)}
-    common = ("--set", "server=vllm", "--vllm-python", sys.executable, "--device", "cpu", "--json", "--duration", "1")
-    return cli("run", "serve-chat", *common, "--set", "output_tokens=4", *words, env=env), flags
+    before = env or dict(os.environ)
+    env = {**before, "PYTHONPATH": os.pathsep.join((str(STUB), os.environ["PYTHONPATH"])), "VLLM_STUB_FLAGS": str(flags)}
+    device = () if "--device" in words else ("--device", "cpu")
+    common = ("--set", "server=vllm", "--vllm-python", sys.executable, *device, "--json", "--duration", "1")
+    return cli("run", scenario, *common, "--set", "output_tokens=4", *words, env=env), flags
 
 
 def test_vllm_is_started_with_its_flags_and_followed_through_its_log(cli: Cli, tmp_path: Path) -> None:
@@ -287,7 +291,6 @@ def test_vllm_is_started_with_its_flags_and_followed_through_its_log(cli: Cli, t
     line = flags.read_text()
     for expected in (
         "--model some/model",
-        "--max-num-seqs 32",
         "--kv-cache-dtype fp8",
         "--no-enable-prefix-caching",
         "--enforce-eager",
@@ -295,6 +298,43 @@ def test_vllm_is_started_with_its_flags_and_followed_through_its_log(cli: Cli, t
     ):
         assert expected in line
     assert "--quantization" not in line and "--enable-mfu-metrics" in line
+    assert "--max-num-seqs" not in line and "--max-num-batched-tokens" not in line, "vLLM knows the card and the model"
+    limits = {name: run["knobs"][name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+    assert limits == {"max_num_seqs": 1024, "max_num_batched_tokens": 8192} and run["facts"]["live_limit.max_num_seqs"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words", "seats"),
+    [("serve-chat", ("--set", "max_num_seqs=48"), 48), ("serve-batch", (), 8)],  # the user's own; the fault that the scenario teaches
+)
+def test_limits_of_the_user_and_of_a_taught_fault_are_given_to_vllm(
+    cli: Cli, tmp_path: Path, scenario: str, words: tuple[str, ...], seats: int
+) -> None:
+    done, flags = with_vllm(cli, tmp_path, "--model", "some/model", *words, scenario=scenario)
+    assert done.returncode == 0, done.stderr
+    assert f"--max-num-seqs {seats} " in flags.read_text() and "--max-num-batched-tokens" not in flags.read_text()
+    assert only_run(done)["knobs"]["max_num_seqs"] == seats
+
+
+def test_a_rule_without_the_limit_says_so(cli: Cli, tmp_path: Path) -> None:
+    """With a scheduler of the user's own, nobody reports the sequence slots that vLLM has chosen."""
+    done, _ = with_vllm(cli, tmp_path, "--model", "some/model", "--vllm-args=--scheduler-cls my.Own")
+    assert done.returncode == 0, done.stderr
+    run = only_run(done)
+    finding = next(one for one in run["findings"] if one["rule"] == "serve.seats_too_few")
+    assert run["knobs"]["max_num_seqs"] == 0 and finding["state"] == "cant_tell"
+
+
+def test_a_vllm_that_does_not_fit_on_the_card_is_refused_before_it_starts(cli: Cli, tmp_path: Path, machine: Machine) -> None:
+    _, env = machine("gpus 1", "gpu 0 memory_total_bytes 80e9", "gpu 0 memory_used_bytes 60e9", "gpu 0 memory_reserved_bytes 0")
+    done, flags = with_vllm(cli, tmp_path, "--model", "some/model", "--device", "gpu:0", env=env)
+    assert done.returncode == 1 and not flags.exists(), "vLLM was not started"
+    assert (
+        "vLLM does not fit on gpu:0: it takes 72.0 GB (gpu_memory_utilization 0.9 of 80.0 GB), and 20.0 GB are free, because other processes hold "
+        "60.0 GB. End them, or --set gpu_memory_utilization=0.24"
+    ) in done.stderr
+    done, flags = with_vllm(cli, tmp_path, "--model", "some/model", "--device", "gpu:0", "--set", "gpu_memory_utilization=0.24", env=env)
+    assert done.returncode == 0 and flags.exists(), done.stderr
 
 
 def test_the_reason_why_vllm_did_not_start_is_its_own_message(cli: Cli, tmp_path: Path) -> None:

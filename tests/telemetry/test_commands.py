@@ -60,7 +60,8 @@ def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine) -> None:
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
     assert "driver 580.159.03, runs CUDA 13.0" in told
-    assert "CPU only; this build cannot use the GPU" in told
+    assert "2.13.0+cpu, CPU only" in told
+    assert "gpu:0-1 torch torch 2.13.0 (a CPU build) cannot use the GPU: pip install --force-reinstall torch==2.13.0 " in told
     assert "paths NV18 1 pair" in told
     assert "NUMA node 0 CPUs 0-1: gpu:0, gpu:1" in told
     assert "NVML works, 2 GPUs" in told

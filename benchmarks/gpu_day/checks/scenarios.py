@@ -12,6 +12,14 @@ from gpuconsole.model.scenario import Scenario
 TRAINING_S, SERVING_S = 20.0, 15.0
 START_S = 25.0
 """Of a process: importing torch, building, compiling."""
+COMPILES = ("dynamic-shapes",)
+COMPILES_S = 45.0
+"""These compile while they run: more seconds until a step is steady."""
+TWINS = (
+    "unfused-chain", "optimizer-heavy", "naive-attention", "fragmented-memory", "long-sequence", "tiny-batch", "finetune-lora", "train-gpt",
+    "zero-memory", "decode-one", "serve-batch", "kv-pressure", "serve-prefix", "context-cliff", "serve-long",
+)  # fmt: skip
+"""Scenarios whose fault a case of DiagBench has too (G01 to GV7), or whose figures another check measures: they come after those."""
 BESIDE = "host.cpu_contention"
 """Other programs on the machine are no cause of the scenario's own."""
 NOTHING = "no finding"
@@ -40,11 +48,11 @@ def teaches(scenario: Scenario, duration_s: float, day: Day) -> None:
 
 for _name, _scenario in scenarios()[0].items():
     _serves = _scenario.workload.serves
-    _duration_s = SERVING_S if _serves else TRAINING_S
+    _duration_s = SERVING_S if _serves else COMPILES_S if _name in COMPILES else TRAINING_S
     add(
         f"scenario.{_name}",
         f"The top finding is {_scenario.teaches.rule or 'none'}",
-        90 - 5 * _serves,
+        (90 if _name not in TWINS else 70) - 5 * _serves,
         _duration_s + START_S,
         partial(teaches, _scenario, _duration_s),
     )

@@ -41,7 +41,7 @@ def tokens_per_s(found: Run) -> float:
 
 @check(value=94, seconds=60)
 def train_gpt_mfu(day: Day) -> None:
-    """train-gpt is a healthy run: at least half of the bf16 peak, phases that sum to 1, an overhead below 0.5 %."""
+    """train-gpt is a healthy run: at least half of the bf16 peak, phases that sum to 1, an overhead below 1 %."""
     found = run(day, "train-gpt", 20.0).runs[-1]
     figures = summary(found)
     phases = figures.get("phases_ratio") or {}
@@ -51,7 +51,7 @@ def train_gpt_mfu(day: Day) -> None:
     day.expect("sum of the phases", sum(phases.values()), low=0.999, high=1.001)
     step_s = (figures.get("step_time_s") or {}).get("mean")
     overhead_s = figures.get("overhead_s_per_step")
-    day.expect("overhead per step", overhead_s / step_s if step_s and overhead_s is not None else None, high=0.005)
+    day.expect("overhead per step", overhead_s / step_s if step_s and overhead_s is not None else None, high=0.01)
     day.note("findings", ", ".join(one.rule for one in found.findings if one.state == "fires") or "none")
     day.data["phases_ratio"] = phases
 
@@ -84,7 +84,7 @@ def probes_change_nothing(day: Day) -> None:
         day.require(probe, same, answer if same else f"changed something; {answer}")
 
 
-@check(value=82, seconds=200, limit_s=560)
+@check(value=82, seconds=200, limit_s=500)
 def memory_model(day: Day) -> None:
     """The memory model predicts the measured peak of eight configurations within 10 %, checkpointing among them."""
     for name, knobs in SIZES:
@@ -94,7 +94,7 @@ def memory_model(day: Day) -> None:
         day.expect(f"{name}: predicted over measured", predicted / peak if predicted and peak else None, low=0.9, high=1.1)
 
 
-@check(value=70, seconds=200, limit_s=560)
+@check(value=92, seconds=200, limit_s=500)
 def precision_ladder(day: Day) -> None:
     """train-gpt gets faster with tf32, bf16, compilation and a larger batch."""
     rates: dict[str, float] = {}

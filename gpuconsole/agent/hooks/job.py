@@ -394,6 +394,7 @@ class Agent:
             script=described.script(),
             python=platform.python_version(),
             torch=str(getattr(torch, "__version__", "")),
+            cuda=str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
             rank=self.rank,
             world_size=self._world_size,
             token=os.environ.get("GPUCONSOLE_TOKEN", ""),

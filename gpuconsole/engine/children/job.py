@@ -127,6 +127,10 @@ async def until_cancelled(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
+def ignore_process(process: JobProcess) -> None:
+    """Nobody asks for the processes of the job."""
+
+
 def probe_of(window: Profiled) -> ProbeDone:
     """The answer of the probe for which this window was taken."""
     signals = window_signals(window.report) if window.report is not None else {}
@@ -215,6 +219,8 @@ class JobChild(Child):
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
         self._cause = ""
         self.processes: list[JobProcess] = []
+        self.on_process: Callable[[JobProcess], object] = ignore_process
+        """Called for each process of the job that has imported torch."""
 
     @property
     def returncode(self) -> int | None:
@@ -326,6 +332,7 @@ class JobChild(Child):
             return
         self._torch = True
         self.processes.append(joined)
+        self.on_process(joined)
         fold = SegmentFold()
         rank: int | None = None
         off = False

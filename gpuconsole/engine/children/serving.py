@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from gpuconsole.engine.catalog import shipped_folder
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.serving import Objective
@@ -30,6 +34,14 @@ class ServingChoice(msgspec.Struct, frozen=True):
         elsewhere = chosen.workload.serves and (self.elsewhere or knobs["server"] == "vllm")
         if not elsewhere and torch_version() is None:
             raise SessionError(NO_TORCH)
+
+    def left_to_server(self, chosen: Scenario, knobs: Knobs, overrides: Knobs) -> Knobs:
+        """Limits of the scheduler that vLLM chooses itself, by the card and the model: those that neither the user nor the fault of the scenario
+        sets. The values of our scenarios fit the embedded server."""
+        if not chosen.workload.serves or self.elsewhere or knobs["server"] != "vllm":
+            return {}
+        own = {} if Path(chosen.path).parent == shipped_folder() else {**chosen.knobs, **chosen.cpu, **chosen.gpu}
+        return {name: 0 for name in LIVE_KNOBS if name not in {**overrides, **own} and name not in chosen.teaches.limits}
 
     def check_change(self, changes: Knobs, run: Run) -> None:
         """Raises SessionError for a change that the console cannot try on this run (see `Run.why_not`)."""

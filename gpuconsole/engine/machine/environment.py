@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ import psutil
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.torch_build import Card, Driver, TorchBuild, why_unusable
 from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import AnyEvent, Sample
 
@@ -111,6 +114,36 @@ def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", devic
     if device:
         environment.calibration = figures(environment, device)
     return environment
+
+
+def installed_torch() -> TorchBuild | None:
+    """The torch of this Python, as its files say; None without torch. Does not import torch."""
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return None
+    return TorchBuild(torch.version, cuda_of(Path(str(torch.locate_file("torch/version.py")))))
+
+
+def cuda_of(version_file: Path) -> str:
+    """The `cuda` that torch's generated version.py names; empty for a build without CUDA."""
+    try:
+        text = version_file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    version = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return version[1] if version else ""
+
+
+def unusable_gpus(torch: TorchBuild, driver: Driver, devices: Iterable[Device]) -> dict[str, list[str]]:
+    """Why this torch cannot use GPUs of this machine: the ids of the GPUs, by the reason in one line. Empty where nothing speaks against it."""
+    gpus: dict[str, list[str]] = {}
+    for device in devices:
+        if device.is_gpu and not device.is_mig:
+            card = Card(device.name, device.facts.get("compute_capability", ""))
+            if why := why_unusable(torch, driver, card):
+                gpus.setdefault(why, []).append(device.id)
+    return gpus
 
 
 async def watch_self(emit: Callable[[AnyEvent], None]) -> None:

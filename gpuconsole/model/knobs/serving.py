@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.knobs.knob import Knob
+from gpuconsole.model.knobs.knob import Knob, Knobs
 
 _SERVER = (
     Knob("server", "choice", "the embedded server, or vLLM as a child process (see --vllm-python); --url uses a server that runs already",
          apply="cold", choices=("embedded", "vllm"), default="embedded", examples=("embedded", "vllm")),
-    Knob("max_num_seqs", "int", "maximum number of sequences in one iteration",
-         apply="cold", lowered_live=True, low=1, high=65536, default=32, examples=(8, 32, 256), words="let {} sequences run at a time"),
-    Knob("max_num_batched_tokens", "int", "maximum number of prompt and output tokens in one iteration",
-         apply="cold", lowered_live=True, low=1, high=1_048_576, unit="tokens", default=2048, examples=(512, 2048, 8192),
-         words="let an iteration process {} tokens"),
+    Knob("max_num_seqs", "int", "maximum number of sequences in one iteration; 0: the server's own choice",
+         apply="cold", lowered_live=True, low=0, high=65536, default=32, examples=(8, 32, 256), words={"0": "let the server choose how many sequences run at a time", "": "let {} sequences run at a time"}),
+    Knob("max_num_batched_tokens", "int", "maximum number of prompt and output tokens in one iteration; 0: the server's own choice",
+         apply="cold", lowered_live=True, low=0, high=1_048_576, unit="tokens", default=2048, examples=(512, 2048, 8192),
+         words={"0": "let the server choose the tokens of an iteration", "": "let an iteration process {} tokens"}),
     Knob("max_model_len", "int", "maximum length of prompt plus output",
          apply="cold", low=8, high=1_048_576, unit="tokens", default=1024, examples=(1024, 4096)),
     Knob("num_gpu_blocks_override", "int", "size of the KV cache in blocks of 16 tokens (vLLM: as many tokens in blocks of its own size); 0: all free memory",
@@ -83,3 +83,8 @@ BLOCK_TOKENS = 16
 """Tokens in a block of the knob `num_gpu_blocks_override`."""
 LIVE_KNOBS = tuple(knob.name for knob in SERVING_KNOBS if knob.lowered_live)
 """Limits of the scheduler that can change while the server runs (see `Knob.live_limit`)."""
+
+
+def embedded_limits(knobs: Knobs) -> dict[str, int]:
+    """The LIVE_KNOBS of the embedded server: its own choice is the default of the knob."""
+    return {knob.name: int(knobs[knob.name]) or int(knob.default or 0) for knob in SERVING_KNOBS if knob.lowered_live}

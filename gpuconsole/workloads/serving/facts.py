@@ -24,6 +24,7 @@ ASK_S = 1.0
 """Time limit of each request. The requests of a round run in parallel, and there are at most three rounds."""
 GIB = 2**30
 MODELS, VERSION, ARGUMENTS, LOG, FILES = "/v1/models", "/version", "the start arguments", "the server's log", "the model's files"
+SCHEDULER = "the server's scheduler"
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "gpuconsole": "gpuconsole"}
 """The engine by the `owned_by` of its models. TGI writes the name of the model there."""
 PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "tgi_": "tgi", "llamacpp:": "llama.cpp"}
@@ -287,9 +288,11 @@ def of_log(lines: Iterable[str]) -> Values:
     config = next((line for line in text.splitlines() if "LLM engine (v" in line), "")
     tokens = re.search(r"KV cache size: ([\d,]+) tokens", text)
     blocks = re.search(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)", text)
+    budget = re.search(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)", text)
     values: Values = {
         "kv_cache_tokens": float(tokens[1].replace(",", "")) if tokens else None,
         "num_blocks": float(blocks[1]) if blocks else None,
+        "max_num_batched_tokens": float(budget[1]) if budget else None,
     }
     for name, pattern in (
         ("version", r"LLM engine \(v([^)]+)\)"),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import math
 import mmap
 import os
 import re
@@ -27,9 +28,10 @@ from yarl import URL
 
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
-from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
+from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS, embedded_limits
 from gpuconsole.model.text import visible
-from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
+from gpuconsole.workloads.driver import device_memory
+from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, SCHEDULER, Values, of_arguments, of_knobs, of_log, of_numbers
 from gpuconsole.workloads.serving.http import api_key, cause, explain, is_fatal, outlook, read_json, redirection, speaks_tls
 
 READY_S = 1200.0
@@ -51,7 +53,7 @@ IN_VLLM = Path(__file__).parent / "in_vllm"
 MOST_SHEBANG_BYTES = 1024
 OWN_SCHEDULER = "--scheduler-cls"
 LIMITS = struct.Struct("=qq")
-"""The format that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order."""
+"""The format of the file that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order. After them it writes the limits that vLLM has chosen."""
 
 
 class ServerFailed(RuntimeError):
@@ -77,6 +79,10 @@ class ModelServer:
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Start the server; returns when the server answers. Raises ServerFailed."""
         raise NotImplementedError
+
+    def limits(self) -> Knobs:
+        """The LIVE_KNOBS that the server has started with, as the server reports them; without those that are not known."""
+        return {}
 
     async def set_limits(self, knobs: Knobs) -> None:
         """Apply the LIVE_KNOBS in `knobs`, at most the values in the server's facts. Raises ServerFailed."""
@@ -153,7 +159,7 @@ class EmbeddedServer(ModelServer):
 
     def __init__(self, progress: Callable[[str], None], knobs: Knobs, device: str, seed: int) -> None:
         super().__init__(progress)
-        self._knobs, self._device, self._seed = knobs, device, seed
+        self._knobs, self._device, self._seed = {**knobs, **embedded_limits(knobs)}, device, seed
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._progress("the embedded server: importing torch")
@@ -171,6 +177,9 @@ class EmbeddedServer(ModelServer):
         async with self._session.post(f"{self.url}/limits", json=limits, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise ServerFailed(f"the embedded server rejects new limits: HTTP {answer.status}")
+
+    def limits(self) -> Knobs:
+        return {**embedded_limits(self._knobs)}
 
     def start_facts(self) -> Sequence[tuple[str, Values]]:
         return ((ARGUMENTS, of_knobs(self._knobs)),)
@@ -258,7 +267,9 @@ class VllmServer(ModelServer):
             raise ServerFailed(f"--model {self._options['model']}: no such folder")
         self._session, port = session, free_port()
         self.model_facts = model_facts(Path(self._options["model"]), self._knobs)
-        self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **self.model_facts}
+        self.facts |= self.model_facts
+        if why := no_room(self._device, float(self._knobs["gpu_memory_utilization"]), int(self._knobs["tensor_parallel_size"])):
+            raise ServerFailed(why)
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
@@ -270,13 +281,12 @@ class VllmServer(ModelServer):
         )
         with tempfile.NamedTemporaryFile(dir=self._scratch) as limits:  # the file is not needed after both sides have mapped it
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
-                limits.write(bytes(LIMITS.size))
+                limits.write(bytes(2 * LIMITS.size))
                 limits.flush()
-                self._limits = mmap.mmap(limits.fileno(), LIMITS.size)
+                self._limits = mmap.mmap(limits.fileno(), 2 * LIMITS.size)
                 path = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
                 environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
                 command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
-                self.facts |= live_limits(self._knobs)
             try:
                 await self._launch(command, environment)
             except ServerFailed:
@@ -285,6 +295,11 @@ class VllmServer(ModelServer):
                     raise
                 self._progress(f"vLLM: this version lacks {', '.join(refused)}; starting again")
                 await self._launch([word for word in command if word not in refused], environment)
+        in_force = {**self._knobs, **self.limits()}
+        # 0: not known. The fact itself says that the server was started here (session.machine.STARTED_HERE)
+        self.facts["max_num_seqs"] = float(in_force["max_num_seqs"])
+        if self._limits is not None and all(in_force[name] for name in LIVE_KNOBS):
+            self.facts |= live_limits(in_force)
 
     async def _launch(self, command: list[str], environment: dict[str, str]) -> None:
         """Raises ServerFailed."""
@@ -293,6 +308,14 @@ class VllmServer(ModelServer):
         self.log_lines.clear()
         await self._spawn(command, environment, self._on_line)
         await self._wait_for(self._healthy, READY_S)
+
+    def limits(self) -> Knobs:
+        """As vLLM's scheduler reports them in the file. With a scheduler of the user's own, as the log does."""
+        if self._limits is not None:
+            chosen = LIMITS.unpack_from(self._limits, LIMITS.size)
+            return {name: limit for name, limit in zip(LIVE_KNOBS, chosen, strict=True) if limit}
+        logged = of_log(self.log_lines).get("max_num_batched_tokens")
+        return {"max_num_batched_tokens": int(logged)} if logged and not self._knobs["max_num_batched_tokens"] else {}
 
     async def set_limits(self, knobs: Knobs) -> None:
         if self._limits is None:
@@ -312,7 +335,13 @@ class VllmServer(ModelServer):
         return None
 
     def start_facts(self) -> Sequence[tuple[str, Values]]:
-        return ((LOG, of_log(self.log_lines)), (ARGUMENTS, of_arguments(self._command)), (FILES, of_numbers(self.model_facts)))
+        scheduler: Values = {name: float(limit) for name, limit in self.limits().items()} if self._limits is not None else {}
+        return (
+            (SCHEDULER, scheduler),
+            (LOG, of_log(self.log_lines)),
+            (ARGUMENTS, of_arguments(self._command)),
+            (FILES, of_numbers(self.model_facts)),
+        )
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.log_lines):
@@ -351,6 +380,37 @@ def find_vllm_python() -> str:
         if first.startswith("#!") and "python" in first and os.access(first[2:].strip(), os.X_OK):
             return first[2:].strip()
     return sys.executable
+
+
+CONTEXT_BYTES = 5e8
+"""A CUDA context of vLLM's process, which is on the card when vLLM looks at the free memory. Half a GB: H100, torch 2.x."""
+
+
+def no_room(device: str, share: float, gpus: int) -> str:
+    """Why vLLM cannot start on `device` with `gpu_memory_utilization` = `share`, in one line; empty where it can, and where nothing is known.
+
+    vLLM ends after its start of a minute where the free memory is less than `share` of the whole (vllm/v1/worker/utils.py, request_memory:
+    "Free memory on device ... is less than desired GPU memory utilization"). With several GPUs, the first that lacks room counts.
+    """
+    first = device.removeprefix("gpu:")
+    if not first.isdigit():  # the host, or a slice of a GPU
+        return ""
+    for index in range(int(first), int(first) + 1) if gpus == 1 else range(gpus):
+        memory = device_memory(index)
+        if memory is None or memory.free_bytes >= share * memory.total_bytes + CONTEXT_BYTES:
+            continue
+        total, free = memory.total_bytes, memory.free_bytes
+        fits = math.floor(100 * max(0.0, free - CONTEXT_BYTES) / total) / 100
+        return (
+            f"vLLM does not fit on gpu:{index}: it takes {share * total / 1e9:.1f} GB (gpu_memory_utilization {share:g} of {total / 1e9:.1f} GB), and "
+            f"{free / 1e9:.1f} GB are free, because other processes hold {(total - free) / 1e9:.1f} GB. End them"
+            + (f", or --set gpu_memory_utilization={fits:g}" if fits >= SMALLEST_SHARE else "")
+        )
+    return ""
+
+
+SMALLEST_SHARE = 0.05
+"""The lowest value of the knob gpu_memory_utilization."""
 
 
 def live_limits(knobs: Knobs) -> dict[str, float]:
@@ -416,7 +476,8 @@ def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]
         size = int(chosen or (CPU_BLOCK if on_cpu else GPU_BLOCK))
         flags += ["--num-gpu-blocks-override", str(max(1, wanted // size))]
     for name in FLAGS:
-        flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
+        if name not in LIVE_KNOBS or knobs[name]:  # vLLM chooses by the card and the model
+            flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
     for name, nothing in LEFT_OUT.items():
         if knobs[name] != nothing:
             flags += [f"--{name.replace('_', '-')}", show(knobs[name])]

@@ -171,7 +171,8 @@ class ServingWorker:
             self._scraper = Scraper(elsewhere if page else self._session, page or f"{server.url}/metrics")
             await self._ask_facts(server)
             self._check_cache()
-            self._announce(server, self._start.knobs)
+            self._knobs = {**self._knobs, **{name: limit for name, limit in server.limits().items() if not self._knobs[name]}}
+            self._announce(server, self._knobs)
             await self._until_the_end(server)
 
     async def _until_the_end(self, server: ModelServer) -> None:
@@ -232,7 +233,7 @@ class ServingWorker:
         if (longest := self._server_facts.number("max_model_len")) is not None:
             options["max_model_len"] = f"{longest:.0f}"
         start = self._start
-        first = Start(start.workload, start.knobs, start.device, seed=start.seed, options=options)
+        first = Start(start.workload, self._knobs, start.device, seed=start.seed, options=options)
         for command in (first, *self._early):  # a knob may have changed since the server became ready
             writer.write(encode(command) + b"\n")
         self._to_generator = writer

@@ -9,7 +9,7 @@
  *
  *   gpus N                    how many GPUs there are (0 to 2048)
  *   path A B LEVEL            nvmlGpuTopologyLevel_t between two GPUs (unless said: 10)
- *   driver VERSION            what nvmlSystemGetDriverVersion says
+ *   driver VERSION            what nvmlSystemGetDriverVersion says; the CUDA version is that of its branch
  *   init_error CODE           nvmlInit fails with this nvmlReturn_t
  *   init_delay MS             nvmlInit takes this long
  *   count_error CODE          nvmlDeviceGetCount fails with this nvmlReturn_t
@@ -225,7 +225,18 @@ int nvmlDeviceGetPcieReplayCounter(Gpu *g, unsigned *count) { ENTER(g); *count =
 
 /* --- facts --------------------------------------------------------------------------------------------------------------- */
 
-int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }
+
+/* The CUDA version that NVIDIA has shipped with the branch of the script's driver, or with the newest older one. */
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    static const struct { int branch, cuda; } SHIPPED[] = {
+        { 580, 13000 }, { 575, 12090 }, { 570, 12080 }, { 560, 12060 }, { 550, 12040 }, { 535, 12020 }, { 525, 12000 }, { 470, 11040 }, { 0, 11000 },
+    };
+    int i = 0;
+    load();
+    while (atoi(driver) < SHIPPED[i].branch) i++;
+    *version = SHIPPED[i].cuda;
+    return OK;
+}
 int nvmlDeviceGetArchitecture(Gpu *g, unsigned *arch) { ENTER(g); *arch = (unsigned)g->architecture; return OK; }
 int nvmlDeviceGetPersistenceMode(Gpu *g, unsigned *mode) { ENTER(g); *mode = (unsigned)g->persistence; return OK; }
 int nvmlDeviceGetComputeMode(Gpu *g, unsigned *mode) { ENTER(g); *mode = 0; return OK; }

@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.serving import ServerFacts
+from gpuconsole.workloads.serving.facts import complete
 from gpuconsole.workloads.serving.servers import IN_VLLM, LIMITS, ServerFailed, VllmServer
 from tests.waiting import wait_until
 
@@ -23,7 +25,7 @@ KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.s
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
     """A scheduler as vLLM makes it, started with 8 seats and 2048 tokens, and the file with the limits."""
     limits = tmp_path / "limits"
-    limits.write_bytes(bytes(LIMITS.size))
+    limits.write_bytes(bytes(2 * LIMITS.size))
     monkeypatch.setenv("GPUCONSOLE_CAPS", str(limits))
     for path in (STUB, IN_VLLM):
         monkeypatch.syspath_prepend(str(path))
@@ -36,22 +38,32 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Pat
     return made, limits
 
 
+def put(file: Path, seats: int, tokens: int) -> None:
+    with file.open("r+b") as opened:
+        opened.write(LIMITS.pack(seats, tokens))
+
+
+def test_the_limits_of_the_start_are_reported_in_the_file(scheduler: tuple[Any, Path]) -> None:
+    _, limits = scheduler
+    assert LIMITS.unpack_from(limits.read_bytes(), LIMITS.size) == (8, 2048)
+
+
 def test_without_limits_the_schedule_is_vllms_own(scheduler: tuple[Any, Path]) -> None:
     assert scheduler[0].schedule() == (8, 2048)
 
 
 def test_limits_hold_from_the_next_schedule_on_and_can_be_taken_back(scheduler: tuple[Any, Path]) -> None:
     of, limits = scheduler
-    limits.write_bytes(LIMITS.pack(2, 512))
+    put(limits, 2, 512)
     assert of.schedule() == (2, 512)
-    limits.write_bytes(LIMITS.pack(4, 0))
+    put(limits, 4, 0)
     assert of.schedule() == (4, 2048)
 
 
 def test_who_runs_comes_to_the_end_and_nobody_is_admitted_before(scheduler: tuple[Any, Path]) -> None:
     of, limits = scheduler
     of.schedule()
-    limits.write_bytes(LIMITS.pack(2, 0))
+    put(limits, 2, 0)
     assert of.schedule()[0] == 8
     del of.running[1:]
     assert of.schedule()[0] == 2
@@ -59,7 +71,7 @@ def test_who_runs_comes_to_the_end_and_nobody_is_admitted_before(scheduler: tupl
 
 def test_limits_above_those_of_the_start_are_those_of_the_start(scheduler: tuple[Any, Path]) -> None:
     of, limits = scheduler
-    limits.write_bytes(LIMITS.pack(64, 100_000))
+    put(limits, 64, 100_000)
     assert of.schedule() == (8, 2048)
 
 
@@ -91,3 +103,35 @@ def test_a_scheduler_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
             await server.set_limits(KNOBS)
 
     asyncio.run(live())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reported"),
+    [
+        ("", {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}),
+        ("--max-num-seqs 64", {"max_num_seqs": 64, "max_num_batched_tokens": 8192}),  # the user's own flag comes last, and vLLM takes it
+        ("--scheduler-cls my.Own", {"max_num_batched_tokens": 8192}),  # from the log, which does not name the seats
+    ],
+)
+def test_limits_that_vllm_chooses_itself_are_read_from_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, reported: dict[str, int]
+) -> None:
+    monkeypatch.setenv("VLLM_STUB_FLAGS", str(tmp_path / "flags"))
+    monkeypatch.setenv("PYTHONPATH", f"{STUB}:{Path.cwd()}")
+    knobs: Knobs = {**KNOBS, "max_num_seqs": 0, "max_num_batched_tokens": 0}
+
+    async def live() -> None:
+        server = VllmServer(lambda detail: None, knobs, {"model": "some/model", "vllm_args": arguments}, "cpu", "", tmp_path)
+        async with aiohttp.ClientSession() as session:
+            await server.start(session)
+            await server.stop()
+        assert server.limits() == reported
+        assert server.facts["max_num_seqs"] == reported.get("max_num_seqs", 0)
+        whole = len(reported) == 2
+        assert server.facts.get("live_limit.max_num_seqs") == (reported["max_num_seqs"] if whole else None)
+        facts = complete(ServerFacts(), *server.start_facts())
+        assert facts.number("max_num_batched_tokens") == 8192 and facts.number("max_num_seqs") == reported.get("max_num_seqs")
+
+    asyncio.run(live())
+    flags = (tmp_path / "flags").read_text()
+    assert "--max-num-batched-tokens" not in flags and flags.count("--max-num-seqs") == arguments.count("--max-num-seqs")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import time
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
 
 from gpuconsole import __version__
@@ -17,11 +15,12 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options import JSON, TIMEOUT
 from gpuconsole.engine.children.once import Reading, read_devices
-from gpuconsole.engine.machine.environment import fingerprint, of_this_machine
+from gpuconsole.engine.machine.environment import fingerprint, installed_torch, of_this_machine, unusable_gpus
 from gpuconsole.engine.machine.settings import SETTINGS, config_path, misspelt, settings
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device
 from gpuconsole.model.text import visible
+from gpuconsole.model.torch_build import Driver
 from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
 from gpuconsole.session.state import SessionState
@@ -118,32 +117,20 @@ def calibration_text(state: SessionState) -> str:
 
 
 def torch_text(driver_cuda: str) -> str:
-    """Torch's version, its CUDA version, and whether the driver can run it. Does not import torch."""
-    try:
-        torch = metadata.distribution("torch")
-    except metadata.PackageNotFoundError:
+    """Torch's version and its CUDA version beside that of the driver. Does not import torch."""
+    torch = installed_torch()
+    if torch is None:
         return INSTALL_TORCH
-    cuda = _torch_cuda(Path(str(torch.locate_file("torch/version.py"))))
-    if not cuda:
-        return f"{torch.version}, CPU only" + ("; this build cannot use the GPU: install a CUDA build" if driver_cuda else "")
-    text = f"{torch.version}, built for CUDA {cuda}"
-    if not driver_cuda:
-        return text
-    # A driver runs the programs of every toolkit of the same major version (CUDA minor version compatibility).
-    fits = int(driver_cuda.split(".")[0]) >= int(cuda.split(".")[0])
-    return f"{text}; the driver runs CUDA {driver_cuda}" + (
-        "" if fits else ": the driver is too old: update the driver or install an older torch build"
-    )
+    if not torch.cuda:
+        return f"{torch.version}, CPU only"
+    return f"{torch.version}, built for CUDA {torch.cuda}" + (f"; the driver runs CUDA {driver_cuda}" if driver_cuda else "")
 
 
-def _torch_cuda(version_file: Path) -> str | None:
-    """The `cuda` that torch's generated version.py names; None for a CPU build."""
-    try:
-        text = version_file.read_text(encoding="utf-8")
-    except OSError:
-        return None
-    version = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return version[1] if version else None
+def torch_rows(state: SessionState) -> list[Row]:
+    """The GPUs that the installed torch cannot use, why, and what to install."""
+    torch = installed_torch()
+    gpus = unusable_gpus(torch, Driver(state.driver or "", state.cuda), state.devices) if torch is not None else {}
+    return [(f"{folded(ids)} torch", why) for why, ids in gpus.items()]
 
 
 def gpu_rows(reading: Reading) -> list[Row]:
@@ -159,6 +146,7 @@ def gpu_rows(reading: Reading) -> list[Row]:
         missing = state.lost.get(gpu.id) or state.unavailable.get(gpu.id, {}).get(GPM_METRIC)
         rows.append((gpu.id, f"{gpu.name}; GPM {f'n/a: {missing}' if missing else 'works'}"))
     rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, state.readings.present(gpu.id))]
+    rows += torch_rows(state)
     rows += [(source.source, source.detail) for source in state.sources.values() if source.detail]
     return rows
 

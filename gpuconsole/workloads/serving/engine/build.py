@@ -11,7 +11,7 @@ from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS
-from gpuconsole.workloads.device import set_threads
+from gpuconsole.workloads.device import set_threads, without_cuda
 from gpuconsole.workloads.serving.engine.core import Core, PrefixCache, Scheduler
 from gpuconsole.workloads.serving.engine.model import POSITIONS, Decoder, in_int8, quantize, trained_model, warm_up
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack, reference_rates
@@ -26,7 +26,7 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     torch.manual_seed(seed)
     set_threads(int(knobs["omp_num_threads"]))
     if device_name == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"torch {torch.__version__} cannot use cuda, and the embedded server knows no other accelerator: --device cpu")
+        raise ValueError(f"{without_cuda('cuda')} (the embedded server knows no other accelerator)")
     device, max_model_len, seats = torch.device(device_name), int(knobs["max_model_len"]), int(knobs["max_num_seqs"])
     dtype = DTYPES.get(str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32)
     model = make_model(knobs, max_model_len, device, dtype, progress)

@@ -1,8 +1,8 @@
 """vLLM imports this module in its own Python by `--scheduler-cls gpuconsole_caps.scheduler`: vLLM's scheduler with limits that can
 change while the server runs.
 
-A memory-mapped file of two 64-bit integers holds the limits: maximum sequences and maximum tokens per iteration (0: the values of the
-start). Reading the file takes much less time than an iteration. This module does not import gpuconsole.
+A memory-mapped file of 64-bit integers holds the limits: maximum sequences and maximum tokens per iteration (0: the values of the
+start). After them stand the values of the start, which vLLM may have chosen itself: this module writes them for the console. Reading the file takes much less time than an iteration. This module does not import gpuconsole.
 """
 
 import mmap
@@ -21,11 +21,12 @@ class Caps:
 
     def __init__(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
         super().__init__(*args, **kwargs)
-        with open(os.environ[VARIABLE], "rb") as file:
-            self._caps = mmap.mmap(file.fileno(), LAYOUT.size, access=mmap.ACCESS_READ)
+        with open(os.environ[VARIABLE], "r+b") as file:
+            self._caps = mmap.mmap(file.fileno(), 2 * LAYOUT.size)
         # newer versions (0.32) separate admission from the number of slots of the model runner
         self._seats = "max_num_active_reqs" if hasattr(self, "max_num_active_reqs") else "max_num_running_reqs"
         self._most_seats, self._most_tokens = getattr(self, self._seats), self.max_num_scheduled_tokens
+        LAYOUT.pack_into(self._caps, LAYOUT.size, self._most_seats, self._most_tokens)
 
     def schedule(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         seats, tokens = LAYOUT.unpack_from(self._caps)

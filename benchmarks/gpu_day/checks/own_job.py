@@ -1,0 +1,220 @@
+"""The user's own job: bare and watched. Output, exit code and results are the same, and the account is right.
+
+A program that does not run bare says nothing about gpuconsole: such a check is not run, and the reason is the program's last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from benchmarks.gpu_day.check import Day, NotHereError, add, check
+from benchmarks.gpu_day.tools import read
+from benchmarks.headless import last_line
+from gpuconsole.model.job import AGENT
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Snapshot, decode
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+TIMEOUT_S = 170.0
+POINTS = 3.0
+"""Largest difference between the account and the program's own CUDA events, in percent points of forward, backward and optimizer."""
+PROBED_S, TRIED_S = 25.0, 45.0
+MISSING = 3
+"""The exit code of a program that lacks a package."""
+
+
+class Ended(NamedTuple):
+    """How a program has ended. `snapshot`: of the watching console; None where the program ran bare."""
+
+    code: int
+    output: str
+    errors: str
+    seconds: float
+    snapshot: Snapshot | None = None
+
+
+def bare(day: Day, program: str, *arguments: str) -> Ended:
+    """The program alone. Raises NotHereError where it does not run to its end."""
+    ended = _run(day, [sys.executable, str(PROGRAMS / program), *arguments], {})
+    if ended.code:
+        raise NotHereError(f"{program} does not run here: {last_line(ended.errors)}")
+    return ended
+
+
+def watched(day: Day, program: str, *arguments: str, options: tuple[str, ...] = (), **environment: str) -> Ended:
+    """The same program under `gpuconsole run`; what gpuconsole says goes to a file, and `errors` are those of the program."""
+    name = f"own-job-{'-'.join((program.removesuffix('.py'), *arguments))}".replace(":", "-").replace("--", "-")
+    snapshot, summary = day.folder / f"{name}.json", day.folder / f"{name}.txt"
+    snapshot.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", str(snapshot), "--summary", str(summary), *options]
+    ended = _run(day, [*command, "--", sys.executable, str(PROGRAMS / program), *arguments], environment)
+    if not snapshot.exists():
+        raise RuntimeError(f"no snapshot: {last_line(ended.errors)}")
+    return ended._replace(snapshot=decode(snapshot.read_bytes())[0])
+
+
+def _run(day: Day, command: list[str], environment: dict[str, str]) -> Ended:
+    begun = time.monotonic()
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, cwd=day.folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - begun)
+
+
+def is_unharmed(day: Day, alone: Ended, ended: Ended, errors: bool = False) -> Run:
+    """Keep whether the watched program did what the bare one did. Returns its run. `errors`: compare stderr, too."""
+    day.require(
+        "exit code", ended.code == alone.code, f"{ended.code}, bare {alone.code}" + (f": {last_line(ended.errors)}" if ended.code else "")
+    )
+    same = ended.output == alone.output and (not errors or ended.errors == alone.errors)
+    day.require("output", same, f"{len(ended.output.splitlines())} lines, the same" if same else _first_difference(alone, ended))
+    assert ended.snapshot is not None
+    run = ended.snapshot.runs[-1]
+    day.require("the agent", AGENT not in run.unavailable, run.unavailable.get(AGENT, "watched to the end"))
+    day.note("seconds, bare and watched", f"{alone.seconds:.1f}, {ended.seconds:.1f}")
+    day.data["phases_ratio"] = run.summary.phases_ratio
+    return run
+
+
+def _first_difference(alone: Ended, ended: Ended) -> str:
+    for before, after in zip(alone.output.splitlines(), ended.output.splitlines(), strict=False):
+        if before != after:
+            return f"{after[:80]!r}, bare {before[:80]!r}"
+    return f"{len(ended.output.splitlines())} lines, bare {len(alone.output.splitlines())}"
+
+
+def has_steps(day: Day, run: Run) -> None:
+    count = run.summary.steps or 0
+    day.require("steps", count > 0, f"{count} steady steps")
+
+
+@check(value=120, seconds=45, limit_s=240)
+def own_job_loader(day: Day) -> None:
+    """A job with loader workers, two epochs and a validation: unharmed, and its phases are those of its own CUDA events."""
+    alone = bare(day, "loader.py")
+    stamps = day.folder / "own-job-stamps.json"
+    run = is_unharmed(day, alone, watched(day, "loader.py", STAMPS=str(stamps)))
+    has_steps(day, run)
+    by_hand, phases = json.loads(stamps.read_text()), run.summary.phases_ratio or {}
+    passes = sum(phases.get(name, 0.0) for name in by_hand)
+    for name, share in by_hand.items():
+        ours = phases.get(name, 0.0) / passes if passes else None
+        day.expect(f"{name}: account less events", None if ours is None else 100 * (ours - share), "points", low=-POINTS, high=POINTS)
+    day.data["events"] = by_hand
+
+
+@check(value=119, seconds=20, limit_s=240)
+def own_job_graph(day: Day) -> None:
+    """A step that is captured whole in a CUDA graph: unharmed."""
+    run = is_unharmed(day, bare(day, "graphed.py"), watched(day, "graphed.py"))
+    day.note("steps seen", float(run.summary.steps or 0))
+
+
+@check(value=118, seconds=65, limit_s=240)
+def own_job_live_workers(day: Day) -> None:
+    """The number of loader workers changes while the job runs, in a trial: the job is unharmed, and the trial has a verdict."""
+    alone = bare(day, "loader.py", "--workers", "1")
+    arguments = ("--workers", "1", "--seconds", f"{TRIED_S:.0f}")
+    ended = watched(day, "loader.py", *arguments, options=("--try", "num_workers=3"))
+    is_unharmed(day, alone, ended)
+    trials = ended.snapshot.trials if ended.snapshot is not None else []
+    day.require("a trial", bool(trials), f"{len(trials)}")
+    for trial in trials:
+        day.require("its end", trial.state == "done", f"{trial.state} {trial.verdict or ''} {trial.error or ''}".strip())
+
+
+@check(value=117, seconds=30, limit_s=240)
+def own_job_hf_tf32(day: Day) -> None:
+    """Hugging Face's Trainer with tf32=True and loader workers: unharmed, with steps."""
+    alone = _run(day, [sys.executable, str(PROGRAMS / "hf_tf32.py")], {})
+    if alone.code:
+        raise NotHereError(
+            f"{'transformers is missing' if alone.code == MISSING else 'hf_tf32.py does not run here'}: {last_line(alone.errors)}"
+        )
+    run = is_unharmed(day, alone, watched(day, "hf_tf32.py"))
+    has_steps(day, run)
+    day.note("precision", str(run.knobs.get("precision", "n/a")))
+
+
+@check(value=116, seconds=25, limit_s=240)
+def own_job_out_of_memory(day: Day) -> None:
+    """A job that runs out of GPU memory ends as it would alone, and the summary says that it did."""
+    alone = _run(day, [sys.executable, str(PROGRAMS / "out_of_memory.py")], {})
+    if "OutOfMemoryError" not in alone.errors:
+        raise NotHereError(f"out_of_memory.py did not run out of memory here: {last_line(alone.errors)}")
+    run = is_unharmed(day, alone, watched(day, "out_of_memory.py"))
+    day.require("state of the run", run.state == "failed", f"{run.state}: {run.error or ''}")
+    summary = (day.folder / "own-job-out_of_memory.txt").read_text(errors="replace").splitlines()
+    day.note("what is said of the memory", " / ".join(line.strip() for line in summary if "memory" in line.lower())[:600] or "nothing")
+
+
+@check(value=115, seconds=60, limit_s=240)
+def own_job_probes(day: Day) -> None:
+    """With --probe the job's results are the same, and most rules conclude."""
+    alone = bare(day, "loader.py")
+    run = is_unharmed(day, alone, watched(day, "loader.py", "--seconds", f"{PROBED_S:.0f}", options=("--probe",)))
+    unknown = [finding.rule for finding in run.findings if finding.state == "cant_tell"]
+    day.note("rules that conclude", f"{len(run.findings) - len(unknown)} of {len(run.findings)}")
+    day.note("rules that cannot tell", ", ".join(unknown) or "none")
+    day.note("findings", ", ".join(finding.rule for finding in run.findings if finding.state == "fires") or "none")
+
+
+@check(value=114, seconds=35, limit_s=240)
+def own_job_second_gpu(day: Day) -> None:
+    """A job on cuda:1 whose current device is cuda:0: timed on its own GPU, and no context of it is on the first."""
+    gpus = [device.id for device in read().state.devices if device.is_gpu and not device.is_mig]
+    if len(gpus) < 2:
+        raise NotHereError("here is one GPU")
+    stamps = day.folder / "own-job-stamps-second.json"
+    arguments = ("--device", "cuda:1", "--seconds", "8")
+    snapshot = day.folder / "own-job-second.json"
+    snapshot.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", str(snapshot), "--"]
+    command += [sys.executable, str(PROGRAMS / "loader.py"), *arguments]
+    alone = bare(day, "loader.py", "--device", "cuda:1")
+    process = subprocess.Popen(
+        command, env={**os.environ, "STAMPS": str(stamps)}, cwd=day.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    places: set[str] = set()
+    while process.poll() is None:
+        own = {child.pid for child in psutil.Process(process.pid).children(recursive=True)} if psutil.pid_exists(process.pid) else set()
+        places |= {one.device for one in read(0.3).state.processes if one.pid in own}
+    output, errors = process.communicate()
+    ended = Ended(process.returncode, output, errors, 0.0, decode(snapshot.read_bytes())[0])
+    run = is_unharmed(day, alone, ended)
+    day.require("device of the run", run.device == gpus[1], run.device)
+    if places:
+        day.require("GPUs on which the driver sees the job", places == {gpus[1]}, ", ".join(sorted(places)))
+    else:
+        day.note("GPUs on which the driver sees the job", "n/a: its process list does not hold pids of this container")
+    by_hand, phases = json.loads(stamps.read_text()), run.summary.phases_ratio or {}
+    passes = sum(phases.get(name, 0.0) for name in by_hand)
+    for name, share in by_hand.items():
+        ours = phases.get(name, 0.0) / passes if passes else None
+        day.expect(f"{name}: account less events", None if ours is None else 100 * (ours - share), "points", low=-POINTS, high=POINTS)
+
+
+def is_unharmed_compiled(mode: str, day: Day) -> None:
+    run = is_unharmed(day, bare(day, "compiled.py", mode), watched(day, "compiled.py", mode))
+    has_steps(day, run)
+    day.note("MFU", run.summary.mfu_ratio if run.summary.mfu_ratio is not None else "n/a")
+
+
+for _mode, _value in (("default", 113), ("reduce-overhead", 112)):
+    add(
+        f"own_job_compiled.{_mode}",
+        f"A job with torch.compile, mode {_mode}: unharmed, with steps",
+        _value,
+        45,
+        partial(is_unharmed_compiled, _mode),
+        240,
+    )
