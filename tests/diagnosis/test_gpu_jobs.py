@@ -115,7 +115,8 @@ JOBS = {
         gpt(H100, 0.12, BF16_H100, batch=2, knobs={"batch_size": 2}, activity=(0.45, 0.1, 0.15), probed={"probe.batch_cost_ratio": 0.4}),
         "gpu.small_batch", probes=True,
     ),
-    "waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8), "host.cpu_contention", note=True),
+    "launch-bound, and waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8), "host.launch_bound"),
+    "waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8, activity=(0.45, 0.1, 0.1)), "host.cpu_contention", note=True),
     "unfused elementwise operations": Label(
         replace(EAGER, activity=(0.85, 0.2, 0.55), profile=window(elementwise=0.3, normalization=0.12, reduction=0.05)), "gpu.elementwise_membw"
     ),
