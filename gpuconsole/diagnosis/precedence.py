@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.diagnosis.families import host, loader, serving
+from gpuconsole.diagnosis.families import device, host, loader, serving
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.model.finding import Finding
@@ -84,7 +84,12 @@ PRECEDENCE = (
         when=host.threads_wait_for_each_other,
     ),
     Yields(
-        "host.launch_bound", "host.cpu_contention", "the host issues kernels late because it waits for a core", when=host.waits_for_core
+        "host.launch_bound",
+        "host.cpu_contention",
+        "the host issues kernels late because it waits for a core",
+        when=lambda case: (
+            host.waits_for_core(case) and not device.knows_the_lead(case)
+        ),  # with the lead, the rule takes the delay off itself
     ),
     Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),

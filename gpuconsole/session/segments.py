@@ -153,6 +153,7 @@ class SegmentFold:
         self._learn(codes)
         evaluated = self._evaluated(codes)
         saving = _before_saves(codes)
+        fed = self._fed(codes)
         before, after = self._neighbours(codes)
         begun, own = raw.start, 0.0
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
@@ -165,7 +166,7 @@ class SegmentFold:
             elif i in evaluated and code not in (SAVE, LOG):
                 phase = P_EVAL
             else:
-                phase = self._phase(code, before[i], after[i])
+                phase = self._phase(code, before[i], after[i], fed[i])
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
             phases[phase] += seconds
@@ -201,7 +202,7 @@ class SegmentFold:
         rare = sum(phases[phase] for phase in RARE)
         return [phases[phase] if phase in RARE else (wall - rare) * sums[phase] / total for phase in range(len(PHASES))]
 
-    def _phase(self, code: int, before: int | None, after: int | None) -> int:
+    def _phase(self, code: int, before: int | None, after: int | None, fed: bool) -> int:
         if code >= LOADER:
             return P_DATA
         if code == COMPILED:
@@ -220,7 +221,7 @@ class SegmentFold:
             return P_FORWARD  # a teacher's output; without a loader, an environment may run in these lines
         if not self._has_data and after in PASSES:
             return P_DATA  # no loader, and no function that makes batches: the lines before the pass
-        if before == DATA and after in PASSES and self.on_device:
+        if fed and self.on_device:
             return P_H2D
         return P_OTHER
 
@@ -275,6 +276,19 @@ class SegmentFold:
         if touched and not graded:
             evaluated.update(batch)
         return evaluated
+
+    def _fed(self, codes: list[int]) -> list[bool]:
+        """For each segment, whether it lies between a batch and the pass that uses it. Many programs zero the gradients there."""
+        marks = [DATA if code >= LOADER else code for code in codes]
+        fed, ahead = [False] * len(marks), False
+        for i in range(len(marks) - 1, -1, -1):
+            fed[i] = ahead
+            ahead = marks[i] in PASSES or (ahead and marks[i] in (GAP, ZERO, OWN))
+        last = self._last
+        for i, mark in enumerate(marks):
+            fed[i] = fed[i] and last == DATA
+            last = mark if mark in MARKS and mark != ZERO else last
+        return fed
 
     def _neighbours(self, codes: list[int]) -> tuple[list[int | None], list[int | None]]:
         """For each segment the last mark before it, and the next mark after it. Loaders count as DATA."""

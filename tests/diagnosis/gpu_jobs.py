@@ -117,6 +117,7 @@ class GpuJob:
     processes: int = 1
     profile: ProfileReport | None = None
     cores: int = 16
+    others: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -169,6 +170,7 @@ def watched(job: GpuJob, probes: bool = False) -> Watched:
     _answers(state, job, probes)
     record = state.record
     assert record is not None and record.steady_t is not None
+    record.others_ratio = job.others
     memory = state.memory_used(record.run.device)
     run = run_now(state, record)
     hardware = HardwareWatch(lambda process: process.pid <= job.processes).signals(state, record)

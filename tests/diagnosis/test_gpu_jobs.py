@@ -20,6 +20,7 @@ from tests.diagnosis.gpu_jobs import (
     DDP_OVER_PCIE,
     EXCHANGE,
     FP32_GPT,
+    GPT2_FLOPS,
     GPT_FACTS,
     H100,
     L4,
@@ -115,7 +116,8 @@ JOBS = {
         gpt(H100, 0.12, BF16_H100, batch=2, knobs={"batch_size": 2}, activity=(0.45, 0.1, 0.15), probed={"probe.batch_cost_ratio": 0.4}),
         "gpu.small_batch", probes=True,
     ),
-    "waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8), "host.cpu_contention", note=True),
+    "launch-bound, and waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8), "host.launch_bound"),
+    "waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8, activity=(0.45, 0.1, 0.1)), "host.cpu_contention", note=True),
     "unfused elementwise operations": Label(
         replace(EAGER, activity=(0.85, 0.2, 0.55), profile=window(elementwise=0.3, normalization=0.12, reduction=0.05)), "gpu.elementwise_membw"
     ),
@@ -186,7 +188,7 @@ JOBS = {
             observed={**NO_SYNC, **EXCHANGE, "comm.exposed_s": 0.001, "comm.pass_s": 0.03, "comm.pass_alone_s": 0.029}), "",
     ),
     "healthy: waits for a core while the GPU works": Label(replace(COMPILED, runq=0.4), ""),
-    "healthy: few free SMs, more free cores": Label(replace(COMPILED, gpu={"utilization_ratio": 1.0}), ""),
+    "healthy: waits for a core, other programs use the rest": Label(replace(COMPILED, runq=0.4, cores=2, others=0.9), ""),
 }  # fmt: skip
 
 
@@ -219,7 +221,9 @@ def test_waits_and_launches_claim_no_time_twice() -> None:
     seen = watched(syncing(gpt(H100, 0.03, BF16_H100, batch=1, activity=(0.08, 0.02, 0.04)), 40, 0.2))
     claims = {rule: seen.of(rule).recoverable_ratio for rule in ("host.launch_bound", "host.sync_stall")}
     assert claims["host.sync_stall"] == pytest.approx(0.2)
-    assert claims["host.launch_bound"] == pytest.approx(1 - 0.2 - 0.2 - 0.002, abs=0.01), "the GPU works while the host waits for it"
+    assert claims["host.launch_bound"] == pytest.approx(1 - 0.2 - 0.2 - 0.002 - 0.01, abs=0.005), (
+        "the GPU works while the host waits for it"
+    )
 
 
 def test_fp32_predicts_the_gain_of_tensor_cores_and_asks_for_permission() -> None:
@@ -295,6 +299,14 @@ def test_both_counts_of_attention_are_named_and_the_causal_one_decides() -> None
     finding = seen.of("gpu.compute_bound_healthy")
     assert finding.state == "clear" and [entry.signal for entry in finding.evidence[:2]] == ["mfu_causal_ratio", "mfu_ratio"]
     assert "attention counted in full" in summary.mfu_peak_source
+
+
+def test_a_counted_job_needs_no_shape_of_its_attention() -> None:
+    """Any script: the agent counts what a causal mask leaves out."""
+    shape = {"layers", "width", "causal"}
+    facts = {name: value for name, value in COMPILED.facts.items() if name not in shape} | {"causal_flops_per_sample": 0.9 * GPT2_FLOPS}
+    summary = watched(replace(COMPILED, facts=facts)).run.summary
+    assert summary.mfu_ratio is not None and summary.mfu_causal_ratio == pytest.approx(0.9 * summary.mfu_ratio)
 
 
 def test_mfu_of_a_process_is_compared_with_one_card() -> None:

@@ -566,8 +566,7 @@ class Agent:
         """Send what is known, if it has changed."""
         assert self._service is not None
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
-        if self._arithmetic.per_sample is not None:
-            facts["flops_per_sample"] = self._arithmetic.per_sample
+        facts |= self._arithmetic.facts
         if (knobs, facts, about) == self._announced:
             return
         self._announced = (knobs, facts, about)

@@ -52,6 +52,11 @@ def computes_well(case: Case) -> bool:
     return case.has("mfu_ratio") and mfu_level(case) >= 1
 
 
+def knows_the_lead(case: Case) -> bool:
+    """Whether the agent has seen how far the host is ahead of the GPU, and the calls that wait for it; a probe that measures launches comes first."""
+    return not case.has("probe.issue_s") and case.has("host.caught_up_ratio", "sync.wait_s", "sync.calls")
+
+
 def waited_ratio(case: Case) -> float:
     """Share of a step that the host spends in calls that wait for the GPU. Raises Missing."""
     return min(1.0, case.value("sync.wait_s") / case.value("step_s"))

@@ -21,8 +21,11 @@ def waits_for_core(case: Case) -> bool:
 def threads_wait_for_each_other(case: Case) -> bool:
     """Whether threads of the job wait for a core, and the job has more threads than there are cores without other programs.
 
-    The fixed cost of a step is then the time that threads wait for each other. If others use half a core or more, it counts as a whole core.
+    The fixed cost of a step is then the time that threads wait for each other. If others use half a core or more, it counts as a whole core. On a GPU
+    one thread issues the work, and waits for no other thread.
     """
+    if case.get("is_gpu", 0.0):
+        return False
     left = case.get("cores", math.inf)
     if case.has("host.others_cpu_ratio", "cores"):
         left -= round(case.value("host.others_cpu_ratio") * left)

@@ -26,13 +26,15 @@ class HostLaunchBound(Rule):
         "is_gpu", "forward_ratio", "backward_ratio", "mfu_ratio", "mfu_causal_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
         "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "step_s",
         "gpu.sm_active_ratio", "gpu.util_ratio", "data_wait_ratio", "h2d_ratio", "logging_ratio", "checkpoint_ratio", "eval_ratio", "other_ratio",
+        "runq_ratio",
     )  # fmt: skip
     text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how long the pass takes, and how long the GPU needs if the whole
 pass was issued beforehand, behind a kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the GPU
 is idle between small kernels, although utilisation reads 100 %.
 In a job of your own nothing is tried. At the end of each sampled step the agent looks whether the GPU has done all work except the last part. If it
 still has work, the host is ahead, and launches cost nothing. If it has none, the host has neither waited for the GPU nor for data, and few SMs are
-active (without GPM: MFU is low), then the GPU waits for launches. The figure for the gain is then the most that is possible.
+active (without GPM: MFU is low), then the GPU waits for launches. The time that the thread waits for a core is taken off. The figure for the gain is
+the most that is possible.
 Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch (gpu.small_batch predicts that gain). Other rules cover waiting for a core, for
 data, or in a synchronisation."""
 
@@ -40,7 +42,7 @@ data, or in a synchronisation."""
         compute = passes.compute_ratio(case)
         if compute < LEAST_COMPUTE or device.computes_well(case) or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
             return self.clear(summary="the GPU is busy, or the passes take less than 20 % of the step")
-        if not case.has("probe.issue_s") and case.has("host.caught_up_ratio", "sync.wait_s", "sync.calls"):
+        if device.knows_the_lead(case):
             return self._from_the_lead(case)
         issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
         issuing, busy = issue / whole, min(1.0, alone / whole)
@@ -74,7 +76,7 @@ data, or in a synchronisation."""
         busy = device.busy_ratio(case)
         if busy is None:
             raise Missing("probe.issue_s")
-        share = max(0.0, 1 - beside - busy - device.waited_ratio(case))
+        share = max(0.0, 1 - beside - busy - device.waited_ratio(case) - case.get("runq_ratio", 0.0))
         level = min(level, share / (1 - BUSY))
         if share < 1 - BUSY:
             return self.clear(short_of(level), evidence)

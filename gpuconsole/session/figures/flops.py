@@ -39,8 +39,8 @@ class SampleFlops(NamedTuple):
 def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> SampleFlops | None:
     """The count of the workload (fact `flops_per_sample`), else an estimate for a job that trains on tokens; None where neither is possible.
 
-    `tokens`: tokens of a sample, 0 where samples have none. The facts `layers`, `width` and `causal` (1 or 0) tell the shape of attention; our own
-    GPT has the first two as knobs. The estimate is for transformers: a model whose parameters are mostly tables of embeddings gets none.
+    `tokens`: tokens of a sample, 0 where samples have none. The causal count is the workload's (fact `causal_flops_per_sample`), or follows from the
+    facts `layers`, `width` and `causal` (1 or 0); our own GPT has the first two as knobs. The estimate is for transformers: a model whose parameters are mostly tables of embeddings gets none.
     """
     length = facts.get("tokens_per_sample") or tokens
     layers = float(facts.get("layers", knobs.get("n_layer", 0)))
@@ -53,8 +53,9 @@ def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> 
         full, source = training_per_token(matrices, layers, width, length) * length, ESTIMATED
         frozen = 1 - min(1.0, facts.get("trainable_parameters", matrices) / facts.get("parameters", matrices))
         full -= 2 * matrices * frozen * length  # frozen weights need no weight gradient
-    masked = 6 * layers * width * length * length
-    causal = full - masked if facts.get("causal") and 0 < masked < full else None
+    counted = facts.get("causal_flops_per_sample")
+    masked = full - counted if counted is not None else 6 * layers * width * length * length
+    causal = full - masked if (counted is not None or facts.get("causal")) and 0 < masked < full else None
     return SampleFlops(full, causal, "; ".join(filter(None, (source, IN_FULL if causal else ""))))
 
 

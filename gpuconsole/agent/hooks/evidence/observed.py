@@ -33,7 +33,10 @@ COMPILED = "the model is compiled: torch would run it uncompiled while its opera
 
 
 class StepCount:
-    """Counts the FLOPs of the passes of one step. `flops`: forward and backward, recomputation included; None where a formula failed."""
+    """Counts the FLOPs of the passes of one step. `flops`: forward and backward, recomputation included; None where a formula failed.
+
+    `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out; `flops` counts all scores.
+    """
 
     def __init__(self) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +44,7 @@ class StepCount:
 
         count = self
         self.flops: float | None = 0.0
+        self.convolved = self.masked = 0.0
         self.samples = 0
         self._depth = 0
 
@@ -50,12 +54,24 @@ class StepCount:
                 formula = flop_registry.get(func._overloadpacket)
                 if formula is not None and count.flops is not None:
                     try:
-                        count.flops += formula(*args, **(kwargs or {}), out_val=out)
+                        count.note(func, formula(*args, **(kwargs or {}), out_val=out), args, kwargs or {})
                     except Exception:  # a formula that does not fit these arguments: the program must not see that
                         count.flops = None
                 return out
 
         self._mode = Counts()
+
+    def note(self, operator: Any, flops: float, args: Any, kwargs: dict[str, Any]) -> None:
+        """An operator with a known formula has run."""
+        self.flops = (self.flops or 0.0) + flops
+        name = operator._overloadpacket.__name__
+        if "convolution" in name:
+            self.convolved += flops
+        elif "attention" in name:
+            parameters = [argument.name for argument in operator._schema.arguments]
+            place = parameters.index("is_causal") if "is_causal" in parameters else len(args)
+            if args[place] if place < len(args) else kwargs.get("is_causal", False):
+                self.masked += flops / 2
 
     @entry("arithmetic.enter")
     def enter(self) -> None:
@@ -84,6 +100,8 @@ class Arithmetic:
 
     def __init__(self) -> None:
         self.per_sample: float | None = None
+        self.facts: dict[str, float] = {}
+        """Facts of the run: FLOPs of a sample, the share of convolutions in them, and the FLOPs without the masked half of causal attention."""
         self.reason = ""
         self.done = False
         self._count: StepCount | None = None
@@ -105,6 +123,9 @@ class Arithmetic:
         self.done = True
         if count.flops and last_samples:
             self.per_sample = count.flops / last_samples
+            self.facts = {"flops_per_sample": self.per_sample, "convolution_flops_ratio": count.convolved / count.flops}
+            if count.masked:
+                self.facts["causal_flops_per_sample"] = (count.flops - count.masked) / last_samples
         else:
             self.reason = "no operator with a known formula ran in the passes that are seen"
         return False

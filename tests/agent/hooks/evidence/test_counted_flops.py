@@ -1,0 +1,57 @@
+"""What one counted step says beside its FLOPs: the share of convolutions, and what a causal mask leaves out. Without a GPU: on shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpuconsole.agent.hooks.evidence.observed import Arithmetic, StepCount
+from gpuconsole.agent.hooks.passes import state
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention  # as torch calls it on a GPU
+
+
+def counted(work: Callable[[], object]) -> StepCount:
+    count = StepCount()
+    count.enter()
+    try:
+        work()
+    finally:
+        count.leave()
+    return count
+
+
+def attention(causal: bool | None) -> Callable[[], object]:
+    q = torch.empty(2, 4, 16, 64, device="meta", dtype=torch.bfloat16)
+    return lambda: FLASH(q, q, q, 0.0, causal) if causal is not None else FLASH(q, q, q)
+
+
+@pytest.mark.parametrize(("causal", "seen"), [(True, True), (False, False), (None, False)])
+def test_causal_attention_leaves_out_half_and_counts_all_scores(causal: bool | None, seen: bool) -> None:
+    count = counted(attention(causal))
+    assert count.flops == 2 * 4 * 2 * 16 * 16 * 64 * 2
+    assert count.masked == count.flops / 2 * seen
+
+
+def test_the_share_of_convolutions() -> None:
+    x = torch.empty(2, 3, 8, 8, device="meta", requires_grad=True)
+    convolution, linear = torch.nn.Conv2d(3, 4, 3, device="meta"), torch.nn.Linear(4 * 36, 10, device="meta")
+    count = counted(lambda: linear(convolution(x).flatten(1)).sum().backward())
+    products = 3 * 2 * 2 * 144 * 10
+    assert count.masked == 0 and count.flops is not None
+    assert count.flops - count.convolved == products
+    assert count.convolved == 3 * 2 * 2 * 36 * 4 * 27
+
+
+def test_the_facts_of_a_counted_step() -> None:
+    arithmetic = Arithmetic()
+    assert arithmetic.step_ended(2) and arithmetic.facts == {}
+    assert state.counting is not None
+    state.counting.enter()
+    attention(True)()
+    state.counting.leave()
+    assert not arithmetic.step_ended(2)
+    each = 2 * 4 * 2 * 16 * 16 * 64
+    assert arithmetic.facts == {"flops_per_sample": each, "convolution_flops_ratio": 0.0, "causal_flops_per_sample": each / 2}
