@@ -17,8 +17,11 @@ MATCHED = 60
 NEARLY = 0.25
 WARM_UP = 2
 """In DDP's first iteration all gradients are in one bucket or few, and connections are set up; the second one has the final buckets first."""
-EARLY, LATER = 10, 3
-"""DDP times each of its first iterations, when a program is not steady yet: they count only while fewer than LATER others are known."""
+EARLY = 10
+"""DDP times each of its first iterations. On a GPU it waits for the device after each of them, so the host issues the next pass late, and its
+computation ends later. These iterations count only while there are no others."""
+LEAST = 2
+"""Exchanges that processes are compared by."""
 
 
 COLLECTIVES, COLLECTIVES_STEPS = "comm.collectives_s", "comm.collectives_steps"
@@ -62,7 +65,7 @@ class Exchanges:
         total = 0.0
         for model, timed in self.by_model.items():
             later = [exchange for exchange in timed if exchange.iteration > EARLY]
-            steady = later if len(later) >= LATER else list(timed)
+            steady = later or list(timed)
             recent = [exchange.exposed_s for exchange in steady if exchange.step > timed[-1].step - RECENT_STEPS]
             if len(recent) < RECENT:
                 recent = [exchange.exposed_s for exchange in steady][-RECENT:]
@@ -82,7 +85,7 @@ def in_common(processes: Sequence[Exchanges], model: int) -> list[tuple[Exchange
     timed = [{exchange.iteration: exchange for exchange in process.by_model.get(model, ())} for process in processes]
     iterations = sorted(set.intersection(*(set(of_process) for of_process in timed))) if timed else []
     later = [iteration for iteration in iterations if iteration > EARLY]
-    steady = later if len(later) >= LATER else iterations
+    steady = later if len(later) >= LEAST else iterations
     return [tuple(of_process[iteration] for of_process in timed) for iteration in steady[-MATCHED:]]
 
 
