@@ -167,6 +167,15 @@ class Subject(Timed, Protocol):
         """`batch`, `factor` times as large. Raises ProbeError where the size of a batch is not known."""
         ...
 
+    def make_room(self, factor: int) -> bool:
+        """Make room for a pass on `factor` times the batch. Returns whether it fits, as far as a pass on the batch itself has shown; True where that is
+        not known."""
+        ...
+
+    def under(self, changes: Knobs) -> AbstractContextManager[None]:
+        """Passes in this block run with these settings; no step may be made in it. Raises ProbeError where that is not possible."""
+        ...
+
     def run_pass(self, batch: Any) -> None:
         """One forward and backward pass. Gradients are left only where `drop_gradients` drops them."""
         ...

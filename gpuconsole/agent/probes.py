@@ -9,12 +9,15 @@ import statistics
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from .clock import now
 from .loop import Signals, Subject, Timed
 from .protocol import Knobs, Signal
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ProbeError(RuntimeError):
@@ -41,8 +44,19 @@ def untouched(subject: Subject) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, before in buffers:
-                buffer.copy_(before)
+                if not _equal(buffer, before):  # a copy into a buffer that a live graph has saved would break that graph's backward pass
+                    buffer.copy_(before)
         subject.release_cached_memory()
+
+
+def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have the same values. False where torch cannot compare this kind of tensor."""
+    import torch
+
+    try:
+        return torch.equal(tensor, other)
+    except RuntimeError:
+        return False
 
 
 def rounds(subject: Timed, budget_s: float, least: int, most: int) -> Iterator[int]:
@@ -118,7 +132,7 @@ def cached_batch(subject: Subject) -> Signals:
 
 def batch_elasticity(subject: Subject) -> Signals:
     """P2: one forward and backward pass at 1x, 2x and 4x the batch, in turn, until the budget is used. In a program that waits meanwhile 4x is left
-    out where its passes take long."""
+    out where its passes take long. Where twice the batch does not fit into memory, that is the only figure: a factor of 1."""
     import torch
 
     refuse_compiled(subject.knobs, "other batch sizes")
@@ -126,7 +140,8 @@ def batch_elasticity(subject: Subject) -> Signals:
     times: dict[int, list[float]] = {1: [], 2: [], 4: []}
     with untouched(subject):
         pass_s = timed_pass(subject, batch)
-        batches = {factor: subject.repeated(batch, factor) for factor in factors_in_time(pass_s, subject.longest_hold_s)}
+        factors = [factor for factor in factors_in_time(pass_s, subject.longest_hold_s) if factor == 1 or subject.make_room(factor)]
+        batches = {factor: subject.repeated(batch, factor) for factor in factors}
         for index in rounds(subject, ELASTICITY_BUDGET_S, LEAST_ROUNDS + 1, 26):
             if 2 not in batches and subject.world.size == 1:
                 break
@@ -140,7 +155,7 @@ def batch_elasticity(subject: Subject) -> Signals:
                 if index:  # the first pass of a size allocates
                     times[factor].append(seconds)
     if 2 not in batches:  # only now: other processes may still be in their rounds
-        raise ProbeError("twice the batch does not fit into memory")
+        return {"probe.batch_factor": Signal(1.0, "x", "probe P2: twice the batch does not fit into memory")}
     largest = max(batches)
     ratios = [many / (largest * single) for single, many in zip(times[1], times[largest], strict=False)]
     signals = {
@@ -159,6 +174,144 @@ def factors_in_time(pass_s: float, longest_hold_s: float) -> tuple[int, ...]:
     """The factors of P2 for a pass of `pass_s` seconds: 4x only where a first pass at 2x and 4x, and LEAST_ROUNDS rounds of all, take no longer than
     `longest_hold_s`."""
     return (1, 2, 4) if pass_s * (2 + 4 + LEAST_ROUNDS * (1 + 2 + 4)) <= longest_hold_s else (1, 2)
+
+
+# --- the cost of launches (P9) ------------------------------------------------------------------------------
+
+LAUNCH_BUDGET_S = 1.0
+CYCLES_PER_S = 3e9
+"""No SM has a higher clock, so a wait of that many cycles a second never ends early."""
+LONGEST_WAIT_S = 0.5
+
+
+def needs_gpu(subject: Timed) -> None:
+    """Raises ProbeError on a CPU."""
+    if subject.device.type != "cuda":
+        raise ProbeError("no GPU: nothing is launched or copied to one")
+
+
+def launch(subject: Subject) -> Signals:
+    """P9: the host's time to issue a forward and backward pass, the time of the pass, and the GPU's time when all work is issued beforehand.
+
+    A full launch queue makes the host wait for the GPU. Then the second and the third figure are alike, and no rule fires.
+    """
+    needs_gpu(subject)
+    batch = subject.batch
+    issue: list[float] = []
+    whole: list[float] = []
+    alone: list[float] = []
+
+    def one_pass() -> None:
+        with subject.silence():
+            subject.run_pass(batch)
+        subject.drop_gradients()
+
+    with untouched(subject):
+        one_pass()
+        for _ in rounds(subject, LAUNCH_BUDGET_S, 3, 30):
+            with stopwatch(subject) as times:
+                start, runq = now(), subject.account.times.runq_s()
+                one_pass()
+                issue.append(max(1e-9, now() - start - (subject.account.times.runq_s() - runq)))
+            whole += times
+        wait_s = min(LONGEST_WAIT_S, 1.5 * statistics.median(issue))
+        for _ in rounds(subject, LAUNCH_BUDGET_S, 3, 30):
+            alone.append(_behind_a_wait(subject, one_pass, wait_s))
+    source = f"probe P9, median of {len(whole)} passes"
+    return {
+        "probe.issue_s": Signal(statistics.median(issue), "s", f"{source}: until the host has issued all of it"),
+        "probe.pass_s": Signal(statistics.median(whole), "s", source),
+        "probe.pass_gpu_s": Signal(statistics.median(alone), "s", f"probe P9, median of {len(alone)}: on the GPU, all issued beforehand"),
+    }
+
+
+def _behind_a_wait(subject: Timed, run: Callable[[], None], wait_s: float) -> float:
+    """GPU seconds of the work that `run` issues while a waiting kernel occupies the stream."""
+    import torch
+
+    with torch.cuda.device(subject.device):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        synchronize(subject)
+        torch.cuda._sleep(int(wait_s * CYCLES_PER_S))
+        begin.record()
+        run()
+        end.record()
+        synchronize(subject)
+    return float(begin.elapsed_time(end)) * 1e-3
+
+
+# --- a pass in another way (P5) -----------------------------------------------------------------------------
+# Both sides run in turn, so that other load on the machine affects both. Nothing of the job changes.
+
+SWAP_BUDGET_S = 1.0
+LEAST_SWAPS, MOST_SWAPS = 2, 30
+
+
+def swap_precision(subject: Subject) -> Signals:
+    """P5: a pass at the present precision compared with a pass in bf16 and, on a GPU, in TF32.
+
+    `bf16_native` 0: the device has no bf16 instructions.
+    """
+    precision = subject.knobs.get("precision")
+    if precision not in ("fp32", "tf32"):
+        raise ProbeError(f"precision is {precision} already" if precision else "the precision of the model is not known")
+    native, how = native_bf16(subject.device)
+    signals = {"probe.precision_bf16_native": Signal(float(native), "", how)}
+    if native:
+        signals |= speedup(subject, {"precision": "bf16"}, "precision_bf16")
+    if precision == "fp32" and has_tf32(subject.device):
+        signals |= speedup(subject, {"precision": "tf32"}, "precision_tf32")
+    return signals
+
+
+def swap_layout(subject: Subject) -> Signals:
+    """P5: a pass in NCHW compared with a pass in NHWC. The weights are converted each time, outside of the timed part."""
+    if subject.knobs.get("channels_last", True):
+        raise ProbeError("the layout is NHWC already, or there are no convolutions")
+    if subject.world.size > 1:
+        raise ProbeError("several processes share the weights")
+    return speedup(subject, {"channels_last": True}, "channels_last")
+
+
+def speedup(subject: Subject, changes: Knobs, label: str, contention_free: bool = True) -> Signals:
+    """Time of forward and backward under the present knobs over their time with `changes`."""
+    refuse_compiled(subject.knobs, "another value")
+    batch = subject.batch
+    ratios: list[float] = []
+    with untouched(subject):
+        for side in (nullcontext(), subject.under(changes)):
+            with side:
+                timed_pass(subject, batch)
+        for _ in rounds(subject, SWAP_BUDGET_S, LEAST_SWAPS, MOST_SWAPS):
+            present = timed_pass(subject, batch, contention_free)
+            with subject.under(changes):
+                ratios.append(present / timed_pass(subject, batch, contention_free))
+    source = (
+        f"probe P5: passes in turn, {', '.join(f'{name}={value}' for name, value in changes.items())}, n={len(ratios)}{subject.pass_note}"
+    )
+    return {
+        f"probe.{label}_speedup": Signal(statistics.median(ratios), "x", source),
+        f"probe.{label}_spread": Signal(half_width(ratios), "x", "probe P5: 2 standard errors of that median"),
+    }
+
+
+def native_bf16(device: torch.device) -> tuple[bool, str]:
+    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16 where it emulates it, at a quarter of
+    the speed."""
+    import torch
+
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return major >= 8, f"compute capability {major}.{minor}"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return native, f"this CPU has {'' if native else 'no '}bf16 instructions (CPUID: AVX512-BF16, AMX)"
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether the device is a GPU with TF32: Ampere and newer."""
+    import torch
+
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 # --- another implementation of the optimizer (P5) -----------------------------------------------------------

@@ -54,7 +54,7 @@ class Yields:
     The winner prevails if it fires and is not a note. With `when`, the winner prevails if `when` is true for the case; then a loser
     that waits for a probe also becomes clear, so the probe does not run without need.
     `unless` is a knob: with any value but 0 the two rules are about different things.
-    `must_know`: while the winner has no conclusion, the loser has no conclusion either.
+    `must_know`: while the winner has no conclusion, the loser has no conclusion either, if this is true for the case.
     """
 
     loser: str
@@ -62,7 +62,15 @@ class Yields:
     why: str
     when: Callable[[Case], bool] | None = None
     unless: str = ""
-    must_know: bool = False
+    must_know: Callable[[Case], bool] | None = None
+
+
+def _always(case: Case) -> bool:
+    return True
+
+
+def _on_gpu(case: Case) -> bool:
+    return case.get("is_gpu", 0.0) > 0
 
 
 _MORE_TO_GAIN = "that finding still gains time"
@@ -78,10 +86,11 @@ PRECEDENCE = (
     Yields(
         "host.launch_bound", "host.cpu_contention", "the host issues kernels late because it waits for a core", when=host.waits_for_core
     ),
-    Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=True),
+    Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN),
+    # on a CPU, fp32 is the usual choice and its finding a note
+    Yields("gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN, must_know=_on_gpu),
     Yields("gpu.compute_bound_healthy", "gpu.optimizer_unfused", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.idle_cores", _MORE_TO_GAIN),
     Yields("mem.near_capacity", "mem.activation_capped", _FILLED, unless="memory_limit_mb"),
@@ -99,8 +108,8 @@ PRECEDENCE = (
         when=serving.more_users_gain,
     ),
     Yields("serve.saturated_healthy", "serve.client_bound", "the load generator, not the server, sets the rates"),
-    Yields("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=True),
-    Yields("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=True),
+    Yields("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=_always),
+    Yields("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=_always),
 )
 """Entries with the same loser are adjacent. The entries where a rule is the loser come before the entries where it is the winner."""
 
@@ -125,7 +134,7 @@ def _outcome(entry: Yields, settled: dict[str, Finding], case: Case) -> Finding 
             return msgspec.structs.replace(loser, level=0.0)
         if loser.state == "fires" or (entry.when is not None and _lacks_a_probe(loser)):
             return Finding(loser.rule, "clear", f"Covered by {winner.rule}", summary=entry.why, evidence=loser.evidence or winner.evidence)
-    elif entry.must_know and loser.state == "fires" and winner.state == "cant_tell":
+    elif entry.must_know is not None and entry.must_know(case) and loser.state == "fires" and winner.state == "cant_tell":
         return Finding(loser.rule, "cant_tell", loser.title, summary=winner.summary, missing=winner.missing)
     return None
 

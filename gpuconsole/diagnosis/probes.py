@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuconsole.model.profile import OP_CLASSES
+from gpuconsole.model.profile import OP_CLASSES, OP_MIX, SYNC_GAPS
 
 NO_CONSENT = "waits for your permission (P, or --probe): a probe makes passes that the job did not ask for"
 """Why a probe has not run in a job of the user's own."""
@@ -28,6 +28,7 @@ class Probe:
     in_job: str = ""
 
 
+WINDOW = "torch.profiler on a few of the job's own steps"
 PASSES = "forward and backward passes on a copy of the last batch"
 PROBES = (
     Probe("cached_batch", ("probe.cached_pass_s",), always=True, in_job=f"{PASSES}: what a step costs without input"),
@@ -48,9 +49,9 @@ PROBES = (
         ("probe.batch_cost_ratio", "probe.batch_factor"),
         in_job=f"{PASSES}, at up to 4 times its size: what a larger batch costs",
     ),
-    Probe("launch", ("probe.issue_s",)),
+    Probe("launch", ("probe.issue_s",), in_job=f"{PASSES}: whether the host issues kernels more slowly than the GPU runs them"),
     Probe(
-        "op_mix",
+        OP_MIX,
         (
             *(f"profile.{name}_ratio" for name in (*OP_CLASSES, "busy", "tensor_core")),
             "profile.elementwise_bytes",
@@ -58,11 +59,14 @@ PROBES = (
             "profile.launches_per_s",
             "profile.mean_kernel_s",
         ),
+        in_job=f"{WINDOW}: which kinds of kernels they consist of",
     ),
-    Probe("swap_precision", ("probe.precision_bf16_native",)),
-    Probe("swap_layout", ("probe.channels_last_speedup",)),
+    Probe(
+        "swap_precision", ("probe.precision_bf16_native",), in_job=f"{PASSES}, in fp32, bf16 and TF32 in turn: what a lower precision gains"
+    ),
+    Probe("swap_layout", ("probe.channels_last_speedup",), in_job=f"{PASSES}, with copies of the convolutions' weights in NHWC"),
     Probe("swap_threads", ("probe.threads_tried", "probe.threads_speedup")),
-    Probe("sync_gaps", ("probe.sync_gaps_s",)),
+    Probe(SYNC_GAPS, ("probe.sync_gaps_s",), in_job=f"{WINDOW}: where the GPU is idle because the host waited for it"),
     Probe("h2d_copies", ("probe.h2d_pinned_s",)),
     Probe("exchange_sizes", ("comm.exchange_large_s", "comm.bus_bytes_per_s")),
     Probe("concurrency_step", ("probe.concurrency_gain",)),

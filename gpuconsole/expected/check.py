@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole.diagnosis.families import comm, host, loader, passes, serving
+from gpuconsole.diagnosis.families import comm, device, host, loader, passes, serving
 from gpuconsole.diagnosis.rules import (
     comm_small_buckets,
     gpu_bandwidth_bound_healthy,
-    gpu_compute_bound_healthy,
     gpu_elementwise_membw,
     gpu_optimizer_unfused,
     gpu_small_batch,
@@ -132,7 +131,7 @@ def _healthy_compute(work: Work, variant: Variants) -> Verdict:
     if "copies_ratio" in work.figures and not (fed := _fed(work, variant)).teaches:
         return fed
     mfu = work.figure("flops") / work.step_s / work.figure("peak_flops_per_s")
-    return _least("MFU", mfu, gpu_compute_bound_healthy.MFU)
+    return _least("MFU", mfu, device.MFU)
 
 
 def _small_batch(work: Work, variant: Variants) -> Verdict:

@@ -12,6 +12,7 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Where a device has two rates for 16 and 8 bits, the figures are those with accumulation in fp32. `memory_bytes` is the rounded
     size of the datasheet. NVLink bandwidth is the sum of both directions, as in datasheets. `tdp_w`: the highest board power, in W.
+    `boost_clock_hz`: the SM clock of the datasheet for typical work, for cards whose highest clock in NVML is above it (GeForce, workstation).
     """
 
     fp32_flops_per_s: float | None = None
@@ -25,6 +26,7 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     nvlink_bytes_per_s: float | None = None
     pcie_generation: int | None = None
     tdp_w: float | None = None
+    boost_clock_hz: float | None = None
     source: str = ""
 
 

@@ -84,7 +84,8 @@ class Summary(msgspec.Struct, omit_defaults=True):
 
     In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
-    `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU.
+    `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU. `mfu_causal_ratio`: MFU without
+    the masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores.
     """
 
     tokens_per_s: Distribution | None = None
@@ -92,6 +93,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     step_time_s: Distribution | None = None
     phases_ratio: dict[str, float] = {}
     mfu_ratio: float | None = None
+    mfu_causal_ratio: float | None = None
     mfu_peak_source: str = ""
     flops_per_s: float | None = None
     mbu_ratio: float | None = None

@@ -74,6 +74,8 @@ FIGURES: dict[str, SummaryFigure] = {figure.field: figure for figure in (
        live=(STEPS, "Model FLOPs per second of step time")),
     _F("mfu_ratio", "ratio", "higher", "MFU", "MFU", peak="mfu_peak_source", row=("arithmetic", "MFU {}"), needs="flops_per_s",
        beside=MEAN, always=True, live=(STEPS, "Model FLOP/s over the peak that the run is compared with")),
+    _F("mfu_causal_ratio", "ratio", "higher", "MFU, causal count", row=("arithmetic", "{} by the causal count of attention"),
+       needs="mfu_ratio"),
     _F("memory_bytes_per_s", "bytes/s", "", "memory rate", row=("memory rate", "{} must move")),
     _F("mbu_ratio", "ratio", "higher", "MBU", peak="mbu_peak_source", row=("memory rate", "MBU {}"), needs="memory_bytes_per_s",
        beside=MEAN),

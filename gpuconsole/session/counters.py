@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PROBE
+from gpuconsole.model.text import percent
 from gpuconsole.session.figures.distributions import LEAST_POINTS, steady_growth
 from gpuconsole.wire.events import Steps
 
@@ -16,6 +17,10 @@ WINDOW = 150
 """Messages kept: half a minute, or a minute while the worker sends at its low rate."""
 MEMORY_POINTS = 400
 LEAST_STEPS = 50
+LEAST_STREAM_STEPS = 5
+"""Sampled steps. With fewer, one step decides too much; there are three to six a second, but no more than there are steps."""
+RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
+"""The cumulative times of the training thread, which each message has as fields, under the names of counters."""
 GROWTH_EVERY_S = 3.0
 """Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds."""
 COMPILE_SOURCE = "torch._dynamo's counters, since the first step"
@@ -43,7 +48,8 @@ class WorkCounts:
             self._before = None
             return
         if self._before is not None:
-            gained = {name: value - self._before.counters[name] for name, value in event.counters.items() if name in self._before.counters}
+            before = _totals(self._before)
+            gained = {name: value - before[name] for name, value in _totals(event).items() if name in before}
             self._gained.append((self._before.t, event.t - self._before.t, gained))
         self._before = event
         if "host.private_bytes" not in event.counters:  # memory is not read for every message
@@ -82,17 +88,29 @@ class WorkCounts:
             exchanges["comm.exchanges_per_step"] = Signal(
                 gained["comm.exchanges"] / steps, "", f"passes in which gradients were exchanged, {over}"
             )
-        return exchanges | {
-            "gc.pause_ratio": Signal(
-                gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
-            ),
-            "loader.restart_ratio": Signal(
-                gained["loader.restart_s"] / wall,
-                "ratio",
-                f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
-            ),
-            "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
-        }
+        return (
+            exchanges
+            | _stream_signals(gained)
+            | {
+                "gc.pause_ratio": Signal(
+                    gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
+                ),
+                "loader.restart_ratio": Signal(
+                    gained["loader.restart_s"] / wall,
+                    "ratio",
+                    f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
+                ),
+                "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
+            }
+        )
+
+    def runq_ratio(self, since: float) -> Signal | None:
+        """The share of time in which the training thread waited for a core, also between and beside the sampled steps; None where it is not known."""
+        wall, gained = self.gained(since)
+        if wall <= 0 or RUNQ_S not in gained:
+            return None
+        source = f"/proc/thread-self/schedstat at each message, over {wall:.0f} s; CPU time {percent(gained[CPU_S] / wall)}"
+        return Signal(min(1.0, gained[RUNQ_S] / wall), "ratio", source)
 
     def _memory_signals(self, since: float) -> dict[str, Signal]:
         """Growth of the private memory of the process."""
@@ -121,6 +139,21 @@ class WorkCounts:
             ),
             "host.private_bytes": Signal(points[-1][2], "B", source),
         }
+
+
+def _totals(event: Steps) -> dict[str, float]:
+    """The counters of a message with the times of the training thread. A kernel that does not report run-queue time leaves it at 0."""
+    times = {RUNQ_S: event.runq_s, CPU_S: event.cpu_s} if event.runq_s else {}
+    return event.counters | times
+
+
+def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:
+    """`host.caught_up_ratio`: whether the host or the GPU is the limit; empty where too few steps were looked at."""
+    steps = gained["stream.steps"]
+    if steps < LEAST_STREAM_STEPS:
+        return {}
+    source = f"CUDA events of {steps:.0f} sampled steps: at the end of the step, the GPU had done all work before the last part"
+    return {"host.caught_up_ratio": Signal(min(1.0, gained["stream.caught_up"] / steps), "ratio", source)}
 
 
 _growth_memo: WeakKeyDictionary[WorkCounts, tuple[tuple[float, float], dict[str, Signal]]] = WeakKeyDictionary()

@@ -10,7 +10,7 @@ from gpuconsole.model.serving import Request
 from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_times
 from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak
-from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt
+from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt, work_of
 from gpuconsole.session.machine import SERVER, WORKLOAD
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import Requests, ServerState, Steps
@@ -70,7 +70,8 @@ class RunPoints:
         loss = next((step.loss for step in reversed(steps) if step.loss is not None), None)
         if loss is not None:
             points["workload.loss"] = loss
-        flops = record.facts.get("flops_per_sample", 0.0) * samples
+        work = work_of(record, steps)
+        flops = work.full * samples if work is not None else 0.0
         if flops:
             points["workload.flops_per_s"] = flops
             if rates.peak:

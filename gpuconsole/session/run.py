@@ -11,6 +11,7 @@ from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine import Process
+from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.exchanges import Exchanges, exposed_of_each, least_exposed_s
@@ -363,10 +364,14 @@ class RunRecord:
             self.run.unavailable.pop(f"probe.{event.probe}", None)
 
     def _profiled(self, event: Profiled) -> None:
-        """Store a profile. The last window replaces earlier windows. The reason for a missing window is kept only while there is no window."""
+        """Store a profile, and the signals that rules read of it. The last window replaces earlier windows. The reason for a missing window is kept only
+        while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
+            self.probe_signals |= window_signals(event.report)
             self.run.unavailable.pop("profile", None)
+            for probe in (OP_MIX, SYNC_GAPS) if event.report.stalls is not None else (OP_MIX,):
+                self.run.unavailable.pop(f"probe.{probe}", None)
         elif self.run.profile is None and event.error:
             self.run.unavailable["profile"] = event.error
 

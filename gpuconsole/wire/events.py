@@ -308,7 +308,8 @@ class Paused(Event, frozen=True):
 class Profiled(Event, frozen=True):
     """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the profiler slowed the workload.
 
-    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept, and whether the work ran on a GPU.
+    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept (empty: nowhere), and whether the work ran on a GPU.
+    `probe`: the window answers this probe; the console makes a ProbeDone of it.
     """
 
     request: int
@@ -318,6 +319,7 @@ class Profiled(Event, frozen=True):
     trace: str = ""
     keep: str = ""
     gpu: bool = False
+    probe: str = ""
 
 
 class Failed(Event, frozen=True):

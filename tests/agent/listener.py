@@ -21,6 +21,7 @@ from gpuconsole.wire.events import (
     JobProcess,
     KnobsSet,
     ProbeDone,
+    Profiled,
     Segments,
     Started,
     Steps,
@@ -87,7 +88,7 @@ class Listener:
                         event = fold.add(event)
                         one.steps += event.steps
                     one.events.append(event)
-                    answer = isinstance(event, ProbeDone | KnobsSet) and event.request > 0
+                    answer = isinstance(event, ProbeDone | KnobsSet | Profiled) and event.request > 0
                     answered = not one.asked or answer
                     if waiting and one.steps and one.steps[-1].index >= waiting[0][0] and (answered or one.answered):
                         one.asked, one.answered = one.asked + 1, False

@@ -17,7 +17,7 @@ import pytest
 import gpuconsole.agent
 from gpuconsole.agent import protocol
 from gpuconsole.agent.hooks.changes import change
-from gpuconsole.agent.hooks.evidence.probes import PROBES
+from gpuconsole.agent.hooks.evidence.probes import PROBES, WINDOWED
 from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
@@ -38,7 +38,7 @@ def test_the_effects_of_changes_are_those_that_the_console_explains() -> None:
 
 
 def test_the_question_before_probes_names_each_probe_that_the_agent_runs() -> None:
-    assert {*IN_JOB, *PASSIVE} == PROBES.keys()
+    assert {*IN_JOB, *PASSIVE} == {*PROBES, *WINDOWED}
 
 
 COUNTERS = {"gc.collections": 3.0}
@@ -64,6 +64,10 @@ MESSAGES: list[tuple[dict[str, Any], events.Event]] = [
     (protocol.message("probedone", 1.0, request=4, probe="launch", error="no GPU"), events.ProbeDone(1.0, 4, "launch", error="no GPU")),
     (protocol.message("paused", 1.0, request=6), events.Paused(1.0, 6)),
     (protocol.message("profiled", 1.0, request=7, error="paused"), events.Profiled(1.0, 7, error="paused")),
+    (
+        protocol.message("profiled", 1.0, request=8, trace="w.json", keep="", gpu=True, probe="op_mix"),
+        events.Profiled(1.0, 8, trace="w.json", gpu=True, probe="op_mix"),
+    ),
 ]
 
 

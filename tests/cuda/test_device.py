@@ -50,6 +50,47 @@ def test_a_forked_child_of_a_process_that_uses_cuda_cannot_use_it(simulated: Mac
     assert found["loader"] == [4, True, pytest.approx(found["expected"])], "workers draw and compute on the CPU"
 
 
+@pytest.mark.slow
+def test_a_capture_records_refuses_what_cuda_refuses_and_replays_in_one_launch(simulated: Machines) -> None:
+    found = run_script(simulated("card h100", "values cpu"), PROGRAMS / "graphs.py")
+    assert found["states"] == [False, True, False] and found["while_capturing"] == {"kernels": 0, "busy_s": 0}
+    assert found["replayed"] == pytest.approx(found["eager"]) and found["replayed"]["kernels"] == 10
+    assert found["replay_s"] == pytest.approx(found["eager"]["busy_s"], rel=0.2) and found["replays"] == 2
+    assert all("operation not permitted on an event last recorded in a capturing stream" in error for error in found["event_after"])
+    for name, (error, end) in found["refused"].items():
+        assert error == "CUDA error: operation not permitted when stream is capturing (simulated)", name
+        assert end.endswith("the capture was invalidated"), name
+    assert all(errors == ["none", "none"] for errors in found["allowed"].values())
+    assert found["usable_after"] == [3.0, False]
+    assert found["side_captures"] and found["overlapped_s"] == pytest.approx(found["replay_s"], rel=0.2), "two streams at the same time"
+    assert "non-default stream" in found["default_stream"] and "without a preceding successful capture" in found["never_captured"]
+    assert found["pool_bytes"] >= 100 * 2**20 and found["pool_bytes_after_reset"] == 0, "a graph keeps its memory"
+    assert found["graphed_grad"]
+
+
+@pytest.mark.slow
+def test_contexts_are_where_a_process_works_and_fp32_has_the_peak_of_the_settings(simulated: Machines) -> None:
+    found = run_script(simulated("card h100", "card h100"), PROGRAMS / "places.py")
+    places = found["places"]
+    assert places == {"asked": [], "model_on_1": [1], "event_made": [1], "recorded_on_1": [1], "recorded_on_0": [0, 1]}
+    assert found["devices"] == ["cuda:1", "cuda:0"], "an event belongs to the device of its first record"
+    assert found["other_device"] == "Event device 1 does not match recording stream's device 0."
+    fp32, tf32 = (pytest.approx(2 * 4096**3 / (0.75 * peak), rel=0.01) for peak in (CARDS["h100"].fp32, CARDS["h100"].tf32))
+    fast = pytest.approx(found["peaks"]["default"][1])
+    slow = pytest.approx(found["peaks"]["default"][1] * CARDS["h100"].tf32 / CARDS["h100"].fp32, rel=0.05)
+    assert found["peaks"] == {
+        "default": [fp32, fast],
+        "allow_tf32": [tf32, fast],
+        "highest": [fp32, fast],
+        "high": [tf32, fast],
+        "no_cudnn": [fp32, slow],
+        "new_matmul": [tf32, slow],
+        "new_conv": [fp32, fast],
+        "new_all": [tf32, fast],
+        "ieee": [fp32, slow],
+    }
+
+
 def test_a_script_of_a_machine_names_its_mistakes() -> None:
     assert [card.name for card in machine_of(["card l4 memory=8e9  # small", "card h100"]).cards] == [CARDS["l4"].name, CARDS["h100"].name]
     for script, reason in ((["card b300"], "cards are h100"), (["card l4 size=1"], "no such figure"), ([], "1 to 8 cards")):

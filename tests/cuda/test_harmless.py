@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,20 @@ def test_workers_that_a_change_forks_while_steps_are_under_way_live(simulated: M
 
 def test_a_model_on_the_second_gpu_is_timed_there_and_touches_no_other(simulated: Machines, tmp_path: Path) -> None:
     machine = simulated("card h100", "card h100", "values cpu")
-    training = run(machine, tmp_path, "second_device")
-    assert machine.cards_used() == {1}
+    over, used = threading.Event(), set[int]()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            used.update(process.card for process in machine.used())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        training = run(machine, tmp_path, "second_device")
+    finally:
+        over.set()
+        looking.join()
+    assert used == {1}, "no context on the first GPU, with the agent neither"
     assert any(step.loss is not None for step in training.steps)
 
 

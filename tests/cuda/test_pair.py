@@ -41,3 +41,9 @@ def test_replicas_and_shards_have_the_mean_gradients(found: Any) -> None:
 
 def test_only_the_last_bucket_marks_the_end_of_the_backward_pass(found: Any) -> None:
     assert found["last_buckets"] == 1
+
+
+def test_the_logger_of_distributed_data_parallel_has_times_of_the_stream(found: Any) -> None:
+    seconds = found["logged"]
+    assert 0 < seconds["forward_compute"] < 0.05 < seconds["backward_compute"] < 0.09
+    assert 0.09 < seconds["backward_comm"] < 0.13, "rank 0 waits for rank 1"

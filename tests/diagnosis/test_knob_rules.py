@@ -54,6 +54,11 @@ def test_probes_are_asked_for_only_where_their_knob_is_in_force() -> None:
     assert wanted_probes(evaluate(all_three)) == ["swap_attention", "swap_optim", "swap_precision"]  # the note's probe comes last
 
 
+def test_a_batch_that_does_not_fit_twice_is_not_too_small() -> None:
+    found = of("gpu.small_batch", case(without=("probe.batch_cost_ratio",), probe__batch_factor=1.0))
+    assert (found.state, found.summary) == ("clear", "twice the batch does not fit into memory")
+
+
 def test_an_unfused_optimizer_is_named_and_its_milliseconds_are_not_the_small_batchs() -> None:
     timed = {"probe__optim_present_step_s": 0.04, "probe__optim_fused_step_s": 0.01}
     heavy = case(knobs=ADAMW, probe__batch_cost_ratio=0.6, **OPTIMIZER, **timed)

@@ -5,6 +5,7 @@ import pytest
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.figures.account import contention_free_shares, steady_from, summarize, wall_shares
 from gpuconsole.session.figures.distributions import distribution
+from gpuconsole.session.figures.flops import SampleFlops
 
 
 def step(index: int, wall: float, wait: float = 0.0, runq: float | None = None) -> Step:
@@ -37,7 +38,7 @@ def test_steady_needs_time_and_no_trend() -> None:
 
 
 def test_summary_figures() -> None:
-    summary = summarize([step(i, 0.1) for i in range(100)], flops_per_sample=1e9, peak=(1e11, "here"))
+    summary = summarize([step(i, 0.1) for i in range(100)], work=SampleFlops(1e9), peak=(1e11, "here"))
     assert summary.samples_per_s is not None
     assert summary.samples_per_s.mean == pytest.approx(80.0)
     assert summary.tokens_per_s is not None
@@ -48,7 +49,7 @@ def test_summary_figures() -> None:
 def test_samples_that_are_not_known_give_no_rate() -> None:
     """A job may call no model with a batch, as in a script with single tensors."""
     unknown = Step(1, 1.0, 0.1, 0, 0, (0.1, *[0.0] * (len(PHASES) - 1)), None)
-    assert summarize([unknown], flops_per_sample=None, peak=None).samples_per_s is None
+    assert summarize([unknown], work=None, peak=None).samples_per_s is None
 
 
 def test_percentiles_are_nearest_rank() -> None:

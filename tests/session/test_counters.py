@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.counters import WorkCounts
 from gpuconsole.wire.events import Steps
@@ -46,6 +48,27 @@ def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
     assert jumped.signals(0.0)["host.memory_growth_bytes_per_s"].value == 0.0
     assert abs(grows.signals(0.0)["host.memory_growth_bytes_per_s"].value - 1e6) < 1.0
     assert grows.signals(0.0)["host.memory_rises_ratio"].value == 1.0
+
+
+def test_the_lead_of_the_host_is_that_of_the_steps_in_the_window() -> None:
+    """The first seconds of the job, in which the GPU waits for compilation, do not count later."""
+    counts = WorkCounts()
+    for second in range(10):
+        counts.add(message(float(second), **{"stream.steps": 4.0 * second, "stream.caught_up": 4.0 * min(second, 5)}))
+    assert counts.signals(0.0)["host.caught_up_ratio"].value == 5 / 9
+    assert counts.signals(5.0)["host.caught_up_ratio"].value == 0.0
+    assert "host.caught_up_ratio" not in counts.signals(8.0), "four sampled steps are too few"
+
+
+def test_the_wait_for_a_core_is_known_from_the_messages_alone() -> None:
+    counts, silent = WorkCounts(), WorkCounts()
+    for second in range(5):
+        event = message(float(second))
+        counts.add(msgspec.structs.replace(event, cpu_s=0.5 * second, runq_s=0.01 + 0.3 * second))
+        silent.add(msgspec.structs.replace(event, cpu_s=0.5 * second))
+    waited = counts.runq_ratio(0.0)
+    assert waited is not None and abs(waited.value - 0.3) < 1e-9 and "CPU time 50 %" in waited.source
+    assert silent.runq_ratio(0.0) is None, "the kernel reports no time on run queues"
 
 
 def test_too_little_says_nothing() -> None:

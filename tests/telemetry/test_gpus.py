@@ -27,6 +27,7 @@ CALLS = {
     "nvmlDeviceGetUtilizationRates": {"gpu.utilization_ratio", "gpu.memory_utilization_ratio"},
     "nvmlDeviceGetPowerUsage": {"gpu.power_w"},
     "nvmlDeviceGetEnforcedPowerLimit": {"gpu.power_limit_w"},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"gpu.power_limit_default_w"},
     "nvmlDeviceGetPowerManagementLimitConstraints": {"gpu.power_limit_max_w"},
     "nvmlDeviceGetTotalEnergyConsumption": {"gpu.energy_j"},
     "nvmlDeviceGetClockInfo": {"gpu.sm_clock_hz", "gpu.memory_clock_hz"},

@@ -10,12 +10,12 @@ import torch
 
 from gpuconsole.agent import probes
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError
+from gpuconsole.agent.probes import ProbeError, swap_layout, swap_precision
 from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog
-from gpuconsole.workloads.training.probes.catalog import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
+from gpuconsole.workloads.training.probes.catalog import swap_attention, swap_optim, swap_threads
 from gpuconsole.workloads.training.probes.memory import memory_parts
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
@@ -23,7 +23,7 @@ from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "SWAP_BUDGET_S", 0.1)
+    monkeypatch.setattr(probes, "SWAP_BUDGET_S", 0.1)
     monkeypatch.setattr(probes, "UPDATES_BUDGET_S", 0.1)
 
 

@@ -196,7 +196,7 @@ def on_torch(module: Any) -> None:
     """`torch.save` is a name of its own for the function of torch.serialization."""
     import builtins
 
-    tracing.use(module.compiler.is_compiling, module.is_grad_enabled, module.cuda.is_current_stream_capturing)
+    tracing.use(module.compiler.is_compiling, module.is_grad_enabled, lambda: module.cuda.is_current_stream_capturing())
     module.save = sys.modules["torch.serialization"].save
     plain = builtins.print
     builtins.print = spanned(LOG, plain)

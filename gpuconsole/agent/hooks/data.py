@@ -168,8 +168,8 @@ class SourceSearch:
 
     def __init__(self) -> None:
         self.sources: list[CodeType] = []
-        self._returned: list[tuple[CodeType, list[Any]]] = []
-        """Kept alive, so that no other tensor gets the same address."""
+        self._returned: list[tuple[CodeType, list[weakref.ref[Any]]]] = []
+        """Not the tensors themselves: parts of a model return activations, which would stay in memory until the search is over."""
         self._until = recorder.index + (TRACE_STEPS_OF_SEVERAL if iterations.on else TRACE_STEPS)
         passes.state.tracing_batches = self.passed
         switch.undo.append(self.stop)
@@ -180,13 +180,13 @@ class SourceSearch:
         if event == "return" and arg is not None and is_program(frame.f_code.co_filename):
             tensors = tensors_in(arg)
             if tensors:
-                self._returned.append((frame.f_code, tensors))
+                self._returned.append((frame.f_code, [weakref.ref(tensor) for tensor in tensors]))
 
     @entry("source.passed")
     def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {id(tensor) for tensor in tensors_in((args, kwargs))}
         for code, tensors in reversed(self._returned):  # the outermost function that passed them on
-            if given & {id(tensor) for tensor in tensors}:
+            if any(id(tensor()) in given for tensor in tensors):
                 if code not in self.sources and code.co_name not in ("<module>", "<lambda>"):
                     self.sources.append(code)
                 break

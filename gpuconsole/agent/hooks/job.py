@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import socket
@@ -37,7 +38,7 @@ from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.communication import exchanges
 from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
-from .evidence.probes import PROBES, Probing, Window, why_refused
+from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
 from .optimizer import steppers
@@ -83,6 +84,10 @@ class JobLoop:
         """The step from which on steps count again; 0: they count."""
         self._counters = ProcessCounters()
         self._before: Knobs = {}
+        self._probe_peak = 0.0
+        """The allocator's peak where a probe has made it, in bytes."""
+        self._own_peak = 0.0
+        """The peak of the program before that probe."""
 
     @property
     def arm(self) -> int:
@@ -149,14 +154,26 @@ class JobLoop:
         return counters
 
     def peak_memory_bytes(self) -> float:
-        """CUDA: the peak of torch's allocator. CPU: the peak of the resident memory of this process."""
-        if self.device.type == "cuda":
-            import torch
+        """CUDA: the peak of torch's allocator, without probes. CPU: the peak of the resident memory of this process.
 
-            return float(torch.cuda.max_memory_allocated(self.device))
+        The statistics of the allocator belong to the program, so nobody restarts them after a probe. As long as their peak is the one that a probe
+        has made, the peak before the probe counts, or what is allocated now.
+        """
+        if self.device.type == "cuda":
+            peak, present, _ = self._figures()
+            return peak if peak != self._probe_peak else max(self._own_peak, present)
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+    def _figures(self) -> tuple[float, float, float]:
+        """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now, and those that are reserved now.
+        torch.cuda.max_memory_allocated and memory_reserved sort all figures, which takes 160 µs."""
+        import torch
+
+        figures = torch.cuda.memory_stats_as_nested_dict(self.device)
+        allocated, reserved = (figures.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
+        return float(allocated.get("peak", 0)), float(allocated.get("current", 0)), float(reserved.get("current", 0))
 
     def forget_peak_memory(self) -> None: ...
 
@@ -164,10 +181,24 @@ class JobLoop:
 
     @contextmanager
     def beside_the_peak(self) -> Iterator[None]:
-        yield
+        """What this block reserves on the GPU is given back at its end, and does not count for the peak. Its tensors must be free by then."""
+        if self.device.type != "cuda":
+            yield
+            return
+        import torch
+
+        own, (peak, _, reserved) = self.peak_memory_bytes(), self._figures()
+        try:
+            yield
+        finally:
+            present_peak, _, present_reserved = self._figures()
+            if present_reserved > reserved:
+                torch.cuda.empty_cache()
+            if present_peak > peak:
+                self._own_peak, self._probe_peak = own, present_peak
 
     def release_cached_memory(self) -> None:
-        """The cache belongs to the program."""
+        """The cache belongs to the program. `beside_the_peak` gives back what a probe has added to it."""
 
     def close(self) -> None:
         self._counters.close()
@@ -277,6 +308,9 @@ class JobService(Service):
         probe, refused = PROBES.get(command.probe), why_refused(command.probe)
         if self._probing is not None:
             refused = "another probe is under way"
+        if command.probe in WINDOWED and not refused:
+            self._profile(command)
+            return
         if probe is None or refused:
             self._answer("probedone", request=command.request, probe=command.probe, error=refused)
             return
@@ -284,23 +318,32 @@ class JobService(Service):
 
     def _go_on_probing(self, command: RunProbe, probe: Probing, spent_s: float) -> None:
         """Let a probe work between two steps. `spent_s`: what it has taken so far."""
-        start, signals, error = now(), None, None
-        try:
-            next(probe)
-            self._probing = command, probe, spent_s + now() - start
-            return
-        except StopIteration as end:
-            signals = end.value
-        except Exception as problem:  # a probe must not end the job; what went wrong is the answer
-            error = explain(problem, self.loop.knobs)
-        self._probing = None
-        if spent_s + now() - start >= SETTLE_AFTER_S:
-            self.loop.settle()
+        start = now()
+        with self.loop.beside_the_peak():
+            signals, error = self._advance(probe)
+            if error is not None:
+                gc.collect()  # the exception and its frames may refer to each other, and the frames to tensors
         spent_s += now() - start
+        if signals is None and error is None:
+            self._probing = command, probe, spent_s
+            return
+        self._probing = None
+        if spent_s >= SETTLE_AFTER_S:
+            self.loop.settle()
         self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=spent_s)
 
-    def _profile(self, command: Profile) -> None:
-        """Begin a profiler window on the next steps of the program. They do not count."""
+    def _advance(self, probe: Probing) -> tuple[Signals | None, str | None]:
+        """Run a probe until it waits for a step (None and None), returns its signals, or fails (why)."""
+        try:
+            next(probe)
+        except StopIteration as end:
+            return end.value, None
+        except Exception as problem:  # a probe must not end the job; what went wrong is the answer
+            return None, explain(problem, self.loop.knobs)
+        return None, None
+
+    def _profile(self, command: Profile | RunProbe) -> None:
+        """Begin a profiler window on the next steps of the program, for the user or for a probe. These steps do not count."""
         try:
             if self._window is not None or self._changing is not None or self._probing is not None:
                 raise ProbeError("a change, a probe or another window is under way")
@@ -308,7 +351,11 @@ class JobService(Service):
                 raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
             self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
-            self._answer("profiled", request=command.request, error=explain(problem, self.loop.knobs))
+            error = explain(problem, self.loop.knobs)
+            if isinstance(command, RunProbe):
+                self._answer("probedone", request=command.request, probe=command.probe, error=error)
+            else:
+                self._answer("profiled", request=command.request, error=error)
             return
         recorder.kind = PROBE
 

@@ -23,16 +23,24 @@ grad_enabled: Callable[[], bool] = _always
 """torch.is_grad_enabled once torch is imported."""
 
 
+def _find_out() -> bool:
+    """The first call: a torch without CUDA has a stand-in that raises."""
+    global capturing
+    capturing = _torch_is_capturing
+    try:
+        return _torch_is_capturing()
+    except RuntimeError:
+        capturing = _never
+        return False
+
+
+_torch_is_capturing: Callable[[], bool] = _never
 capturing: Callable[[], bool] = _never
-"""torch.cuda.is_current_stream_capturing once a torch with CUDA is imported. It makes no context."""
+"""torch.cuda.is_current_stream_capturing once torch is imported. It makes no context."""
 
 
 def use(torch_is_compiling: Callable[[], bool], torch_is_grad_enabled: Callable[[], bool], torch_is_capturing: Callable[[], bool]) -> None:
     """Take torch's own functions."""
-    global is_compiling, grad_enabled, capturing
-    is_compiling, grad_enabled = torch_is_compiling, torch_is_grad_enabled
-    try:
-        torch_is_capturing()
-    except RuntimeError:  # a torch without CUDA has a stand-in that raises
-        return
-    capturing = torch_is_capturing
+    global is_compiling, grad_enabled, capturing, _torch_is_capturing
+    is_compiling, grad_enabled, _torch_is_capturing = torch_is_compiling, torch_is_grad_enabled, torch_is_capturing
+    capturing = _find_out

@@ -6,8 +6,13 @@ from gpuconsole.diagnosis.rule import MOST, Case
 
 
 def clock_loss(case: Case) -> float:
-    """1 - SM clock under load / highest SM clock. Raises Missing."""
+    """1 - SM clock under load / the clock that the card should have: NVML's maximum, or the boost clock of a graphics card. Raises Missing."""
     return max(0.0, 1 - case.value("hw.sm_clock_ratio"))
+
+
+def loss_is_sure(case: Case) -> bool:
+    """Whether the clock is compared with one that the card reaches at full load. For a graphics card without a known boost clock it is not."""
+    return not case.get("hw.clock_unsure", 0.0)
 
 
 def held_by_power(case: Case) -> float:

@@ -15,18 +15,9 @@ from gpuconsole.diagnosis.models.inputs import ModelInputs, with_note
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.machine import Published
 from gpuconsole.model.text import percent
+from gpuconsole.session.figures.flops import training_per_token, training_per_token_causal
 
 # --- floating point operations by closed formulas ------------------------------------------------------------
-
-
-def training_per_token(linear: float, n_layer: int, width: int, tokens: float) -> float:
-    """6 N + 12 L d T, not causal: forward 2 N + 4 L d T, backward twice that (PaLM, appendix B; torchtitan)."""
-    return 6 * linear + 12 * n_layer * width * tokens
-
-
-def training_per_token_causal(linear: float, n_layer: int, width: int, tokens: float) -> float:
-    """6 N + 6 L d T, causal (ml-engineering)."""
-    return 6 * linear + 6 * n_layer * width * tokens
 
 
 def lora_per_token(d_model: int, n_layer: int, vocabulary: int, rank: int, tokens: float) -> float:

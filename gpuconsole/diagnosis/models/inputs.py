@@ -14,6 +14,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, Published
 from gpuconsole.model.run import Summary
+from gpuconsole.session.figures.flops import flops_of_sample
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, calibrated_product, flops_peak, world_size
 
 NOT_STEADY = "the run is not steady yet"
@@ -130,6 +131,13 @@ class ModelInputs:
         if self.shape is not None and not self.shape.lora_rank:
             by_shape = float(transformer_linear(self.shape.d_model, self.shape.n_layer, self.shape.vocabulary))
         return self.facts.get("linear_parameters", by_shape)
+
+    @property
+    def estimated_flops(self) -> float | None:
+        """FLOPs of a sample of a transformer that has counted none, from its parameters; None where they cannot be estimated."""
+        tokens, samples = self.summary.tokens_per_s, self.summary.samples_per_s
+        work = flops_of_sample(self.facts, self.knobs, tokens.mean / samples.mean if tokens and samples and samples.mean else 0.0)
+        return work.full if work is not None else None
 
     @property
     def samples_per_step(self) -> float | None:

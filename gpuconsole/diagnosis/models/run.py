@@ -9,6 +9,7 @@ import msgspec
 from gpuconsole.model.figure import Attainable
 from gpuconsole.model.machine import Device, Published
 from gpuconsole.model.run import Run
+from gpuconsole.session.figures.peak import facts_of_rates
 
 MISSING = "models"
 """The key in `Run.unavailable` for the reason why a run has no figures."""
@@ -36,7 +37,7 @@ def with_figures(
             attainable = serving_attainable(run, device, calibration)
         else:
             anchors = published(device.name) if device.is_gpu else ()
-            known_of_run = (run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
+            known_of_run = (run.knobs, facts_of_rates(run), run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
             figures, attainable = training_figures(*known_of_run), training_attainable(ModelInputs(*known_of_run))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = f"the models cannot take this run's values: {error!r}"

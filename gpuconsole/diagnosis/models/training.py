@@ -105,7 +105,7 @@ def _work(inputs: ModelInputs, samples: float) -> _Work | str:
     """The least times of a step of `samples`, or the reason why they are not known."""
     limits = Ceilings(*ceilings(inputs.knobs, inputs.facts, inputs.peaks, inputs.is_gpu, calibration=inputs.calibration))
     counted = inputs.facts.get("flops_per_sample")
-    each = counted if counted is not None else flops_per_sample(inputs)
+    each = counted if counted is not None else flops_per_sample(inputs) or inputs.estimated_flops
     counted_bytes, states = bytes_of_step(inputs), needed(inputs)
     if not each and counted_bytes is None:
         return NO_WORK

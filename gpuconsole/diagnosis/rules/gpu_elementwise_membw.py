@@ -10,6 +10,9 @@ SHARE = Threshold(
 )
 CLASSES = ("elementwise", "normalization", "reduction")
 """Classes of operations that torch.compile fuses."""
+ACHIEVED = 0.6
+"""Operations that are limited by memory use 60 % of its bandwidth or more while they run (survey T21). If they took SHARE of the step, the memory would
+be active for at least SHARE times this."""
 LEFT = (2 / 9, 0.5)
 """Time of a fused chain over the time of its operations one by one. n operations read n + 1 values and write n; a fused chain reads and
 writes once: 2/5 for two operations, 2/9 for four. Arithmetic (exp, division) remains. Measured on a CPU: 0.17 for cheap operations,
@@ -24,17 +27,23 @@ class GpuElementwiseMembw(Rule):
     knobs = ("torch_compile",)
     reads = (
         "forward_ratio", "backward_ratio", "profile.elementwise_ratio", "profile.normalization_ratio", "profile.reduction_ratio",
-        "optimizer_ratio", "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio",
+        "optimizer_ratio", "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio", "gpu.dram_active_ratio",
     )  # fmt: skip
     text = """A short profiler window measures which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few FLOPs per
 value, so they take the time of their memory traffic; run one by one, each reads the same values again. Utilisation reads 100 % nevertheless.
 torch.compile generates one kernel for such a chain. The gain is small where matrix products dominate, and may be a loss on a CPU: the trial
-decides. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims."""
+decides. Without a window, memory that is hardly active (GPM, from Hopper on) rules this cause out. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims."""
 
     def judge(self, case: Case) -> Finding:
         compute = passes.compute_ratio(case)
         if case.knobs.get("torch_compile") != "off":
             return self.clear(summary="the model is compiled already, or cannot be compiled")
+        if not case.has(f"profile.{CLASSES[0]}_ratio") and case.has("gpu.dram_active_ratio"):
+            level = case.value("gpu.dram_active_ratio") / (SHARE * ACHIEVED)
+            if level < 1:
+                return self.clear(
+                    level, case.evidence(("gpu.dram_active_ratio", SHARE * ACHIEVED)), "the memory has too little traffic for that"
+                )
         classes = case.evidence(*(f"profile.{name}_ratio" for name in CLASSES))
         share = compute * sum(part.value for part in classes) - passes.embedding_claim(case)
         source = "their shares of a pass, times the share of the passes in the step"

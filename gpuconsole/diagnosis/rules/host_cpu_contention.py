@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gpuconsole.diagnosis.families.device import CAUGHT_UP
 from gpuconsole.diagnosis.families.host import DELAY
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
 
@@ -14,19 +15,22 @@ class HostCpuContention(Rule):
     id = "host.cpu_contention"
     title = "The training thread waits for a CPU core"
     clear_title = "The training thread has a CPU core"
-    thresholds = (DELAY, NOISE)
+    thresholds = (DELAY, NOISE, CAUGHT_UP)
     knobs = ("num_threads",)
-    reads = ("runq_ratio", "cores", "threads", "host.others_cpu_ratio")
+    reads = ("runq_ratio", "cores", "threads", "host.others_cpu_ratio", "host.caught_up_ratio")
     text = """The kernel counts how long a thread was ready to run without running (/proc/thread-self/schedstat). At 15 % of step time or more there are
 two causes. The job itself has more active threads than cores: fewer threads help; their best number is the cores minus the cores that
 workers and other programs use. Or other programs use the cores: no change of this job helps, and every timing is less certain. All other
-rules use times without this delay."""
+rules use times without this delay. On a GPU the delay costs no time while the host is ahead of the GPU."""
 
     def judge(self, case: Case) -> Finding:
         delay = case.value("runq_ratio")
         level = delay / DELAY
         if level < 1:
             return self.clear(level, case.evidence(("runq_ratio", DELAY)))
+        if case.get("host.caught_up_ratio", 1.0) < CAUGHT_UP:
+            evidence = case.evidence(("runq_ratio", DELAY), ("host.caught_up_ratio", CAUGHT_UP))
+            return self.clear(0.0, evidence, "the thread waits for a core, but the GPU has work meanwhile")
         cores, threads = case.value("cores"), case.value("threads")
         workers = int(case.knobs.get("num_workers", 0))
         own = threads + workers > cores

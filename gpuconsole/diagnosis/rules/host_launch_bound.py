@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import passes
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Rule, Threshold, short_of
+from gpuconsole.diagnosis.families import device, passes
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Missing, Rule, Suggestion, Threshold, high_if, percent, short_of
 
 ISSUE = Threshold("issue", 0.90, "ratio", "the host issues kernels for 90 % of a pass or more (survey T09)")
 BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 80 % of that time for its own work (survey T09)")
-HEALTHY_MFU = 0.40
-"""A GPU that reaches 40 % of its peak does not wait for launches."""
+LEAST_COMPUTE = 0.2
+"""Below this share of the step, launches in the passes cannot be the main cost."""
 HEALTHY_BUSY = 0.95
 """The GPU is busy even under the profiler, which slows down the host and not the GPU."""
+BESIDE = 0.10
+"""Share of a step beside the passes. From here on, it explains why the GPU has nothing to do at the end of a step."""
 
 
 class HostLaunchBound(Rule):
@@ -18,21 +20,28 @@ class HostLaunchBound(Rule):
     title = "The GPU waits for kernel launches"
     clear_title = "Kernel launches keep up with the GPU"
     gpu_only = True
-    thresholds = (ISSUE, BUSY)
+    thresholds = (ISSUE, BUSY, device.CAUGHT_UP, device.WAITED, device.CALLS, device.MFU, device.MFU_CAUSAL)
     knobs = ("torch_compile",)
     reads = (
-        "is_gpu", "forward_ratio", "backward_ratio", "mfu_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
-        "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s",
+        "is_gpu", "forward_ratio", "backward_ratio", "mfu_ratio", "mfu_causal_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
+        "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "step_s",
+        "gpu.sm_active_ratio", "gpu.util_ratio", "data_wait_ratio", "h2d_ratio", "logging_ratio", "checkpoint_ratio", "eval_ratio", "other_ratio",
     )  # fmt: skip
     text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how long the pass takes, and how long the GPU needs if the whole
 pass was issued beforehand, behind a kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the GPU
-is idle between small kernels, although utilisation reads 100 %. Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch
-(gpu.small_batch predicts that gain). Other rules cover waiting for a core, for data, or in a synchronisation."""
+is idle between small kernels, although utilisation reads 100 %.
+In a job of your own nothing is tried. At the end of each sampled step the agent looks whether the GPU has done all work except the last part. If it
+still has work, the host is ahead, and launches cost nothing. If it has none, the host has neither waited for the GPU nor for data, and few SMs are
+active (without GPM: MFU is low), then the GPU waits for launches. The figure for the gain is then the most that is possible.
+Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch (gpu.small_batch predicts that gain). Other rules cover waiting for a core, for
+data, or in a synchronisation."""
 
     def judge(self, case: Case) -> Finding:
         compute = passes.compute_ratio(case)
-        if compute < 0.2 or case.get("mfu_ratio", 0.0) >= HEALTHY_MFU or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
+        if compute < LEAST_COMPUTE or device.computes_well(case) or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
             return self.clear(summary="the GPU is busy, or the passes take less than 20 % of the step")
+        if not case.has("probe.issue_s") and case.has("host.caught_up_ratio", "sync.wait_s", "sync.calls"):
+            return self._from_the_lead(case)
         issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
         issuing, busy = issue / whole, min(1.0, alone / whole)
         evidence = case.evidence(("probe.issue_s", ISSUE * whole), ("probe.pass_gpu_s", BUSY * whole), "probe.pass_s")
@@ -41,11 +50,52 @@ is idle between small kernels, although utilisation reads 100 %. Fewer and large
         if issuing < ISSUE or busy >= BUSY:
             return self.clear(short_of(level), evidence)
         share = min(MOST, compute * (1 - busy))
-        graphs = passes.graphs_keep_gradients(case)
-        mode = "reduce-overhead" if graphs else "default"
         summary = f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them"
-        why = f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains"
-        code = f'model = torch.compile(model, mode="{mode}")'
-        fused = case.suggest({"torch_compile": mode}, Interval(1.0, 1 / (1 - share)), why, code)
-        changes = [fused if case.knobs.get("torch_compile") in ("off", "default") else None]
-        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=changes)
+        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=[_fused(case, share)])
+
+    def _from_the_lead(self, case: Case) -> Finding:
+        """The conclusion from the lead of the host over the GPU, without a probe."""
+        caught_up = case.value("host.caught_up_ratio")
+        evidence = device.busy_evidence(case) + case.if_known("profile.mean_kernel_s", "profile.launches_per_s")
+        level = caught_up / device.CAUGHT_UP
+        if level < 1:
+            return self.clear(short_of(level), evidence, "the host is ahead of the GPU: the GPU has work left at the end of a step")
+        if not device.host_is_limit(case):
+            return self.clear(0.0, evidence, "the host waits until the GPU has done its work: the GPU is the limit")
+        beside, known = device.beside_passes(case), case.has("gpu.sm_active_ratio")
+        if not known and device.waited_ratio(case) >= device.WAITED:
+            return self.clear(
+                0.0, evidence, "the host waits for the GPU within the step; only without these waits its lead shows what launches cost"
+            )
+        if beside >= BESIDE and not known:
+            return self.clear(
+                0.0, evidence, f"the host spends {percent(beside)} of a step beside the passes; the GPU has nothing to do then"
+            )
+        busy = device.busy_ratio(case)
+        if busy is None:
+            raise Missing("probe.issue_s")
+        share = max(0.0, 1 - beside - busy - device.waited_ratio(case))
+        level = min(level, share / (1 - BUSY))
+        if share < 1 - BUSY:
+            return self.clear(short_of(level), evidence)
+        active = (
+            f"{percent(case.value('gpu.sm_active_ratio'))} of the SMs' time is used"
+            if known
+            else f"MFU is {percent(case.value('mfu_ratio'))}"
+        )
+        summary = (
+            f"in {percent(caught_up)} of the steps the GPU has done its work before the host has issued the rest, and {active}:"
+            " the host issues kernels more slowly than the GPU runs them"
+        )
+        share = min(MOST, share)
+        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(known), suggestions=[_fused(case, share)])
+
+
+def _fused(case: Case, share: float) -> Suggestion | None:
+    """Fewer launches by torch.compile; at best only the GPU's own time remains."""
+    if case.knobs.get("torch_compile") not in ("off", "default"):
+        return None
+    graphs = passes.graphs_keep_gradients(case)
+    mode = "reduce-overhead" if graphs else "default"
+    why = f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains"
+    return case.suggest({"torch_compile": mode}, Interval(1.0, 1 / (1 - share)), why, f'model = torch.compile(model, mode="{mode}")')

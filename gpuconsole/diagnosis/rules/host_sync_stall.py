@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, Threshold, high_if, percent
+from gpuconsole.diagnosis.families import device
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Missing, Rule, Suggestion, Threshold, high_if, percent, short_of
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
-HEALTHY_MFU = 0.40
+MOSTLY = 0.5
+"""Share of a step in waits from which the GPU has more to do than the host."""
+ADVICE = " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step"
 
 
 class HostSyncStall(Rule):
@@ -14,22 +17,29 @@ class HostSyncStall(Rule):
     title = "The GPU is idle after synchronisations"
     clear_title = "Synchronisations cost little GPU time"
     gpu_only = True
-    thresholds = (SHARE,)
+    thresholds = (SHARE, device.CAUGHT_UP, device.CALLS, device.MFU, device.MFU_CAUSAL)
     knobs = ("non_blocking", "pin_memory")
     reads = (
-        "is_gpu", "step_s", "mfu_ratio", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio", "checkpoint_ratio",
-        "eval_ratio", "data_wait_ratio", "probe.syncs_per_step",
+        "is_gpu", "step_s", "mfu_ratio", "mfu_causal_ratio", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio",
+        "checkpoint_ratio", "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio", "sync.calls", "sync.wait_s",
+        "gpu.sm_active_ratio", "gpu.util_ratio", "h2d_ratio", "other_ratio",
     )  # fmt: skip
     text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4
 profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of
 all gaps is applied to the idle time of the GPU in steps without the profiler, less the time for logging, checkpoints and evaluation. Waiting
 for data after a synchronisation belongs to the input rules. The source of the signal names the operator that waited most. Other rules cover
-gaps with other causes (launches, data)."""
+gaps with other causes (launches, data).
+In a job of your own nothing is tried. The agent times the calls that wait for the GPU in a few steps. Without these waits a step takes as long as the
+host's own work or the GPU's work, whichever is longer: so the waits cost the smaller of two times, the time of the waits and the time in which the GPU
+is idle. Up to four waits at the end of a pass are free, because the GPU works
+meanwhile. Without GPM the idle time is estimated from MFU, so the confidence is low."""
 
     def judge(self, case: Case) -> Finding:
         step = case.value("step_s")
-        if case.get("mfu_ratio", 0.0) >= HEALTHY_MFU:
-            return self.clear(0.0, case.evidence("mfu_ratio"), "the GPU is busy")
+        if device.computes_well(case):
+            return self.clear(0.0, device.mfu_evidence(case), "the GPU is busy")
+        if not case.has("probe.sync_gaps_s") and case.has("host.caught_up_ratio", "sync.wait_s", "sync.calls"):
+            return self._from_the_waits(case)
         after_sync, gaps, busy = case.value("probe.sync_gaps_s"), case.value("probe.gaps_s"), case.value("probe.busy_s")
         # The profiler makes gaps longer and kernels not. The idle time therefore comes from ordinary steps, and its causes from profiled steps,
         # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
@@ -40,13 +50,46 @@ gaps with other causes (launches, data)."""
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence)
+        times = f"{case.value('probe.syncs_per_step'):.0f} times per step"
+        summary = f"the GPU is idle for {percent(share)} of a step right after the host has waited for the GPU ({times}).{ADVICE}"
+        changes = [_without_waiting_for_copies(case, share)]
+        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(share >= SERIOUS), suggestions=changes)
+
+    def _from_the_waits(self, case: Case) -> Finding:
+        """The conclusion from the waits that the agent has timed, without a probe."""
+        evidence, waited, calls = device.busy_evidence(case), device.waited_ratio(case), case.value("sync.calls")
+        level = min(case.value("host.caught_up_ratio") / device.CAUGHT_UP, waited / SHARE)
+        if level < 1:
+            free = "the host is ahead of the GPU at the end of a step" if waited >= SHARE else "the host hardly waits for the GPU"
+            return self.clear(short_of(level), evidence, free)
+        if device.waits_per_pass(case) < device.CALLS:
+            return self.clear(0.0, evidence, "the host waits at the end of a pass only, and the GPU works meanwhile")
+        known = case.has("gpu.sm_active_ratio")
+        if not known and waited >= MOSTLY:
+            return self.clear(0.0, evidence, "the host waits for most of the step: the GPU works meanwhile, and is the limit")
+        busy = device.busy_ratio(case)
+        if busy is None:
+            raise Missing("probe.sync_gaps_s")
+        share = min(MOST, waited, max(0.0, 1 - device.beside_passes(case) - busy))
+        level = min(level, share / SHARE)
+        if share < SHARE:
+            return self.clear(short_of(level), evidence, "the GPU is busy, although the host waits for it")
+        place = case.signal("sync.wait_s").source.partition(" at ")[2].partition(";")[0]
+        where = f", mostly in {place}" if place else ""
         summary = (
-            f"the GPU is idle for {percent(share)} of a step right after the host has waited for the GPU ({case.value('probe.syncs_per_step'):.0f} times per step)."
-            " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step"
+            f"the host waits for the GPU {calls:.0f} times per step, {percent(waited)} of its time{where}. The GPU is idle for {percent(share)} of a step"
+            f" because no work is issued meanwhile.{ADVICE}"
         )
-        ahead: Knobs = {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True}
-        why = "the host then does not wait for the copy of a batch"
-        code = "batch = batch.to(device, non_blocking=True)   # from DataLoader(..., pin_memory=True)"
-        gain = Interval(1.0, 1 / (1 - share))
-        change = case.suggest(ahead, gain, why, code) if case.knobs.get("non_blocking") is False else None
-        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(share >= SERIOUS), suggestions=[change])
+        changes = [_without_waiting_for_copies(case, share)]
+        confidence = high_if(share >= SERIOUS) if known else "low"
+        return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=changes)
+
+
+def _without_waiting_for_copies(case: Case, share: float) -> Suggestion | None:
+    """Copies of batches for which the host does not wait, where the program waits for them now."""
+    if case.knobs.get("non_blocking") is not False:
+        return None
+    ahead: Knobs = {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True}
+    why = "the host then does not wait for the copy of a batch"
+    code = "batch = batch.to(device, non_blocking=True)   # from DataLoader(..., pin_memory=True)"
+    return case.suggest(ahead, Interval(1.0, 1 / (1 - share)), why, code)

@@ -19,10 +19,10 @@ class HwClocksLow(Rule):
     thresholds = (CLOCK, HELD)
     reads = (
         "is_gpu", "hw.sm_clock_ratio", "hw.thermal_time_ratio", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio",
-        "hw.other_hold_time_ratio", "hw.app_clocks_ratio",
+        "hw.other_hold_time_ratio", "hw.app_clocks_ratio", "hw.clock_unsure",
     )  # fmt: skip
     text = """The driver reports why clocks are low: no load, heat, power, sync boost, voltage, or a setting of application clocks. If the clock is below 90 %
-of its maximum under load and the driver names a setting or no reason at all (the driver has no reason for locked clocks), a person has set
+of its maximum under load (GeForce and workstation cards: of the boost clock of the datasheet) and the driver names a setting or no reason at all (the driver has no reason for locked clocks), a person has set
 the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
 
     def judge(self, case: Case) -> Finding:
@@ -41,5 +41,12 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
             if by_setting
             else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows locks, nvidia-smi -rgc removes them (root)"
         )
-        summary = f"under load the SM clock is {percent(clock)} of its maximum; {why}"
+        summary = f"under load the SM clock is {percent(clock)} of its usual value; {why}"
+        if not by_setting and not clocks.loss_is_sure(case):
+            return self.note(
+                level,
+                evidence,
+                f"{summary}. The boost clock of this card is not known, and its maximum is rarely reached",
+                confidence="low",
+            )
         return self.fires(level, evidence, summary, recoverable=min(MOST, loss), confidence=high_if(by_setting))

@@ -9,8 +9,8 @@ TIME = Threshold("power_time", 0.10, "ratio", "10 % of the time (survey T39)")
 LOSS = Threshold(
     "clock_loss", 0.05, "ratio", "at full load a power cap is normal on an H100; a loss below 5 % of the clock is ignored (survey T39)"
 )
-RAISABLE = 0.99
-"""A limit below this share of the highest limit was set by a person."""
+LOWERED = 0.99
+"""A limit below this share of the default limit was set by a person."""
 
 
 class HwPower(Rule):
@@ -22,34 +22,50 @@ class HwPower(Rule):
     thresholds = (TIME, LOSS)
     reads = (
         "is_gpu", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio", "hw.sm_clock_ratio", "hw.power_ratio", "hw.power_limit_w",
-        "hw.power_limit_max_w", "hw.thermal_time_ratio",
+        "hw.power_limit_max_w", "hw.power_limit_default_w", "hw.thermal_time_ratio", "hw.clock_unsure",
     )  # fmt: skip
     text = """Large matrix products draw all the power that a board may use, and the driver then lowers the clock a little. An H100 works like this at full
-load; it is no fault. The lost clock decides: 5 % or more under load. If the limit is below the highest limit of the board, a person has
-set it. Otherwise the finding is a note. An external brake is different: the power supply or the management of the server requests it."""
+load; it is no fault. The lost clock decides: 5 % or more under load, compared with the highest clock, or on GeForce and workstation cards with the
+boost clock of the datasheet (their highest clock needs more power than they have). If the limit is below the board's default, a person has lowered it.
+Otherwise the finding is a note, also where the limit could be raised above its default: that gains a few per cent of the clock for much power. An
+external brake is different: the power supply or the management of the server requests it."""
 
     def judge(self, case: Case) -> Finding:
         held, loss = clocks.held_by_power(case), clocks.clock_loss(case)
         evidence = case.evidence(("hw.power_cap_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known(
-            "hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_max_w"
+            "hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_default_w", "hw.power_limit_max_w"
         )
         level = min(held / TIME, loss / LOSS)
         if level < 1:
             return self.clear(level, evidence)
         cure = _cure(case)
         summary = (
-            f"power lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum. "
-            + (cure or "The limit is at its maximum, so the board cannot do more")
+            f"power lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its usual value. "
         )
-        recoverable = clocks.lost_to_power(case) if cure else 0.0
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="medium", note=not cure)
+        summary += cure or _as_sold(case)
+        fault = bool(cure) and clocks.loss_is_sure(case)
+        recoverable = clocks.lost_to_power(case) if fault else 0.0
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence="medium", note=not fault)
 
 
 def _cure(case: Case) -> str:
-    """The advice; "" if nothing helps, or if the highest limit is not known."""
+    """The advice where a person or a brake has lowered the power; "" otherwise, and if the limits are not known."""
     if case.get("hw.power_brake_time_ratio", 0.0) >= TIME:
         return "An external brake signal is the cause: check the power supply, and a cap for the whole server (BMC)"
-    limit, most = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_max_w", 0.0)
-    if 0 < limit < RAISABLE * most:
-        return f"The limit of {limit:.0f} W may be raised to {most:.0f} W: nvidia-smi -pl {most:.0f} (root)"
+    limit, default = case.get("hw.power_limit_w", 0.0), _default(case)
+    if 0 < limit < LOWERED * default:
+        return f"The limit of {limit:.0f} W is below the default of {default:.0f} W: nvidia-smi -pl {default:.0f} resets it (root)"
     return ""
+
+
+def _default(case: Case) -> float:
+    """The limit of the board as it is sold, in W; the highest limit where the driver does not report it."""
+    return case.get("hw.power_limit_default_w", case.get("hw.power_limit_max_w", 0.0))
+
+
+def _as_sold(case: Case) -> str:
+    """What is said of a limit that nobody has lowered."""
+    limit, most = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_max_w", 0.0)
+    if 0 < limit < LOWERED * most:
+        return f"The limit of {limit:.0f} W is the default of the board; up to {most:.0f} W can be set"
+    return "The limit is at its maximum, so the board cannot do more"

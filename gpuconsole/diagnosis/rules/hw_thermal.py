@@ -34,7 +34,7 @@ are left out, since an idle GPU lowers its clocks to save power. Memory-bound wo
         if level < 1:
             return self.clear(level, evidence)
         summary = (
-            f"heat lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum."
+            f"heat lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its usual value."
             " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps"
         )
         return self.fires(level, evidence, summary, recoverable=clocks.lost_to_heat(case), confidence=high_if(held >= SURE))

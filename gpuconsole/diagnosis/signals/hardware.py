@@ -1,16 +1,18 @@
 """Telemetry of the run's GPU as signals for the rules: clocks, power, links, other processes, errors, growth of memory.
 
-Clocks and links count only in readings under load, because an idle GPU lowers both to save power. A run on a CPU has only `is_gpu`.
+Clocks and links count only in readings under load, because an idle GPU lowers both to save power. The activity of the GPU counts in all readings
+of the steady steps. A run on a CPU has only `is_gpu`.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Iterable
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.machine import Link, Process
+from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.distributions import steady_growth
@@ -40,6 +42,15 @@ HELD = {
     ),
 }
 """Causes of low clocks: for each cause, the driver's time counter, and the reason at each reading, which is used without a counter."""
+GRAPHICS_CARD = re.compile(r"\b(GeForce|TITAN|Quadro|RTX)\b")
+"""Names of GeForce and workstation cards."""
+ACTIVITY = {
+    "gpu.util_ratio": ("utilization_ratio", "share of time in which any kernel ran"),
+    "gpu.sm_active_ratio": ("sm_active_ratio", "share of time in which an SM had work, averaged over SMs"),
+    "gpu.tensor_active_ratio": ("tensor_active_ratio", "share of peak cycles in which tensor cores were active"),
+    "gpu.dram_active_ratio": ("dram_active_ratio", "memory bandwidth in use over its maximum"),
+}
+"""For each signal its metric, and what it means."""
 LIST_AGE_S = 5.0
 UNNAMED_BYTES = 500e6
 """More than the driver uses in addition to its reserve; about the size of an empty CUDA context."""
@@ -63,10 +74,13 @@ class HardwareWatch:
             return {}  # the console did not start the server, or the start is not complete: the device of the server is not known
         since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened.t))
         readings = Readings(state, device, since)
+        card = next((listed for listed in state.devices if listed.id == device), Device(device, ""))
         ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
         return (
             {"is_gpu": Signal(1.0, "", "device")}
-            | clock_signals(readings)
+            | clock_signals(readings, card)
+            | activity_signals(state, record, since)
+            | tensor_core_signals(card)
             | pcie_signals(readings)
             | nvlink_signals(readings, state, record, ours)
             | sharing_signals(state.processes, ours, device, _used_bytes(state, device))
@@ -155,17 +169,59 @@ class Readings:
         return series_key(f"gpu.{name}", self._device)
 
 
-def clock_signals(readings: Readings) -> Signals:
-    """`hw.*`: clocks, causes of low clocks, power and temperature."""
+def activity_signals(state: SessionState, record: RunRecord, since: float) -> Signals:
+    """`gpu.*_ratio`: how busy the device was over the steady steps, from session second `since` on. Empty before the run is steady; without GPM
+    (before Hopper) or DCGM only the utilization of NVML is known."""
+    if record.steady_t is None or not record.steps:
+        return {}
+    begin, end = max(since, state.session_time(record.steady_t)), state.session_time(record.steps[-1].t)
+    signals: Signals = {}
+    for name, (metric, meaning) in ACTIVITY.items():
+        key = series_key(f"gpu.{metric}", record.run.device)
+        series = state.readings.series.get(key)
+        values = [value for t, value in zip(*series.since(begin), strict=True) if t <= end] if series is not None else []
+        if len(values) >= LEAST_READINGS and series is not None:
+            source = state.readings.substitutes.get(key, series.source)
+            signals[name] = Signal(
+                statistics.fmean(values), "ratio", f"{source}, mean of {len(values)} readings over the steady steps: {meaning}"
+            )
+    return signals
+
+
+def tensor_core_signals(card: Device) -> Signals:
+    """`gpu.bf16_speed_ratio`, `gpu.tf32_speed_ratio`: the dense peak of tensor cores over the peak of fp32, 1 where the card has no such units.
+    Empty for a card without peaks in the table."""
+    peaks = card.peaks
+    if not peaks.fp32_flops_per_s:
+        return {}
+    source = f"dense peaks, {peaks.source}"
+    speeds = {"bf16": peaks.bf16_flops_per_s, "tf32": peaks.tf32_flops_per_s}
+    return {
+        f"gpu.{name}_speed_ratio": Signal((speed or peaks.fp32_flops_per_s) / peaks.fp32_flops_per_s, "x", source)
+        for name, speed in speeds.items()
+    }
+
+
+def clock_signals(readings: Readings, card: Device) -> Signals:
+    """`hw.*`: clocks, causes of low clocks, power and temperature.
+
+    A clock is compared with NVML's maximum. GeForce and workstation cards never reach that maximum at full load: the clock of the datasheet (boost
+    clock) counts there. `hw.clock_unsure` is 1 for such a card if its boost clock is not known.
+    """
     signals: Signals = {}
     busy = readings.busy()
     if busy is not None:
         signals["hw.busy_ratio"] = Signal(busy[0], "ratio", f"NVML utilization, mean of {busy[1]}: share of time in which any kernel ran")
     clock, most = readings.mean("sm_clock_hz"), readings.fact("sm_clock_max_hz")
+    boost = card.peaks.boost_clock_hz
     if clock is not None and most:
-        signals["hw.sm_clock_ratio"] = Signal(
-            clock[0] / most, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {most / 1e6:.0f} MHz"
+        usual = min(boost, most) if boost else most
+        which = (
+            f"{usual / 1e6:.0f} MHz ({f'the boost clock; NVML names a maximum of {most / 1e6:.0f} MHz' if boost else 'maximum of NVML'})"
         )
+        signals["hw.sm_clock_ratio"] = Signal(clock[0] / usual, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {which}")
+    unsure = boost is None and GRAPHICS_CARD.search(card.name) is not None
+    signals["hw.clock_unsure"] = Signal(float(unsure), "", "1: a graphics card whose boost clock is not in the table")
     for name, causes in HELD.items():
         held = _held(readings, causes)
         if held is not None:
@@ -179,7 +235,7 @@ def clock_signals(readings: Readings) -> Signals:
     temperature = readings.mean("temperature_c")
     if temperature is not None:
         signals["hw.temperature_c"] = Signal(temperature[0], "°C", f"NVML, mean of {temperature[1]} readings {UNDER_LOAD}")
-    for name, unit in (("power_limit_w", "W"), ("power_limit_max_w", "W")):
+    for name, unit in (("power_limit_w", "W"), ("power_limit_max_w", "W"), ("power_limit_default_w", "W")):
         value = readings.fact(name)
         if value is not None:
             signals[f"hw.{name}"] = Signal(value, unit, "NVML")

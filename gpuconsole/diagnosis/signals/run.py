@@ -10,8 +10,9 @@ from gpuconsole.diagnosis.signals.communication import communication_signals
 from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
+from gpuconsole.model.text import percent
 from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
-from gpuconsole.session.figures.peak import Peak
+from gpuconsole.session.figures.peak import TF32_FACTS, Peak, convolved_ratio, tf32_ratio
 from gpuconsole.session.run import RunRecord
 
 DATA_WAIT = PHASES.index("data_wait")
@@ -63,8 +64,11 @@ def run_signals(
                 signals[name], source=f"{signals[name].source}; the wait for exchanges by DistributedDataParallel's own timer"
             )
     delay = runq_ratio(steps)
+    of_thread = record.work.runq_ratio(steps[0].t) if delay is None else None  # a GPU's sampled steps have events in place of readings
     if delay is not None:
         signals["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
+    elif of_thread is not None:
+        signals["runq_ratio"] = of_thread
     signals |= _waits(steps)
     mean_s = sum(step.wall_s for step in steps) / n
     lost_to_others = (delay or 0.0) if on_cpu else 0.0
@@ -79,6 +83,13 @@ def run_signals(
     if summary.mfu_ratio is not None:
         mfu = summary.mfu_ratio / max(0.05, 1 - lost_to_others)
         signals["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {summary.mfu_peak_source}")
+    if summary.mfu_causal_ratio is not None:
+        mfu = summary.mfu_causal_ratio / max(0.05, 1 - lost_to_others)
+        signals["mfu_causal_ratio"] = Signal(mfu, "ratio", "the same without the masked half of attention")
+    if not on_cpu and TF32_FACTS[0] in record.facts:
+        convolved = convolved_ratio(run.knobs, record.facts)
+        source = f"torch's settings of TF32 for convolutions ({percent(convolved)} of the FLOPs) and for other products"
+        signals["precision.tf32_ratio"] = Signal(tf32_ratio(run.knobs, record.facts), "ratio", source)
     if summary.mbu_ratio is not None:
         mbu = summary.mbu_ratio / max(0.05, 1 - lost_to_others)
         signals["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {summary.mbu_peak_source}")
@@ -89,6 +100,8 @@ def run_signals(
         signals["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
         if on_cpu:
             signals["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
+        elif run.is_job:
+            signals["memory.limit_bytes"] = Signal(memory[1], "B", "NVML, memory of the device")
     signals |= record.work.signals(steps[0].t, record.steady_t)
     signals |= record.ranks.signals()
     if run.is_job:

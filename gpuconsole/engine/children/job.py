@@ -25,6 +25,7 @@ import psutil
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.terminal.failure import failure_words
+from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState
 from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import (
@@ -124,6 +125,12 @@ async def until_cancelled(work: Coroutine[Any, Any, None]) -> None:
     """Do `work`, and end without an error where it is cancelled: asyncio in Python 3.11 logs a traceback for a cancelled handler of a connection."""
     with contextlib.suppress(asyncio.CancelledError):
         await work
+
+
+def probe_of(window: Profiled) -> ProbeDone:
+    """The answer of the probe for which this window was taken."""
+    signals = window_signals(window.report) if window.report is not None else {}
+    return ProbeDone(window.t, window.request, window.probe, signals, window.error, window.cost_s)
 
 
 class JobFolder:
@@ -399,7 +406,8 @@ class JobChild(Child):
                 self._on_event(event)
 
     async def _analyse(self, event: Profiled, fold: SegmentFold, rank: int) -> None:
-        self._on_rank_event(await analysed(event), fold, rank)
+        profiled = await analysed(event)
+        self._on_rank_event(probe_of(profiled) if profiled.probe else profiled, fold, rank)
 
     def _settle_answers(self) -> None:
         """Pass on the answers that every rank has given: the first refusal, else the leader's. Answers of ranks that have left count only

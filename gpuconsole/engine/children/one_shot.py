@@ -24,10 +24,10 @@ ANALYSIS_S = 120.0
 
 
 async def analysed(answer: Profiled) -> Profiled:
-    """`answer` with the report on its trace, or with the reason why there is none. The trace is removed; a copy goes to `answer.keep`."""
+    """`answer` with the report on its trace, or with the reason why there is none. The trace is removed; a copy goes to `answer.keep`, if it is set."""
     trace = Path(answer.trace)
     target = trace.with_name("report.json")
-    arguments = [str(trace), str(target), "--keep", answer.keep, *(["--gpu"] if answer.gpu else [])]
+    arguments = [str(trace), str(target), *(["--keep", answer.keep] if answer.keep else []), *(["--gpu"] if answer.gpu else [])]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",

@@ -22,6 +22,7 @@ from gpuconsole.report.charts import chart_rows, empty_figure
 from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
 from gpuconsole.session.api import View
+from gpuconsole.session.figures.peak import flops_peak
 
 # --- the predictions of the analytical models next to the measurements, and the processes of a run with several processes ---
 
@@ -277,7 +278,7 @@ def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Ro
     bandwidth: float | None = None
     source = memory_source = ""
     if device is not None and device.is_gpu:
-        peak, source = getattr(device.peaks, f"{precision}_flops_per_s", None), f"{precision} dense, {device.peaks.source}"
+        peak, source = flops_peak(run.knobs, {**run.facts, "world_size": 1.0}, device.peaks, True) or (None, "")
         bandwidth, memory_source = device.peaks.memory_bytes_per_s, device.peaks.source
     if peak is None and summary.flops_per_s and summary.mfu_ratio:
         peak, source = summary.flops_per_s / summary.mfu_ratio, summary.mfu_peak_source

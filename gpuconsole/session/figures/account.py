@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
+from gpuconsole.session.figures.flops import SampleFlops
 
 # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -92,8 +93,8 @@ def rates(steps: Sequence[Step], field: str, block_s: float = 0.5) -> list[float
     return blocks
 
 
-def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple[float, str] | None) -> Summary:
-    """The figures of `steps`. `peak`: the reference FLOP/s for MFU, and the source of that figure."""
+def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float, str] | None) -> Summary:
+    """The figures of `steps`. `work`: FLOPs of a sample. `peak`: the reference FLOP/s for MFU, and the source of that figure."""
     summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([step.wall_s for step in steps]))
     if not steps:
         return summary
@@ -102,10 +103,13 @@ def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple
         summary.samples_per_s = distribution(rates(steps, "samples"))
     if any(step.tokens for step in steps):
         summary.tokens_per_s = distribution(rates(steps, "tokens"))
-    if flops_per_sample:
-        summary.flops_per_s = flops_per_sample * sum(step.samples for step in steps) / wall
+    if work is not None and work.full:
+        rate = sum(step.samples for step in steps) / wall
+        summary.flops_per_s = work.full * rate
         if peak:
-            summary.mfu_ratio, summary.mfu_peak_source = summary.flops_per_s / peak[0], peak[1]
+            summary.mfu_ratio = summary.flops_per_s / peak[0]
+            summary.mfu_peak_source = "; ".join(filter(None, (peak[1], work.source)))
+            summary.mfu_causal_ratio = work.causal * rate / peak[0] if work.causal else None
     losses = [step.loss for step in steps if step.loss is not None]
     if losses:
         few = max(1, min(10, len(losses) // 5))

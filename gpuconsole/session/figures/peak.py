@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, sustained_name
+from gpuconsole.model.run import Run
 from gpuconsole.model.serving import served_precision
+from gpuconsole.model.text import percent
 
 Peak = tuple[float, str]
 """A rate per second, and the source of that figure."""
@@ -17,9 +19,24 @@ CONVOLVES = "dense_is_convolution"
 """A fact: 1 where the dense arithmetic of the workload is convolution, which is faster than a matrix product on some CPUs."""
 
 
+WHOLE = 0.95
+"""From this share of the FLOPs on, the words leave out the rest."""
+TF32_FACTS = "tf32_convolutions", "tf32_matmul"
+"""Facts of a user's job: 1 where an fp32 convolution, or an fp32 matrix product, may use TF32. cuDNN's default is 1, cuBLAS's is 0."""
+LINEAR = 0.5
+"""A model with convolutions whose Linear layers have a smaller share of the parameters spends its FLOPs in convolutions (ResNet-50: 8 % of the
+parameters, 0.1 % of the FLOPs; a vision transformer: 99 % and 99 %)."""
+
+
 def world_size(knobs: Knobs, facts: Mapping[str, float]) -> int:
     """Number of processes of the run: from the workload's facts, otherwise from the knobs."""
     return max(1, int(facts.get("world_size", knobs.get("nproc", 1))))
+
+
+def facts_of_rates(run: Run) -> Mapping[str, float]:
+    """The facts with which the rates of a run are compared. The steps of a user's job count the samples of its leading process, so its rates are
+    compared with one device; those of our own workloads count the samples of all processes."""
+    return {**run.facts, "world_size": 1.0} if run.is_job else run.facts
 
 
 def flops_peak(
@@ -46,9 +63,40 @@ def flops_peak(
 
 
 def _datasheet_flops(knobs: Knobs, facts: Mapping[str, float], peaks: Peaks, is_gpu: bool, serves: bool) -> Peak | None:
-    precision, count = _precision(knobs, serves), world_size(knobs, facts)
+    precision, count = served_precision(knobs) if serves else str(knobs.get("precision", "fp32")), world_size(knobs, facts)
     peak: float | None = getattr(peaks, f"{precision}_flops_per_s", None) if is_gpu else None
-    return (peak * count, f"{_times(count)}{precision} dense, {peaks.source}") if peak else None
+    if not peak:
+        return None
+    tf32, which = 0.0 if serves else tf32_ratio(knobs, facts), precision
+    if tf32 and peaks.tf32_flops_per_s:  # GPUs before Ampere have no TF32
+        peak = 1 / (tf32 / peaks.tf32_flops_per_s + (1 - tf32) / peak)
+        which = _in_tf32(facts, tf32)
+    return peak * count, f"{_times(count)}{which} dense, {peaks.source}"
+
+
+def _in_tf32(facts: Mapping[str, float], ratio: float) -> str:
+    """The words for a run in fp32 of which tensor cores compute `ratio` in TF32."""
+    if facts.get("tf32_matmul"):
+        return "tf32" if ratio >= WHOLE else f"tf32 for products ({percent(ratio)}), else fp32"
+    return "tf32 for convolutions (cuDNN's default)" if ratio >= WHOLE else f"tf32 for convolutions ({percent(ratio)}), else fp32"
+
+
+def tf32_ratio(knobs: Knobs, facts: Mapping[str, float]) -> float:
+    """The share of the FLOPs of an fp32 run that may use TF32, where the program sets nothing or sets it; 0 for other precisions, and where the
+    workload does not report TF32_FACTS."""
+    if knobs.get("precision", "fp32") != "fp32":
+        return 0.0
+    convolved = convolved_ratio(knobs, facts)
+    return convolved * facts.get("tf32_convolutions", 0.0) + (1 - convolved) * facts.get("tf32_matmul", 0.0)
+
+
+def convolved_ratio(knobs: Knobs, facts: Mapping[str, float]) -> float:
+    """The share of the FLOPs that are convolutions: the workload's count, else 1 for a model with convolutions and few Linear layers."""
+    counted = facts.get("convolution_flops_ratio")
+    if counted is not None:
+        return counted
+    has_convolutions = bool(facts.get(CONVOLVES)) or "channels_last" in knobs
+    return float(has_convolutions and facts.get("linear_parameters", 0.0) < LINEAR * facts.get("parameters", 1.0))
 
 
 def measured_flops(knobs: Knobs, facts: Mapping[str, float], serves: bool, measured_as: str = "") -> Peak | None:
@@ -56,17 +104,20 @@ def measured_flops(knobs: Knobs, facts: Mapping[str, float], serves: bool, measu
     measured, threads = facts.get("peak_flops_per_s"), facts.get("threads", 1.0)
     if not measured:
         return None
-    kernel = measured_as or f"{_precision(knobs, serves)} matrix product"
+    kernel = measured_as or f"{_precision(knobs, facts, serves)} matrix product"
     return measured, f"{kernel} measured here, {threads:.0f} {'thread' if threads == 1 else 'threads'}"
 
 
-def _precision(knobs: Knobs, serves: bool) -> str:
-    return served_precision(knobs) if serves else str(knobs.get("precision", "fp32"))
+def _precision(knobs: Knobs, facts: Mapping[str, float], serves: bool) -> str:
+    """The precision of most of the FLOPs."""
+    if serves:
+        return served_precision(knobs)
+    return "tf32" if tf32_ratio(knobs, facts) > 1 / 2 else str(knobs.get("precision", "fp32"))
 
 
 def calibrated_product(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool, calibration: Mapping[str, float]) -> Peak | None:
     """FLOP/s of all devices of the run in the matrix product of the calibration."""
-    precision = str(knobs.get("precision", "fp32"))
+    precision = _precision(knobs, facts, serves=False)
     reached = calibration.get(f"gemm_{precision}_flops_per_s")
     count = world_size(knobs, facts) if is_gpu else 1
     return (reached * count, f"{precision} matrix product, calibrated") if reached else None
@@ -121,7 +172,7 @@ def ceilings(
     reading weights for one row (serving, where it was calibrated), or the better of copy and triad.
     """
     calibrated = {name: value * (world_size(knobs, facts) if is_gpu else 1) for name, value in (calibration or {}).items()}
-    precision, convolves = _precision(knobs, serves), bool(facts.get(CONVOLVES))
+    precision, convolves = _precision(knobs, facts, serves), bool(facts.get(CONVOLVES))
     product = {
         f"{'conv' if convolves else 'gemm'}_{precision}_flops_per_s": f"{precision} {'convolution' if convolves else 'matrix product'}"
     }

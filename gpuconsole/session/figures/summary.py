@@ -14,7 +14,8 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.account import add_bandwidth, add_served_work, summarize
-from gpuconsole.session.figures.peak import Peak, bandwidth_peak, flops_peak
+from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
+from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
@@ -83,21 +84,29 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
     )
 
 
+def work_of(record: RunRecord, steps: Sequence[Step]) -> SampleFlops | None:
+    """FLOPs of a sample of these steps; None where they are neither counted nor estimated."""
+    run, samples = record.run, sum(step.samples for step in steps)
+    tokens = sum(step.tokens for step in steps) / samples if samples else 0.0
+    return flops_of_sample(run.facts, run.knobs, tokens)
+
+
 def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environment) -> tuple[Peak | None, Peak | None]:
     """The reference FLOP/s and bytes per second of the run."""
     run = record.run
     device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
     calibration = None if run.serves else environment.calibration  # a server may run on another machine
+    facts = facts_of_rates(run)
     flops = flops_peak(
         run.settings,
-        run.facts,
+        facts,
         device.peaks,
         device.is_gpu,
         serves=run.serves,
         calibration=calibration,
         measured_as=record.notes.get("peak", ""),
     )
-    return flops, bandwidth_peak(run.settings, run.facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration)
+    return flops, bandwidth_peak(run.settings, facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration)
 
 
 def _compute(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None) -> _Computed:
@@ -115,7 +124,7 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
 
 
 def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]) -> Summary:
-    summary = summarize(steps, record.facts.get("flops_per_sample"), peaks[0])
+    summary = summarize(steps, work_of(record, steps), peaks[0])
     add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
     summary.memory_peak_bytes = record.memory_bytes
     if record.overhead_start is not None and record.seen_steps > record.overhead_start[1]:

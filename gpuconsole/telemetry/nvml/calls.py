@@ -139,6 +139,7 @@ FAST_CALLS = (
 
 SLOW_CALLS = (
     _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
+    _one("gpu.power_limit_default_w", 1e-3, "nvmlDeviceGetPowerManagementDefaultLimit"),  # mW
     Call(("gpu.power_limit_max_w",), (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),), _item(1, 1e-3)),  # [least, most] mW
     _one("gpu.temperature_slowdown_c", 1.0, "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
     _one("gpu.fan_ratio", 0.01, "nvmlDeviceGetFanSpeed"),  # percent

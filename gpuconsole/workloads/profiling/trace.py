@@ -8,11 +8,11 @@ import gzip
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from gpuconsole.model.profile import OpClassName
+from gpuconsole.model.profile import OpClassName, Stalls
 
 # --- A trace of torch.profiler (Chrome's JSON, written by Kineto) --------------------------------------------
 
@@ -156,18 +156,10 @@ def on_tensor_cores(name: str) -> bool:
 RUNTIME = ("cuda_runtime", "cuda_driver")
 NEAR_US = 50.0
 """Maximum time between the end of the last kernel and the return of the synchronisation."""
+LINE = "line of the program: "
+"""Begins the annotation of a call that may wait for the GPU, in a window of a user's job (agent/hooks/evidence/probes.py). Its rest names the line."""
 NAMED = 20
 """Number of longest gaps for which the operator is looked up."""
-
-
-class Stalls(NamedTuple):
-    """Seconds over the whole trace; `syncs` is a count. `where`: the operator with the most gap time; empty where unknown."""
-
-    busy_s: float
-    gaps_s: float
-    after_sync_s: float
-    syncs: int
-    where: str
 
 
 def stalls(events: list[TraceEvent]) -> Stalls:
@@ -201,12 +193,18 @@ def _nearest(syncs: list[TraceEvent], t: float) -> TraceEvent | None:
 
 
 def _where(blamed: list[tuple[float, TraceEvent]], events: list[TraceEvent]) -> str:
-    """The innermost operator around the synchronisations with the most time."""
+    """The innermost operator around the synchronisations with the most time, and the line of the program around it where the window marked it."""
     lost: dict[str, float] = {}
     ops = [event for event in events if event.cat == OP]
+    lines = [event for event in events if event.cat == ANNOTATION and event.name.startswith(LINE)]
     for length, sync in blamed:
-        around = [op for op in ops if op.tid == sync.tid and op.ts <= sync.ts and op.end >= sync.end]
-        if around:
-            name = min(around, key=lambda op: op.dur).name
+        innermost = [min(around, key=lambda span: span.dur) for spans in (ops, lines) if (around := _around(sync, spans))]
+        name = " at ".join(span.name.removeprefix(LINE) for span in innermost)
+        if name:
             lost[name] = lost.get(name, 0.0) + length
     return max(lost, key=lambda name: lost[name]) if lost else ""
+
+
+def _around(inner: TraceEvent, spans: list[TraceEvent]) -> list[TraceEvent]:
+    """The spans of the same thread that hold `inner`."""
+    return [span for span in spans if span.tid == inner.tid and span.ts <= inner.ts and span.end >= inner.end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpuconsole.agent.clock import now
-from gpuconsole.agent.loop import Loop
-from gpuconsole.agent.protocol import PROBE, Profile
+from gpuconsole.agent.loop import Loop, Signals
+from gpuconsole.agent.protocol import PROBE, Profile, Signal
+from gpuconsole.model import finding
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.wire.events import Profiled
 from gpuconsole.workloads.profiling.summary import Update, summarize
@@ -210,6 +211,11 @@ def _let_cupti_go_afterwards() -> None:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def as_probe(signals: Mapping[str, finding.Signal]) -> Signals:
+    """The signals of a report as a probe's."""
+    return {name: Signal(signal.value, signal.unit, signal.source) for name, signal in signals.items()}
 
 
 def profile_passes(one_pass: Callable[[], None], passes: int, device: torch.device, scratch: Path) -> ProfileReport:

@@ -222,7 +222,9 @@ class GPTTask:
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
         """Facts that the analytical models need beside the parameters."""
-        return {"tokens_per_sample": sum(lengths(knobs)) / 2, "vocabulary": float(VOCABULARY)}
+        shortest, longest = lengths(knobs)
+        causal = {"causal": 1.0} if shortest == longest else {}  # the masked half of a mean length is not the mean of the masked halves
+        return {"tokens_per_sample": (shortest + longest) / 2, "vocabulary": float(VOCABULARY), **causal}
 
     def _flops(self, length: int) -> float:
         """Model FLOPs, without recomputation: the twin has no gradient checkpointing."""

@@ -6,7 +6,7 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,27 @@ class TrainingLoop:
         if factor > 1 and self.task.sizes(repeated)[0] == self.task.sizes(batch)[0]:
             raise ProbeError("a sample of this workload is not a row of a batch")
         return repeated
+
+    def make_room(self, factor: int) -> bool:
+        """Not known here: a pass that does not fit ends with an error, which costs a run of ours nothing."""
+        return True
+
+    @contextmanager
+    def under(self, changes: Knobs) -> Iterator[None]:
+        """Passes in this block run under `changes`; the block must not take a step."""
+        before = self.knobs
+        try:
+            self.knobs = {**before, **changes}
+            self._apply_to_passes(changes)
+            yield
+        finally:
+            self.knobs = before
+            self._apply_to_passes(changes)
+
+    def _apply_to_passes(self, changes: Knobs) -> None:
+        apply_model_knobs(self.task.model, self.knobs)
+        if "channels_last" in changes:
+            self.lay_out()
 
     def run_pass(self, batch: Batch) -> None:
         self.forward(batch).backward()

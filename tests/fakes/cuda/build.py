@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("device.cpp")
-FLAGS = ["-O0", "-std=c++20", "-shared", "-fPIC", "-Wall", "-Werror"]
+FLAGS = ["-O1", "-std=c++20", "-shared", "-fPIC", "-Wall", "-Werror"]
 VERSION = "2.13"
 """The torch that device.cpp is written for: the C++ interfaces of torch change between versions."""
 

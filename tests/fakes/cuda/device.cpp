@@ -56,8 +56,21 @@ struct Slot {
   int32_t pid, card;
   int64_t reserved, allocated;
   double busy_s, flops, bytes, h2d, d2h;
+  double active_s, sm_s, tensor_s, dram_s;  // seconds: of periods with a kernel; of the SMs, the tensor cores and the memory at work
 };
 constexpr int SLOTS = 256;
+
+/* What kernels and copies take of a card. */
+struct Cost {
+  double seconds = 0, flops = 0, bytes = 0, h2d = 0, d2h = 0, sm_s = 0, tensor_s = 0, dram_s = 0;
+  uint64_t kernels = 1;
+  bool copies = false;  // by a copy engine, not by SMs
+
+  void add(const Cost& more) {
+    flops += more.flops, bytes += more.bytes, h2d += more.h2d, d2h += more.d2h;
+    sm_s += more.sm_s, tensor_s += more.tensor_s, dram_s += more.dram_s, kernels += more.kernels;
+  }
+};
 
 static bool with_values = true;
 static double slowdown = 1, kernel_s = 3e-6, gemm_share = 0.75, memory_share = 0.9;
@@ -106,11 +119,23 @@ static std::vector<Other> others_on(int card) {
 
 constexpr size_t MIB = 1 << 20, SMALL = MIB, SMALL_SEGMENT = 2 * MIB, LARGE_SEGMENT = 20 * MIB, MIN_LARGE = 10 * MIB;
 
+struct Block;
+struct BySize { bool operator()(const Block* a, const Block* b) const; };
+
+/* Free blocks, large and small. A CUDA graph has a pool of its own: what it frees during the capture stays its own until it is reset. */
+struct Pool {
+  std::set<Block*, BySize> free_blocks[2];
+  int graphs = 0;
+};
+
 struct Block {
   size_t address, size, asked;
   bool small, in_use = false;
   Block *before = nullptr, *after = nullptr;  // of the same segment
+  Pool* pool = nullptr;  // none: of an expandable segment
 };
+
+bool BySize::operator()(const Block* a, const Block* b) const { return std::tie(a->size, a->address) < std::tie(b->size, b->address); }
 
 static std::string gib(double bytes) {
   char text[64];
@@ -121,16 +146,14 @@ static std::string gib(double bytes) {
 /* Best fit among free blocks; a segment is split and merged again (c10/cuda/CUDACachingAllocator.cpp). Segments of one size are not told
  * apart by stream. With expandable_segments a large block takes what is free, wherever it lies. */
 struct Cache {
-  struct BySize {
-    bool operator()(const Block* a, const Block* b) const { return std::tie(a->size, a->address) < std::tie(b->size, b->address); }
-  };
   int index = 0, card = 0;
   Slot* slot = nullptr;
   double fraction = 1;
   size_t allocated = 0, reserved = 0, allocated_peak = 0, reserved_peak = 0, retries = 0, ooms = 0, next_address = 0x7e0000000000;
   size_t expandable_free = 0;
   bool expandable = false;
-  std::set<Block*, BySize> free_blocks[2];
+  Pool common;
+  std::map<uint64_t, Pool> of_graphs;
 
   void start() {
     for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
@@ -151,10 +174,10 @@ struct Cache {
     if (slot) slot->allocated = allocated, slot->reserved = reserved;
   }
 
-  Block* allocate(size_t asked) {
+  Block* allocate(size_t asked, Pool* own = nullptr) {
     size_t size = std::max<size_t>(512, (asked + 511) / 512 * 512);
     bool small = size <= SMALL;
-    if (expandable && !small) {
+    if (expandable && !small && !own) {
       size_t segment = (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), reused = std::min(segment, expandable_free), more = segment - reused;
       if (more && !fits(more)) {
         release();
@@ -166,7 +189,8 @@ struct Cache {
       count(segment, more);
       return block;
     }
-    auto& pool = free_blocks[small];
+    if (!own) own = &common;
+    auto& pool = own->free_blocks[small];
     Block key{0, size, asked, small};
     auto found = pool.lower_bound(&key);
     Block* block;
@@ -180,12 +204,12 @@ struct Cache {
         retries++;
         if (!fits(segment)) out_of_memory(asked);
       }
-      block = new Block{next_address, segment, asked, small};
+      block = new Block{next_address, segment, asked, small, false, nullptr, nullptr, own};
       next_address += segment;
       count(0, segment);
     }
     if (block->size - size >= (small ? 512 : SMALL + 1)) {
-      Block* rest = new Block{block->address + size, block->size - size, 0, small, false, block, block->after};
+      Block* rest = new Block{block->address + size, block->size - size, 0, small, false, block, block->after, own};
       if (block->after) block->after->before = rest;
       block->after = rest, block->size = size;
       pool.insert(rest);
@@ -198,12 +222,12 @@ struct Cache {
   void give_back(Block* block) {
     count(-(int64_t)block->size, 0);
     block->in_use = false;
-    if (expandable && !block->small) {
+    if (!block->pool) {
       expandable_free += block->size;
       delete block;
       return;
     }
-    auto& pool = free_blocks[block->small];
+    auto& pool = block->pool->free_blocks[block->small];
     if (Block* b = block->before; b && !b->in_use) {
       pool.erase(b);
       b->size += block->size, b->after = block->after;
@@ -220,8 +244,8 @@ struct Cache {
     pool.insert(block);
   }
 
-  void release() { /* whole free segments go back to the card */
-    for (auto& pool : free_blocks)
+  void release(Pool& own) {
+    for (auto& pool : own.free_blocks)
       for (auto i = pool.begin(); i != pool.end();) {
         Block* block = *i;
         if (block->before || block->after) { ++i; continue; }
@@ -229,13 +253,19 @@ struct Cache {
         i = pool.erase(i);
         delete block;
       }
+  }
+
+  void release() { /* whole free segments go back to the card */
+    release(common);
+    for (auto& [id, pool] : of_graphs)
+      if (!pool.graphs) release(pool);
     count(0, -(int64_t)expandable_free);
     expandable_free = 0;
   }
 
   size_t inactive_split() const {
     size_t total = 0;
-    for (auto& pool : free_blocks)
+    for (auto& pool : common.free_blocks)
       for (Block* block : pool)
         if (block->before || block->after) total += block->size;
     return total;
@@ -268,6 +298,7 @@ struct Device_ {
   std::unordered_map<StreamId, Timeline> streams;
   uint64_t kernels = 0;
   double busy_s = 0;
+  int64_t last_period = -1;  // that had a kernel
 };
 
 static std::recursive_mutex lock;
@@ -399,24 +430,83 @@ static bool has_context(int index) { return index < (int)devices.size() && devic
 
 static StreamId stream_of(int index) { return current_stream[index]; }
 
+/* --- stream capture ------------------------------------------------------------------------------------------------------- */
+
+/* The work of a captured graph: `total.seconds` is the length of its longest chain of streams. */
+struct Graph {
+  Cost total;
+  int index = -1;
+  uint64_t pool = 0;
+  bool captured = false;
+};
+
+enum CaptureMode { GLOBAL, THREAD_LOCAL, RELAXED };
+
+/* One capture at a time in a process, as torch demands. */
+struct Capture {
+  uint64_t id;
+  Graph* graph;
+  StreamId origin;
+  CaptureMode mode;
+  std::thread::id thread;
+  bool invalid = false;
+  std::unordered_map<StreamId, double> tails;  // seconds from the beginning of the graph, of each stream that takes part
+
+  void add(StreamId stream, const Cost& cost) {
+    TORCH_CHECK(!invalid, "CUDA error: operation failed due to a previous error during capture (simulated)");
+    tails[stream] += cost.seconds;
+    graph->total.add(cost);
+  }
+};
+static Capture* capture = nullptr;
+
+static bool is_capturing(int index, StreamId stream) {
+  if (!capture) return false;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  return capture && capture->graph->index == index && capture->tails.count(stream);
+}
+
+/* Ends the capture with an error where CUDA does: for calls that wait, ask or allocate. `own`: the call concerns the capturing stream itself. */
+static void refuse_in_capture(bool own) {
+  if (!capture) return;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  if (!capture || (!own && (capture->mode == RELAXED || (capture->mode == THREAD_LOCAL && capture->thread != std::this_thread::get_id())))) return;
+  capture->invalid = true;
+  TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing (simulated)");
+}
+
+/* NVML's utilisation is the share of its sample periods in which a kernel ran, however short. */
+constexpr double PERIOD_S = 1e-3;
+
+static void count_work(Device_& d, const Cost& cost, double end) {
+  Slot& slot = *d.cache.slot;
+  d.kernels += cost.kernels, d.busy_s += cost.seconds;
+  slot.busy_s += cost.seconds, slot.flops += cost.flops, slot.bytes += cost.bytes, slot.h2d += cost.h2d, slot.d2h += cost.d2h;
+  slot.sm_s += cost.sm_s, slot.tensor_s += cost.tensor_s, slot.dram_s += cost.dram_s;
+  if (cost.copies) return;
+  int64_t first = std::max<int64_t>((end - cost.seconds) / PERIOD_S, d.last_period + 1), last = end / PERIOD_S;
+  if (last >= first) slot.active_s += (last - first + 1) * PERIOD_S, d.last_period = last;
+}
+
 /* `ready`: when the work can begin, if that is not now. */
-static void launch(int index, StreamId stream, double seconds, double ready = INFINITY) {
+static void launch(int index, StreamId stream, const Cost& cost, double ready = INFINITY) {
   Device_& d = device(index);
   std::unique_lock<std::recursive_mutex> hold(lock);
+  if (capture && is_capturing(index, stream)) return capture->add(stream, cost);
   Timeline& t = d.streams[stream];
+  double present = now();
   for (;;) {
-    double present = now();
     while (!t.ends.empty() && t.ends.front() <= present) t.ends.pop_front();
     if (t.ends.size() < queue_depth) break;
     double first = t.ends.front();  // a full launch queue makes the host wait
     hold.unlock();
     sleep_until(first);
     hold.lock();
+    present = now();
   }
-  t.tail = std::max(std::isinf(ready) ? now() : ready, t.tail) + seconds;
+  t.tail = std::max(std::isinf(ready) ? present : ready, t.tail) + cost.seconds;
   t.ends.push_back(t.tail);
-  d.kernels++, d.busy_s += seconds;
-  d.cache.slot->busy_s += seconds;
+  count_work(d, cost, t.tail);
 }
 
 static void wait_until(double t, const char* why) {
@@ -436,9 +526,20 @@ static double end_of(int index) {
   return end;
 }
 
+static void wait_for_stream(int index, StreamId stream, const char* why) {
+  refuse_in_capture(is_capturing(index, stream));
+  wait_until(tail_of(index, stream), why);
+}
+
+static void wait_for_device(int index) {
+  refuse_in_capture(capture && capture->graph->index == index);
+  wait_until(end_of(index), "device");
+}
+
 struct Event_ {
   int index;  // the device of the stream that recorded it first
-  double t;
+  double t = 0;
+  uint64_t captured_by = 0;  // the capture to which the last record belongs; `t` is then a time of that graph
 };
 
 struct Guard final : public impl::DeviceGuardImplInterface {
@@ -475,7 +576,10 @@ struct Guard final : public impl::DeviceGuardImplInterface {
     if (!*event) *event = new Event_{s.device_index()};
     Event_& e = *(Event_*)*event;
     TORCH_CHECK(e.index == s.device_index(), "Event device ", e.index, " does not match recording stream's device ", (int)s.device_index(), ".");
-    e.t = std::max(now(), tail);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    bool captured = is_capturing(e.index, s.id());
+    e.captured_by = captured ? capture->id : 0;
+    e.t = captured ? capture->tails[s.id()] : std::max(now(), tail);
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     if (event && in_bad_fork) die_in_destructor("a CUDA event that has been recorded");
@@ -484,18 +588,34 @@ struct Guard final : public impl::DeviceGuardImplInterface {
   void block(void* event, const Stream& s) const override {
     std::lock_guard<std::recursive_mutex> hold(lock);
     double& tail = device(s.device_index()).streams[s.id()].tail;
-    if (event) tail = std::max(tail, ((Event_*)event)->t);
+    if (!event) return;
+    Event_& e = *(Event_*)event;
+    if (e.captured_by) { /* the stream takes part in the capture from now on */
+      TORCH_CHECK(capture && capture->id == e.captured_by, CAPTURED_EVENT);
+      double& within = capture->tails[s.id()];
+      within = std::max(within, e.t);
+    } else if (!is_capturing(s.device_index(), s.id())) {
+      tail = std::max(tail, e.t);
+    }
   }
+  static constexpr const char* CAPTURED_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream (simulated)";
   static const Event_& recorded(void* event) {
     require_usable();
-    return *(Event_*)event;
+    const Event_& e = *(Event_*)event;
+    refuse_in_capture(capture && e.captured_by == capture->id);
+    TORCH_CHECK(!e.captured_by, CAPTURED_EVENT);
+    return e;
   }
+  bool isStreamCapturing(const Stream& s) const override { return is_capturing(s.device_index(), s.id()); }
   bool queryEvent(void* event) const override { return !event || now() >= recorded(event).t; }
   void synchronizeEvent(void* event) const override { if (event) wait_until(recorded(event).t, "event"); }
   double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (recorded(b).t - recorded(a).t) * 1e3; }
-  bool queryStream(const Stream& s) const override { return now() >= tail_of(s.device_index(), s.id()); }
-  void synchronizeStream(const Stream& s) const override { wait_until(tail_of(s.device_index(), s.id()), "stream"); }
-  void synchronizeDevice(const DeviceIndex i) const override { wait_until(end_of(i), "device"); }
+  bool queryStream(const Stream& s) const override {
+    refuse_in_capture(is_capturing(s.device_index(), s.id()));
+    return now() >= tail_of(s.device_index(), s.id());
+  }
+  void synchronizeStream(const Stream& s) const override { wait_for_stream(s.device_index(), s.id(), "stream"); }
+  void synchronizeDevice(const DeviceIndex i) const override { wait_for_device(i); }
 };
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(CUDA, Guard) }
 
@@ -520,7 +640,8 @@ static void drop(void* context) {
 static DataPtr hold_bytes(int index, size_t n, Storage values) {
   Device_& d = device(index);
   std::lock_guard<std::recursive_mutex> guard(lock);
-  Block* block = d.cache.allocate(n);
+  Pool* own = capture && is_capturing(index, stream_of(index)) ? &d.cache.of_graphs[capture->graph->pool] : nullptr;
+  Block* block = d.cache.allocate(n, own);
   void* data = values ? values.mutable_data() : (void*)block->address;
   if (!data) data = (void*)block->address;
   Held* held = new Held{index, block, std::move(values)};
@@ -559,6 +680,7 @@ static std::map<uintptr_t, PinnedBlock> pinned;  // by address
 struct PinnedAllocator final : public Allocator {
   DataPtr allocate(size_t n) override {
     require_usable();
+    refuse_in_capture(false);
     bool any = false;
     for (size_t i = 0; i < devices.size(); i++) any |= has_context(i);
     if (n && !any) device(present_device);  // pinned memory belongs to a context; torch takes one that exists
@@ -645,7 +767,7 @@ struct CUDAHooks final : public at::CUDAHooksInterface {
     int at = index < 0 ? present_device : index;
     return given.insert(at).second ? default_generator(at) : new_generator(at);
   }
-  void deviceSynchronize(DeviceIndex index) const override { wait_until(end_of(index), "device"); }
+  void deviceSynchronize(DeviceIndex index) const override { wait_for_device(index); }
 };
 namespace at { REGISTER_CUDA_HOOKS(CUDAHooks) }
 
@@ -741,24 +863,48 @@ static double flops_of(const std::string& name, const std::vector<at::Tensor>& i
   return 0;
 }
 
-static double peak_of(const Card& c, ScalarType type) {
+/* Whether torch lets CUDA use TF32 for this product: the rules of torch for the old and the new settings (Context::float32Precision). */
+static bool uses_tf32(at::Float32Op op) {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32;
+}
+
+struct Peak { double flops; bool tensor_cores; };
+
+static Peak peak_of(const Card& c, ScalarType type, at::Float32Op op) {
   switch (type) {
-    case ScalarType::BFloat16: return c.bf16;
-    case ScalarType::Half: return c.fp16;
-    case ScalarType::Double: return c.fp64;
-    case ScalarType::Char: return c.int8;
-    default: return at::globalContext().allowTF32CuBLAS() ? c.tf32 : c.fp32;
+    case ScalarType::BFloat16: return {c.bf16, true};
+    case ScalarType::Half: return {c.fp16, true};
+    case ScalarType::Double: return {c.fp64, false};
+    case ScalarType::Char: return {c.int8, true};
+    default: return uses_tf32(op) ? Peak{c.tf32, true} : Peak{c.fp32, false};
   }
 }
 
 static double bytes_of(const at::Tensor& t) { return t.defined() ? (double)t.numel() * t.element_size() : 0.0; }
 
-static void charge(int index, double flops, double bytes, ScalarType type) {
-  Device_& d = device(index);
-  const Card& c = cards[d.cache.card];
-  d.cache.slot->flops += flops, d.cache.slot->bytes += bytes;
-  double compute = flops > 0 ? flops / (peak_of(c, type) * gemm_share) : 0, memory = bytes / (c.bandwidth * memory_share);
-  launch(index, stream_of(index), slowdown * std::max({kernel_s, compute, memory}));
+/* A kernel of the shortest duration fills the fewer SMs the less work it has; a long one keeps all of them busy but for its ends. */
+constexpr double FULL_SHARE = 0.95, ONE_SM_SHARE = 0.01;
+
+static void charge(int index, double flops, double bytes, ScalarType type, at::Float32Op op = at::Float32Op::MATMUL) {
+  const Card& c = cards[device(index).cache.card];
+  double memory = bytes / c.bandwidth, compute = 0;
+  Cost cost;
+  if (flops > 0) {
+    Peak peak = peak_of(c, type, op);
+    compute = flops / peak.flops;
+    if (peak.tensor_cores) cost.tensor_s = slowdown * compute;
+  }
+  double work = std::max(compute / gemm_share, memory / memory_share), seconds = std::max(kernel_s, work);
+  cost.seconds = slowdown * seconds, cost.flops = flops, cost.bytes = bytes, cost.dram_s = slowdown * memory;
+  cost.sm_s = cost.seconds * std::min(FULL_SHARE, std::max(ONE_SM_SHARE, work / seconds));
+  launch(index, stream_of(index), cost);
+}
+
+/* A copy between the cards or with the host. */
+static Cost of_copy(double seconds, double h2d = 0, double d2h = 0) {
+  Cost cost;
+  cost.seconds = slowdown * seconds, cost.h2d = h2d, cost.d2h = d2h, cost.copies = true;
+  return cost;
 }
 
 static void charge(Call& call, const std::string& name, const std::vector<at::Tensor>& results, double changed = 0) {
@@ -767,7 +913,8 @@ static void charge(Call& call, const std::string& name, const std::vector<at::Te
   for (auto& t : results) if (!call.shares(t)) bytes += bytes_of(t);
   ScalarType type = ScalarType::Float;
   for (auto& t : call.inputs) if (t.is_floating_point()) { type = t.scalar_type(); break; }
-  charge(call.index, flops_of(name, call.inputs, results), bytes, type);
+  bool is_convolution = name.find("conv") != std::string::npos;
+  charge(call.index, flops_of(name, call.inputs, results), bytes, type, is_convolution ? at::Float32Op::CONV : at::Float32Op::MATMUL);
 }
 
 static const std::unordered_set<std::string> WAITING = {"aten::nonzero", "aten::equal", "aten::_unique2", "aten::unique_dim", "aten::masked_select",
@@ -942,7 +1089,7 @@ static void fallback(const OperatorHandle& op, torch::jit::Stack* stack) {
   if (is_view || RESHAPING.count(name)) return;
   if (!key.empty()) remember(key, call, results);
   charge(call, name, results, changed_bytes(schema, originals));
-  if (waits) wait_until(tail_of(call.index, stream_of(call.index)), name.c_str());
+  if (waits) wait_for_stream(call.index, stream_of(call.index), name.c_str());
 }
 
 static at::Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout>, std::optional<Device> where, std::optional<bool>,
@@ -968,6 +1115,11 @@ static at::Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optio
 /* Copies between host and device wait unless they are non_blocking and the host's memory is pinned; small blocking-free copies from pageable
  * memory go through a staging buffer of the driver (CUDA programming guide: up to 64 KB to the device return at once). */
 static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  const at::Tensor& on_gpu = self.is_cuda() ? self : source;
+  const at::Tensor& on_host = self.is_cuda() ? source : self;
+  int index = on_gpu.device().index();
+  bool is_pinned = !on_host.is_cuda() && PinnedAllocator::holds(on_host.storage().data(), non_blocking);
+  if (!on_host.is_cuda() && !is_pinned && is_capturing(index, stream_of(index))) refuse_in_capture(true);
   Call call;
   at::Tensor to = call.stand_in(self), from = call.stand_in(source);
   if (with_values) to.copy_(from);
@@ -975,30 +1127,26 @@ static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
     memcpy(self.mutable_data_ptr(), source.const_data_ptr(), self.nbytes());
   else if (!self.is_cuda()) self.zero_();
   double bytes = bytes_of(self);
-  const at::Tensor& on_gpu = self.is_cuda() ? self : source;
-  int index = on_gpu.device().index();
   Device_& d = device(index);
   StreamId stream = stream_of(index);
   if (self.is_cuda() && source.is_cuda()) {
     if (self.device() == source.device()) charge(index, 0, bytes + bytes_of(source), ScalarType::Float);
-    else launch(index, stream, slowdown * (1e-5 + bytes / cards[d.cache.card].peer));
+    else launch(index, stream, of_copy(1e-5 + bytes / cards[d.cache.card].peer));
     return self;
   }
-  const at::Tensor& on_host = self.is_cuda() ? source : self;
-  bool is_pinned = PinnedAllocator::holds(on_host.storage().data(), non_blocking);
   double rate = cards[d.cache.card].link * (is_pinned ? 1.0 : 0.5); /* pageable memory is copied twice */
-  (self.is_cuda() ? d.cache.slot->h2d : d.cache.slot->d2h) += bytes;
-  launch(index, stream, slowdown * (5e-6 + bytes / rate));
+  launch(index, stream, of_copy(5e-6 + bytes / rate, self.is_cuda() ? bytes : 0, self.is_cuda() ? 0 : bytes));
   bool returns_at_once = non_blocking && (is_pinned || (self.is_cuda() && bytes <= 65536));
   if (on_host.dim() == 0 && self.is_cuda()) returns_at_once = true;
-  if (!returns_at_once) wait_until(tail_of(index, stream), self.is_cuda() ? "copy to the device" : "copy to the host");
+  if (!returns_at_once) wait_for_stream(index, stream, self.is_cuda() ? "copy to the device" : "copy to the host");
   return self;
 }
 
 static at::Scalar local_scalar(const at::Tensor& self) {
   int index = self.device().index();
-  launch(index, stream_of(index), slowdown * 5e-6);
-  wait_until(tail_of(index, stream_of(index)), "item");
+  if (is_capturing(index, stream_of(index))) refuse_in_capture(true);
+  launch(index, stream_of(index), of_copy(5e-6));
+  wait_for_stream(index, stream_of(index), "item");
   if (!with_values) return at::isIntegralType(self.scalar_type(), true) ? at::Scalar((int64_t)0) : at::Scalar(0.0);
   Call call;
   return at::_local_scalar_dense(call.stand_in(self));
@@ -1166,7 +1314,7 @@ using Group = intrusive_ptr<c10d::ProcessGroup>;
 using Operation = intrusive_ptr<ReduceOp>;
 using Work = intrusive_ptr<c10d::Work>;
 constexpr StreamId COLLECTIVES = 999999;
-constexpr double COLLECTIVE_S = 1e-5;
+constexpr double COLLECTIVE_S = 1e-5, COLLECTIVE_SMS = 0.15;  // share of the SMs: NCCL takes 16 to 24 of 132 on an H100
 
 struct SimWork final : public c10d::Work {
   int index;
@@ -1206,7 +1354,10 @@ static Work collective(const Group& group, std::vector<Tensor> tensors, double m
   host->allreduce(start, latest)->wait();
   Call call;
   if (with_values) values(*host, call);
-  launch(index, COLLECTIVES, slowdown * (COLLECTIVE_S + moved / cards[device(index).cache.card].peer), start[0].const_data_ptr<double>()[0]);
+  Cost cost;
+  cost.seconds = slowdown * (COLLECTIVE_S + moved / cards[device(index).cache.card].peer);
+  cost.sm_s = cost.seconds * COLLECTIVE_SMS, cost.bytes = 2 * moved, cost.dram_s = slowdown * cost.bytes / cards[device(index).cache.card].bandwidth;
+  launch(index, COLLECTIVES, cost, start[0].const_data_ptr<double>()[0]);
   return make_intrusive<SimWork>(index, tail_of(index, COLLECTIVES), std::move(tensors));
 }
 
@@ -1315,12 +1466,24 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
   m.impl("reduce_scatter_tensor_coalesced_", TORCH_FN(reduce_scatter_coalesced));
   m.impl("barrier", TORCH_FN(barrier));
 }
-/* DistributedDataParallel's own statistics, which nobody reads here. */
-struct NoTimer final : public c10d::Timer {
-  explicit NoTimer(Device) {}
-  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+/* The times of DistributedDataParallel's own logger: positions on the stream, as torch's CudaTimer (reducer_cuda.cpp) takes from events. */
+struct StreamTimer final : public c10d::Timer {
+  int index;
+  std::map<Event, double> ends;
+  explicit StreamTimer(Device on) : index(on.index()) {}
+  void record(Event event) override {
+    Timer::record(event);
+    ends[event] = std::max(now(), tail_of(index, stream_of(index)));
+  }
+  std::optional<int64_t> measureDifference(Event start, Event end) override { /* nanoseconds */
+    if (!ends.count(start) || !ends.count(end)) return std::nullopt;
+    for (Event event : {start, end})
+      if (ends[event] > now()) wait_until(ends[event], "event");
+    double seconds = ends[end] - ends[start];
+    return seconds < 0 ? std::nullopt : std::optional<int64_t>(seconds * 1e9);
+  }
 };
-namespace c10d { C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, NoTimer) }
+namespace c10d { C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, StreamTimer) }
 
 static auto warn_again = [] { WarningUtils::set_warning_handler(usual_warnings); return 0; }();
 
@@ -1399,6 +1562,7 @@ const char* sim_reset_peaks(int index) {
 const char* sim_empty_cache() {
   return attempt([&] {
     require_usable();
+    refuse_in_capture(false);
     initialise();
     std::lock_guard<std::recursive_mutex> hold(lock);
     for (Device_* d : devices) d->cache.release();
@@ -1408,14 +1572,79 @@ void sim_set_kernel_s(double seconds) { kernel_s = seconds; }
 double sim_queued_s(int index) { return std::max(0.0, end_of(index) - now()); }
 const char* sim_set_fraction(int index, double fraction) { return attempt([&] { figures(index).cache.fraction = fraction; }); }
 const char* sim_launch(int index, double seconds) {
-  return attempt([&] { launch(index < 0 ? present_device : index, stream_of(index < 0 ? present_device : index), seconds); });
+  return attempt([&] {
+    int on = index < 0 ? present_device : index;
+    Cost cost;
+    cost.seconds = seconds, cost.sm_s = seconds * ONE_SM_SHARE;
+    launch(on, stream_of(on), cost);
+  });
 }
-const char* sim_synchronize(int index) { return attempt([&] { wait_until(end_of(index < 0 ? present_device : index), "device"); }); }
+const char* sim_synchronize(int index) { return attempt([&] { wait_for_device(index < 0 ? present_device : index); }); }
 const char* sim_clock(int index, double* out) {
   return attempt([&] {
     Device_& d = figures(index);
     std::lock_guard<std::recursive_mutex> hold(lock);
     out[0] = d.kernels, out[1] = d.busy_s;
+  });
+}
+/* CUDA graphs. A graph that has been captured keeps its pool until it is reset. */
+int sim_is_capturing() { return capture && is_capturing(present_device, stream_of(present_device)); }
+Graph* sim_graph_new() { return new Graph; }
+uint64_t sim_graph_pool(Graph* graph) { return graph->pool; }
+uint64_t sim_new_pool() {
+  static std::atomic<uint64_t> made{0};
+  return ++made;
+}
+const char* sim_graph_reset(Graph* graph) {
+  return attempt([&] {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (graph->captured) devices[graph->index]->cache.of_graphs[graph->pool].graphs--;
+    *graph = Graph();
+  });
+}
+void sim_graph_delete(Graph* graph) {
+  sim_graph_reset(graph);
+  delete graph;
+}
+const char* sim_capture_begin(Graph* graph, uint64_t pool, const char* mode) {
+  return attempt([&] {
+    static uint64_t captures = 0;
+    Device_& d = device(present_device);
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    StreamId stream = stream_of(present_device);
+    TORCH_CHECK(!graph->captured, "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance.");
+    TORCH_CHECK(stream != 0, "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the default stream.)");
+    TORCH_CHECK(!capture, "CUDA error: operation not permitted when stream is capturing (simulated)");
+    std::string word = mode;
+    TORCH_CHECK(word == "global" || word == "thread_local" || word == "relaxed",
+                "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got ", word);
+    *graph = Graph{Cost(), present_device, pool ? pool : sim_new_pool(), false};
+    graph->total.kernels = 0;
+    d.cache.of_graphs[graph->pool].graphs++;
+    capture = new Capture{++captures, graph, stream, word == "global" ? GLOBAL : word == "relaxed" ? RELAXED : THREAD_LOCAL, std::this_thread::get_id()};
+    capture->tails[stream] = 0;
+  });
+}
+const char* sim_capture_end(Graph* graph) {
+  return attempt([&] {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    TORCH_CHECK(capture && capture->graph == graph, "CUDA error: the stream is not capturing this graph (simulated)");
+    TORCH_CHECK(capture->origin == stream_of(present_device) && graph->index == present_device, "Capture must end on the same stream it began on.");
+    std::unique_ptr<Capture> ended(std::exchange(capture, nullptr));
+    if (ended->invalid) {
+      devices[graph->index]->cache.of_graphs[graph->pool].graphs--;
+      TORCH_CHECK(false, "CUDA error: operation failed due to a previous error during capture (simulated): the capture was invalidated");
+    }
+    for (auto& [stream, tail] : ended->tails) graph->total.seconds = std::max(graph->total.seconds, tail);
+    graph->captured = true;
+  });
+}
+/* One launch for all the kernels. */
+const char* sim_graph_replay(Graph* graph) {
+  return attempt([&] {
+    require_usable();
+    TORCH_CHECK(graph->captured, "Called CUDAGraph::replay without a preceding successful capture.");
+    launch(graph->index, stream_of(graph->index), graph->total);
   });
 }
 }

@@ -17,10 +17,11 @@ from tests.fakes.cuda.cards import SIMULATED, Card, Machine, machine_of, uuid
 from tests.fakes.nvml.build import Script, build_fake_nvml
 
 ROOT = Path(__file__).parents[3]
-SLOT = struct.Struct("iiqqddddd")
+SLOT = struct.Struct("iiqqddddddddd")
 SLOTS = 256
 EVERY_S = 0.25
 """Between two looks at the processes."""
+RATES = ("busy_s", "h2d", "d2h", "active_s", "sm_s", "tensor_s", "dram_s")
 IDLE_SHARE = 0.12
 """Power of an idle card, as a share of its limit."""
 ARCHITECTURES = {8: 7, 9: 9}
@@ -39,6 +40,10 @@ class Used(NamedTuple):
     bytes: float
     h2d: float
     d2h: float
+    active_s: float
+    sm_s: float
+    tensor_s: float
+    dram_s: float
 
 
 class SimulatedMachine:
@@ -110,12 +115,13 @@ class SimulatedMachine:
         span, lines = t - self._before_t, []
         for index, card in enumerate(self.machine.cards):
             own = [one for one in present.values() if one.card == index]
-            rates = dict.fromkeys(("busy_s", "flops", "bytes", "h2d", "d2h"), 0.0)
+            rates = dict.fromkeys(RATES, 0.0)
             for one in own:
                 before = self._before.get((one.pid, index))
                 for name in rates:
                     rates[name] += (getattr(one, name) - (getattr(before, name) if before else 0.0)) / span
-            busy = min(1.0, rates["busy_s"])
+            share = {name: min(1.0, rates[name]) for name in ("busy_s", "active_s", "sm_s", "tensor_s", "dram_s")}
+            busy = share["busy_s"]
             memory = sum(one.reserved + card.context for one in own)
             power = card.power_w * (IDLE_SHARE + (1 - IDLE_SHARE) * busy)
             self._energy_j[index] += power * span
@@ -123,14 +129,17 @@ class SimulatedMachine:
                 f"gpu {index} {line}"
                 for line in (
                     f"memory_used_bytes {memory:.0f}",
-                    f"utilization_pct {100 * busy:.0f}",
-                    f"memory_utilization_pct {100 * min(1.0, rates['bytes'] / card.bandwidth):.0f}",
+                    f"utilization_pct {100 * share['active_s']:.0f}",
+                    f"memory_utilization_pct {100 * share['dram_s']:.0f}",
                     f"power_mw {1000 * power:.0f}",
                     f"field 186 {1000 * power:.0f}",
                     f"energy_mj {1000 * self._energy_j[index]:.0f}",
                     f"pcie_rx_kb {rates['h2d'] / 1000:.0f}",
                     f"pcie_tx_kb {rates['d2h'] / 1000:.0f}",
-                    *(f"process {one.pid} compute {one.reserved + card.context:.0f} {100 * busy / len(own):.0f}" for one in own),
+                    *(
+                        f"process {one.pid} compute {one.reserved + card.context:.0f} {100 * share['active_s'] / len(own):.0f}"
+                        for one in own
+                    ),
                 )
             ]
             if card.has_gpm:
@@ -138,9 +147,9 @@ class SimulatedMachine:
                     f"gpu {index} gpm {metric} {value:.2f}"
                     for metric, value in (
                         (1, 100 * busy),
-                        (2, 100 * busy),
-                        (5, 100 * min(1.0, rates["flops"] / card.bf16)),
-                        (10, 100 * min(1.0, rates["bytes"] / card.bandwidth)),
+                        (2, 100 * share["sm_s"]),
+                        (5, 100 * share["tensor_s"]),
+                        (10, 100 * share["dram_s"]),
                         (20, rates["d2h"] / 2**20),
                         (21, rates["h2d"] / 2**20),
                     )

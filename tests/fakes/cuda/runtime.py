@@ -3,7 +3,8 @@
 sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
 SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
 
-Gaps: torch.compile returns the model as it is (there is no compiler for this device), CUDA graphs and CUPTI (torch.profiler) do not exist.
+Gaps: torch.compile returns the model as it is (there is no compiler for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
+does not compute its values again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ CAN_FAIL = (
     "sim_empty_cache",
     "sim_clock",
     "sim_resize_storage",
+    "sim_graph_reset",
+    "sim_graph_replay",
+    "sim_capture_begin",
+    "sim_capture_end",
 )
 """Functions of the library that return the text of their error, or nothing."""
 library: Any = None
@@ -51,6 +57,14 @@ def load() -> None:
     for name in ("sim_launch", "sim_set_fraction"):
         getattr(library, name).argtypes = [ctypes.c_int, ctypes.c_double]
     library.sim_total_memory.restype = ctypes.c_double
+    library.sim_graph_new.restype, library.sim_graph_pool.restype, library.sim_new_pool.restype = (
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+    )
+    for name in ("sim_graph_reset", "sim_graph_delete", "sim_graph_replay", "sim_graph_pool", "sim_capture_end"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    library.sim_capture_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p]
     library.sim_set_kernel_s.argtypes, library.sim_queued_s.restype = [ctypes.c_double], ctypes.c_double
     library.sim_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.sim_configure(os.environ["SIMULATED_CUDA_MACHINE"].encode())
@@ -119,6 +133,40 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + name, value
 
 
+class Graph:
+    """What torch._C._CUDAGraph does: the base of torch's own torch.cuda.CUDAGraph."""
+
+    def __new__(cls, keep_graph: bool = False) -> Any:
+        graph = object.__new__(cls)
+        graph._handle = library.sim_graph_new()
+        return graph
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._handle: int
+        weakref.finalize(self, library.sim_graph_delete, self._handle).atexit = False
+
+    def capture_begin(self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global") -> None:
+        library.sim_capture_begin(self._handle, pool[1] if pool else 0, capture_error_mode.encode())
+
+    def capture_end(self) -> None:
+        library.sim_capture_end(self._handle)
+
+    def instantiate(self) -> None:
+        """A captured graph can be replayed at once."""
+
+    def replay(self) -> None:
+        library.sim_graph_replay(self._handle)
+
+    def reset(self) -> None:
+        library.sim_graph_reset(self._handle)
+
+    def pool(self) -> tuple[int, int]:
+        return (0, library.sim_graph_pool(self._handle))
+
+    def enable_debug_mode(self) -> None:
+        """There is nothing to dump."""
+
+
 def install(torch: Any) -> None:
     """Replace what a CPU build of torch lacks."""
     cards = json.loads(os.environ["SIMULATED_CUDA_CARDS"])
@@ -151,12 +199,14 @@ def install(torch: Any) -> None:
         if chosen is None:
             yield
             return
+        device = library.sim_device()
         before = torch.accelerator.current_stream(chosen.device)
-        torch.accelerator.set_stream(chosen)
+        torch.accelerator.set_stream(chosen)  # its device becomes the current one
         try:
             yield
         finally:
             torch.accelerator.set_stream(before)
+            library.sim_set_device(device, 0)
 
     def exchange(index: int) -> int:
         before = library.sim_device()
@@ -256,6 +306,9 @@ def install(torch: Any) -> None:
         if is_initialized():
             library.sim_empty_cache()
 
+    def is_capturing() -> bool:
+        return bool(library.sim_is_capturing())
+
     replaced = {
         "is_available": is_available,
         "_is_in_bad_fork": lambda: bool(library.sim_in_bad_fork()),
@@ -289,7 +342,7 @@ def install(torch: Any) -> None:
         "reset_peak_memory_stats": initialised(lambda device=None: library.sim_reset_peaks(index_of(device))),
         "set_per_process_memory_fraction": initialised(lambda fraction, device=None: library.sim_set_fraction(index_of(device), fraction)),
         "mem_get_info": initialised(free_and_total),
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": is_capturing,
         "get_rng_state": lambda device="cuda": generator(device).get_state(),
         "set_rng_state": lambda state, device="cuda": generator(device).set_state(state),
         "manual_seed": lambda value: seed(value, every_card=False),
@@ -338,6 +391,11 @@ def install(torch: Any) -> None:
     library.sim_on_fork(torch_python._ZN5torch5utils37register_fork_handler_for_device_initEN3c1010DeviceTypeE)
     cuda.default_generators = ()
     torch._C._cuda_memoryStats = nested
-    torch._C._cuda_isCurrentStreamCapturing = lambda: False
+    torch._C._cuda_isCurrentStreamCapturing = cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
+    torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
+    torch._C._host_emptyCache = lambda: None
+    for name, method in vars(Graph).items():
+        if callable(method) or isinstance(method, staticmethod):
+            setattr(torch._C._CUDAGraph, name, method)
     torch.compile = lambda model=None, **_: model if model is not None else (lambda given: given)
     torch.simulated_cuda = sys.modules[__name__]

@@ -188,6 +188,13 @@ int nvmlDeviceGetBAR1MemoryInfo(Gpu *g, Bar1 *bar) {
     return OK;
 }
 
+// As sold, the limit of most boards is the highest one.
+int nvmlDeviceGetPowerManagementDefaultLimit(Gpu *g, unsigned *mw) {
+    ENTER(g);
+    *mw = (unsigned)(g->power_limit_default_mw ? g->power_limit_default_mw : g->power_limit_max_mw);
+    return OK;
+}
+
 int nvmlDeviceGetPowerManagementLimitConstraints(Gpu *g, unsigned *least, unsigned *most) {
     ENTER(g);
     *least = 200000, *most = (unsigned)g->power_limit_max_mw;

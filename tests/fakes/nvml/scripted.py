@@ -40,6 +40,7 @@ SCRIPTED: dict[str, tuple[str, float]] = {
     "gpu.power_w": ("power_mw 351000", 351),
     "gpu.power_instant_w": ("field 186 349000", 349),
     "gpu.power_limit_w": ("power_limit_mw 650000", 650),
+    "gpu.power_limit_default_w": ("power_limit_default_mw 600000", 600),
     "gpu.power_limit_max_w": ("power_limit_max_mw 700000", 700),
     "gpu.energy_j": ("energy_mj 5000000", 5000),
     "gpu.temperature_c": ("temperature_c 61", 61),

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ... import probes
 from ...clock import ThreadTimes, now
 from ...loop import Signals
 from ...probes import ProbeError, StackSamples, refuse_compiled
-from ...protocol import Knobs, Message, Profile, Signal, message
+from ...protocol import Knobs, Message, Profile, RunProbe, Signal, message
 from ...world import World
-from ..guard import switch
+from .. import tracing
+from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
 from ..watch import program_frame, recorder, watch
+from .observed import is_compiled
 
 Probing = Generator[None, None, Signals]
 """A probe under way: it yields where it waits for further steps of the program, and returns signals."""
@@ -39,6 +42,10 @@ SIMPLE = (int, float, complex, bool, str, bytes, type(None))
 MOST_ITEMS = 64
 
 
+ROOM_MARGIN = 1.25
+"""Memory that a pass takes over what it has saved for its backward pass: temporary tensors, and blocks of the allocator that fit badly."""
+
+
 class JobTimed:
     """The program, for timed work on `device`."""
 
@@ -46,20 +53,32 @@ class JobTimed:
         self.account, self.device, self.world = account, device, World()
 
     def release_cached_memory(self) -> None:
-        """The cache belongs to the program."""
+        """The cache belongs to the program. What a probe adds to it is freed after the probe: `JobLoop.beside_the_peak`."""
 
 
 class LastPass(JobTimed):
-    """The module that the program called last, and copies of its arguments: the subject of probes (see `loop.Subject`)."""
+    """The module that the program called last, and copies of its arguments: the subject of probes (see `loop.Subject`).
+
+    Raises ProbeError where there is no room for gradients beside those of the program.
+    """
 
     longest_hold_s = LONGEST_HOLD_S
     pass_note = "; without the loss function of the script"
 
     def __init__(self, module: Any, arguments: tuple[Any, Any], account: Any, knobs: Knobs) -> None:
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        super().__init__(account, self._parameters[0].device)
+        self._parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        super().__init__(account, next(iter(self._parameters.values())).device)
         self.model, self.knobs = module, knobs
+        self._precision = watch.autocast
+        """The autocast of the passes."""
+        self._nhwc: dict[str, Any] | None = None
+        """Copies of the weights of convolutions in NHWC, once they are made."""
+        self._in_place_of: dict[str, Any] = {}
+        """Parameters with which the passes run in place of the program's own, by name."""
+        self._saved_bytes: float | None = None
+        """Device memory that the forward pass of the first pass has left for its backward pass; None before it, and on a CPU."""
         self._tensors: list[Any] = []
+        check_room(self._parameters.values(), self.device)
         self.batch = self._copied(arguments)
 
     @property
@@ -74,11 +93,67 @@ class LastPass(JobTimed):
             raise ProbeError("the inputs of the model have different first dimensions, so the batch is not known")
         return mapped(batch, lambda tensor: torch.cat([tensor] * factor) if tensor.ndim else tensor)
 
+    def make_room(self, factor: int) -> bool:
+        """A pass that does not fit is not tried: the allocator would empty the program's cache, and would count a retry, before it gives up."""
+        if self._saved_bytes is None:
+            return True
+        import torch
+
+        needed, free = factor * self._saved_bytes * ROOM_MARGIN, torch.cuda.mem_get_info(self.device)[0]
+        if needed > free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device):
+            return False
+        if needed > free:
+            torch.cuda.empty_cache()
+        return True
+
     def run_pass(self, batch: Any) -> None:
         import torch
 
-        with torch.enable_grad(), autocast(self.device.type):
-            torch.autograd.grad(scalar(self.model(*batch[0], **batch[1])), self._parameters, allow_unused=True)
+        arguments, keywords = batch
+        parameters = [self._in_place_of.get(name, parameter) for name, parameter in self._parameters.items()]
+        first = self._saved_bytes is None and self.device.type == "cuda"
+        held = torch.cuda.memory_allocated(self.device) if first else 0
+        with torch.enable_grad():
+            with autocast(self.device.type, self._precision):
+                if self._in_place_of:
+                    output = torch.func.functional_call(self.model, self._in_place_of, arguments, keywords)
+                else:
+                    output = self.model(*arguments, **keywords)
+                loss = scalar(output)
+            if first:
+                self._saved_bytes = float(max(0, torch.cuda.memory_allocated(self.device) - held))
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    @contextmanager
+    def under(self, changes: Knobs) -> Iterator[None]:
+        """See `loop.Subject`. The parameters and settings of the program are as before after the block."""
+        before = self._precision, self._in_place_of
+        products = tf32_products() if changes.get("precision") == "tf32" else nullcontext()
+        try:
+            if changes.get("precision") == "bf16":
+                self._precision = "bf16"
+            if changes.get("channels_last"):
+                self._in_place_of = self._weights_in_nhwc()
+            with products:
+                yield
+        finally:
+            self._precision, self._in_place_of = before
+
+    def _weights_in_nhwc(self) -> dict[str, Any]:
+        """Copies, which the passes use by torch.func.functional_call. Activations follow the layout of the weights. Raises ProbeError where there is
+        no room."""
+        import torch
+
+        if self._nhwc is None:
+            weights = {name: weight for name, weight in self.model.named_parameters() if weight.dim() == 4}
+            require_room(
+                sum(weight.numel() * weight.element_size() for weight in weights.values()), self.device, "the copies of the weights"
+            )
+            self._nhwc = {
+                name: weight.detach().clone(memory_format=torch.channels_last).requires_grad_(weight.requires_grad)
+                for name, weight in weights.items()
+            }
+        return self._nhwc
 
     def drop_gradients(self) -> None:
         """The gradients of the parameters are those of the program."""
@@ -86,8 +161,30 @@ class LastPass(JobTimed):
     def silence(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def preserved(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """The random state of Python and of numpy, the generators of the modules, and what the modules refer to: a pass with another precision or
+        another size may put other tensors into a cache of the model."""
+        kept = [(inner, dict(inner.__dict__), dict(inner._buffers), _containers(inner)) for inner in self.model.modules()]
+        generators = [(value, value.get_state()) for _, attributes, _, _ in kept for value in attributes.values() if _is_generator(value)]
+        numbers = sys.modules.get("numpy.random")
+        python, numpy = random.getstate(), numbers.get_state() if numbers is not None else None
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numbers is not None:
+                numbers.set_state(numpy)
+            for generator, state in generators:
+                generator.set_state(state)
+            for inner, attributes, buffers, containers in kept:
+                put_back(inner.__dict__, attributes)
+                put_back(inner._buffers, buffers)
+                for container, content in containers:
+                    if isinstance(container, dict):
+                        put_back(container, content)
+                    else:
+                        container[:] = content
 
     def _copied(self, arguments: Any) -> Any:
         def copy(tensor: Any) -> Any:
@@ -96,6 +193,101 @@ class LastPass(JobTimed):
             return copied
 
         return mapped(arguments, copy)
+
+
+def _is_generator(value: Any) -> bool:
+    return type(value).__name__ == "Generator" and hasattr(value, "get_state")
+
+
+def _containers(module: Any) -> list[tuple[Any, Any]]:
+    """The dictionaries and lists that a module keeps as attributes, each with a copy of it."""
+    attributes = [value for name, value in module.__dict__.items() if name not in HELD and not name.startswith("_")]
+    return [(value, value.copy()) for value in attributes if type(value) in (dict, list)]
+
+
+def put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
+    """Give `present` the entries of `before`. Entries that are the same objects are not written."""
+    for name in [name for name in present if name not in before]:
+        del present[name]
+    for name, value in before.items():
+        if name not in present or present[name] is not value:
+            present[name] = value
+
+
+def check_room(parameters: Iterable[Any], device: Any) -> None:
+    """Raises ProbeError where a pass does not fit beside the gradients that the program holds. Otherwise it fits where a step of the program fits."""
+    if device.type != "cuda":
+        return
+    import torch
+
+    gradients = sum(parameter.grad.numel() * parameter.grad.element_size() for parameter in parameters if parameter.grad is not None)
+    figures = torch.cuda.memory_stats_as_nested_dict(device)
+    never_used = figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
+    require_room(gradients - max(0, never_used), device, "gradients beside those of the program")
+
+
+def require_room(needed: float, device: Any, what: str) -> None:
+    """Raises ProbeError where `what`, of so many bytes, does not fit into the memory that nobody uses."""
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        raise ProbeError(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
+
+
+# --- products of matrices in TF32 ---------------------------------------------------------------------------
+
+WIDER = {
+    ("cuda", "matmul"): ("cuda", "all"),
+    ("cuda", "all"): ("generic", "all"),
+    ("mkldnn", "matmul"): ("mkldnn", "all"),
+    ("mkldnn", "all"): ("generic", "all"),
+}
+"""The settings of torch 2.9 and newer: a setting of "none" takes the value of the wider one."""
+MATMUL = (("cuda", "matmul"), ("mkldnn", "matmul"))
+"""The settings that `torch.set_float32_matmul_precision` changes."""
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Products of fp32 matrices run in TF32 in this block; the settings are as before after it.
+
+    torch 2.9 has settings for each backend beside the older one, and raises where both are used and differ. So the block changes the kind of setting
+    that the program uses.
+    """
+    import torch
+
+    get, put = getattr(torch._C, "_get_fp32_precision_getter", None), getattr(torch._C, "_set_fp32_precision_setter", None)
+    settings = [(key, _own_setting(key, get, put)) for key in MATMUL] if get is not None and put is not None else []
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        before = ""
+    if before:
+        torch.set_float32_matmul_precision("high")
+    elif put is not None:
+        put("cuda", "matmul", "tf32")
+    try:
+        yield
+    finally:
+        if before:
+            torch.set_float32_matmul_precision(before)
+        for key, setting in settings:
+            put(*key, setting)  # type: ignore[misc]  # the older setting writes a value where there was "none"
+
+
+def _own_setting(key: tuple[str, str], get: Callable[..., str], put: Callable[..., object]) -> str:
+    """The setting itself: "none" where torch reads the wider one in its place. Torch only tells the value in force, so the wider one is changed for a
+    moment."""
+    value, wider = get(*key), WIDER.get(key)
+    if wider is None or value != get(*wider):
+        return value
+    above = _own_setting(wider, get, put)
+    put(*wider, "ieee" if value == "tf32" else "tf32")
+    follows = get(*key) != value
+    put(*wider, above)
+    return "none" if follows else value
+
+
+# --- the inputs of a pass -----------------------------------------------------------------------------------
 
 
 def last_pass(loop: Any) -> Generator[None, None, LastPass]:
@@ -138,6 +330,10 @@ def check(module: Any) -> None:
         raise ProbeError("parameters have gradient hooks, which may keep state")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ProbeError("the model has no parameter to train")
+    if len({parameter.device for parameter in module.parameters()}) > 1:
+        raise ProbeError("the model is on several devices, and the random state of one device is put back")
+    if getattr(module, "find_unused_parameters", False):
+        raise ProbeError("DistributedDataParallel looks for unused parameters in each pass, and a pass alone would stop the next one")
 
 
 def scalar(output: Any) -> Any:
@@ -202,13 +398,15 @@ def _print_of(value: Any, depth: int) -> Any:
     return id(value)
 
 
-def autocast(kind: str) -> Any:
-    """The autocast of the program's own passes, for a device of this kind."""
+def autocast(kind: str, precision: str) -> Any:
+    """Autocast to `precision` ("" for none) for a device of this kind. Within an autocast of the program, casts of weights are not kept: they would
+    outlive the next update of the weights."""
     import torch
 
-    if not watch.autocast:
+    if not precision:
         return nullcontext()
-    return torch.autocast(kind, dtype=torch.bfloat16 if watch.autocast == "bf16" else torch.float16)
+    cached = not torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, dtype=torch.bfloat16 if precision == "bf16" else torch.float16, cache_enabled=cached)
 
 
 # --- steps of the optimizer on copies -----------------------------------------------------------------------
@@ -235,9 +433,7 @@ def updates_on_copies(optimizers: list[Any]) -> tuple[Any, Callable[[], None], C
     if any(parameter.is_sparse or parameter.is_complex() for parameter in parameters):
         raise ProbeError("parameters are sparse or complex")
     device = parameters[0].device
-    needed, free = COPIES * sum(p.numel() * p.element_size() for p in parameters), free_bytes(device)
-    if free is not None and needed > free:
-        raise ProbeError(f"the copies need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+    require_room(COPIES * sum(p.numel() * p.element_size() for p in parameters), device, "copies of the parameters")
     group = groups[0]
     beta1, beta2 = group["betas"]
     settings = {
@@ -392,12 +588,33 @@ def swap_optim(loop: Any) -> Probing:
     return probes.swap_optim(JobTimed(loop.account, device), present, fused)
 
 
+def launch(loop: Any) -> Probing:
+    refuse_compiled(loop.knobs, "a pass alone")
+    return probes.launch((yield from last_pass(loop)))
+
+
+def swap_precision(loop: Any) -> Probing:
+    refuse_compiled(loop.knobs, "another precision")
+    return probes.swap_precision((yield from last_pass(loop)))
+
+
+def swap_layout(loop: Any) -> Probing:
+    refuse_compiled(loop.knobs, "another layout")
+    return probes.swap_layout((yield from last_pass(loop)))
+
+
 PROBES: dict[str, Callable[[Any], Probing]] = {
     "script_lines": lambda loop: script_lines(loop.account.times),
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
+    "launch": launch,
+    "swap_precision": swap_precision,
+    "swap_layout": swap_layout,
     "swap_optim": swap_optim,
 }
+
+WINDOWED = ("op_mix", "sync_gaps")
+"""Probes for which the agent takes a profiler window. The console reads the trace, and makes the answer of it."""
 
 NEVER = {
     "side_work_off": "the program's own logging, checkpoints and evaluation are never left out",
@@ -411,7 +628,7 @@ UNKNOWN = "not possible in a job of your own"
 
 def why_refused(probe: str) -> str:
     """Why this probe never runs in a user's job; empty where it may."""
-    return "" if probe in PROBES else NEVER.get(probe, UNKNOWN)
+    return "" if probe in PROBES or probe in WINDOWED else NEVER.get(probe, UNKNOWN)
 
 
 # --- the profiler window ------------------------------------------------------------------------------------
@@ -422,18 +639,26 @@ TEARDOWN = "TEARDOWN_CUPTI", "1"
 """Makes Kineto detach CUPTI at its end; otherwise the program stays some percent slower (pytorch#144455). Before CUDA 12.6 it breaks CUDA graphs."""
 
 
-class Window:
-    """A warm-up step, then `command.steps` steps under torch.profiler. Raises ProbeError where the profiler does not start."""
+WINDOW_STEPS = 3
+"""Steps of the window of a probe."""
 
-    def __init__(self, command: Profile, folder: str, device: Any) -> None:
+
+class Window:
+    """A warm-up step, then some steps under torch.profiler: as many as the user asks for, or WINDOW_STEPS for a probe. Raises ProbeError where the
+    profiler does not start."""
+
+    def __init__(self, command: Profile | RunProbe, folder: str, device: Any) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile, schedule
 
         if torch._C._autograd._profiler_enabled():
             raise ProbeError("another profiler is running in this process")
+        if isinstance(command, RunProbe) and command.probe == "sync_gaps":
+            probes.needs_gpu(JobTimed(None, device))
         self._command, self._device, self._start = command, device, now()
         self._path = os.path.join(folder, "window.json")
-        self._left = command.steps + 1
+        self._steps = command.steps if isinstance(command, Profile) else WINDOW_STEPS
+        self._left = self._steps + 1
         self._torch = torch
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
         cuda = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
@@ -444,11 +669,16 @@ class Window:
         self._profile = profile(
             activities=activities,
             record_shapes=True,
-            schedule=schedule(wait=0, warmup=1, active=command.steps, repeat=1),
+            schedule=schedule(wait=0, warmup=1, active=self._steps, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(self._path),
         )
-        self._profile.start()
+        try:
+            self._profile.start()
+        except Exception:
+            self._forget_variables()
+            raise
         self._on = True
+        self._lines = WaitingLines() if self._on_gpu and not is_compiled() else None
         switch.undo.append(self.stop)
 
     @property
@@ -458,7 +688,7 @@ class Window:
     def step(self) -> bool:
         """Count a step of the program that has ended. Returns True once the window is over and its trace is written."""
         self._left -= 1
-        if self._on_gpu and self._left in (0, self._command.steps):
+        if self._on_gpu and self._left in (0, self._steps):
             self._torch.cuda.synchronize(self._device)
         self._profile.step()
         if self._left:
@@ -471,17 +701,105 @@ class Window:
         if not self._on:
             return
         self._on = False
+        switch.undo.remove(self.stop)
+        if self._lines is not None:
+            self._lines.stop()
         self._profile.stop()
+        self._forget_variables()
+
+    def _forget_variables(self) -> None:
         for name in self._ours:
             os.environ.pop(name, None)
 
     def answer(self) -> Message:
+        command = self._command
         return message(
             "profiled",
             now(),
-            request=self._command.request,
+            request=command.request,
             trace=self._path,
-            keep=self._command.keep,
+            keep=command.keep if isinstance(command, Profile) else "",
             gpu=self._on_gpu,
             cost_s=now() - self._start,
+            probe=command.probe if isinstance(command, RunProbe) else "",
         )
+
+
+LINE = "line of the program: "
+"""Begins the annotations of WaitingLines; `workloads.profiling.trace.LINE` reads them."""
+WAITING = (
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "to",
+    "cuda",
+    "copy_",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__getitem__",
+)
+"""Methods of a tensor that may wait for the GPU."""
+
+
+class WaitingLines:
+    """Marks in the trace which line of the program calls a method that may wait for the GPU, until `stop`. `torch.Tensor` inherits these methods, so its
+    own attributes can be taken away again."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._class: Any = torch.Tensor
+        self._annotate = torch.profiler.record_function
+        self._set: dict[str, Any] = {}
+        for name in WAITING:
+            if name not in self._class.__dict__:
+                self._set[name] = self._marked(name, getattr(self._class, name))
+                setattr(self._class, name, self._set[name])
+
+    @wrappers_without_level
+    def _marked(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            line = self._line(name, tensor, args, kwargs)
+            if not line:
+                return plain(tensor, *args, **kwargs)
+            with self._annotate(line):
+                return plain(tensor, *args, **kwargs)
+
+        return method
+
+    def _line(self, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
+        try:
+            if tracing.is_compiling() or not recorder.thread or not may_wait(name, tensor, args, kwargs):
+                return ""
+            frame = program_frame(sys._getframe(2))
+            return (
+                f"{LINE}{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}" if frame is not None else ""
+            )
+        except Exception as problem:
+            switch.off("window.line", problem)
+            return ""
+
+    def stop(self) -> None:
+        for name, method in self._set.items():
+            if self._class.__dict__.get(name) is method:
+                delattr(self._class, name)
+        self._set = {}
+
+
+def may_wait(name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether such a call may wait for the GPU: it reads a tensor of the GPU, or copies between the GPU and the host."""
+    on_host = tensor.device.type == "cpu"
+    if name == "__getitem__":
+        picked = args[0] if args and isinstance(args[0], tuple) else args
+        return not on_host and any(hasattr(index, "data_ptr") for index in picked)
+    if name in ("to", "copy_"):
+        target = kwargs.get("device", args[0] if args else None)
+        target = getattr(target, "device", target)  # a tensor stands for its device
+        kind = getattr(target, "type", target)  # a dtype has no type, and is no text
+        return isinstance(kind, str) and kind.startswith("cpu") != on_host
+    return on_host if name == "cuda" else not on_host

@@ -6,8 +6,7 @@ Each probe is a function from the loop to signals. It raises ProbeError where it
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,26 +16,25 @@ from gpuconsole.agent.probes import (
     ProbeError,
     batch_elasticity,
     cached_batch,
-    half_width,
-    refuse_compiled,
     rounds,
+    speedup,
     stopwatch,
-    timed_pass,
+    swap_layout,
+    swap_precision,
     untouched,
 )
 from gpuconsole.agent.probes import swap_optim as optimizer_steps_in_turn
 from gpuconsole.agent.protocol import Signal
-from gpuconsole.model.knobs.catalogue import Knobs, Value
-from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
+from gpuconsole.model.profile import pass_signals
 from gpuconsole.workloads.device import cores
-from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
+from gpuconsole.workloads.profiling.window import ProfileError, as_probe, profile_passes
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import local_part
 from gpuconsole.workloads.training.probes.communication import exchange_sizes, exposed_communication
 from gpuconsole.workloads.training.probes.gpu import GPU_PROBES
 from gpuconsole.workloads.training.probes.loader import loader_alone, script_lines
 from gpuconsole.workloads.training.probes.memory import heap_peaks, memory_parts
-from gpuconsole.workloads.training.settings import apply_model_knobs, make_optimizer
+from gpuconsole.workloads.training.settings import make_optimizer
 
 PROFILED_PASSES = 2
 
@@ -70,23 +68,7 @@ def op_mix(loop: TrainingLoop) -> Signals:
             report = profile_passes(one_pass, PROFILED_PASSES, loop.device, loop.scratch)
         except ProfileError as error:
             raise ProbeError(str(error)) from None
-    source = f"torch.profiler, {PROFILED_PASSES} forward and backward passes: {report.clock}"
-    classes = {op_class.name: op_class for op_class in report.classes}
-    signals = {
-        f"profile.{name}_ratio": Signal(classes[name].share_ratio if name in classes else 0.0, "ratio", source) for name in OP_CLASSES
-    }
-    elementwise = classes.get("elementwise")
-    moved = (elementwise.bytes or 0.0) if elementwise else 0.0
-    signals["profile.elementwise_bytes"] = Signal(moved / PROFILED_PASSES, "B", f"{source}; per pass, {BYTES_NOTE}")
-    if elementwise is not None and elementwise.bytes_per_s:
-        signals["profile.elementwise_bytes_per_s"] = Signal(elementwise.bytes_per_s, "B/s", f"{source}; {BYTES_NOTE}")
-    signals["profile.busy_ratio"] = Signal(report.busy_ratio, "ratio", source)
-    signals["profile.launches_per_s"] = Signal(report.kernels_per_s, "1/s", source)
-    if report.mean_kernel_s is not None:
-        signals["profile.mean_kernel_s"] = Signal(report.mean_kernel_s, "s", source)
-    if report.tensor_core_ratio is not None:
-        signals["profile.tensor_core_ratio"] = Signal(report.tensor_core_ratio, "ratio", f"{source}; {report.tensor_core_note}")
-    return signals
+    return as_probe(pass_signals(report, f"torch.profiler, {PROFILED_PASSES} forward and backward passes", "pass"))
 
 
 def held_out_loss(loop: TrainingLoop) -> Signals:
@@ -96,43 +78,14 @@ def held_out_loss(loop: TrainingLoop) -> Signals:
     return {"quality.held_out_loss": Signal(statistics.fmean(losses), "", f"mean over {len(losses)} held-out batches")}
 
 
-# --- probe P5: the cost of a pass with another value of one knob, and of an optimizer step in another implementation ---
-# Both sides run in turn, so that other load on the machine affects both. Nothing of the job changes.
-
-SWAP_BUDGET_S = 1.0
-LEAST_SWAPS, MOST_SWAPS = 2, 30
+# --- probe P5: a pass with another value of one knob, and an optimizer step in another implementation -----------
 
 
 def swap_attention(loop: TrainingLoop) -> Signals:
     """A pass with the plain formula compared with a pass with the fused kernel."""
     if loop.knobs.get("attention") != "math":
         raise ProbeError("attention is not the plain formula")
-    return _speedup(loop, {"attention": "sdpa"}, "attention_sdpa")
-
-
-def swap_layout(loop: TrainingLoop) -> Signals:
-    """A pass in NCHW compared with a pass in NHWC. The weights are converted each time, outside of the timed part."""
-    if loop.knobs.get("channels_last", True):
-        raise ProbeError("the layout is NHWC already, or there are no convolutions")
-    if loop.plan.world.size > 1:
-        raise ProbeError("several processes share the weights")
-    return _speedup(loop, {"channels_last": True}, "channels_last")
-
-
-def swap_precision(loop: TrainingLoop) -> Signals:
-    """A pass at the present precision compared with a pass in bf16 and, on a GPU, in TF32.
-
-    `bf16_native` 0: the device has no bf16 instructions.
-    """
-    if loop.knobs["precision"] not in ("fp32", "tf32"):
-        raise ProbeError(f"precision is {loop.knobs['precision']} already")
-    native, how = _bf16(loop.device)
-    signals = {"probe.precision_bf16_native": Signal(float(native), "", how)}
-    if native:
-        signals |= _speedup(loop, {"precision": "bf16"}, "precision_bf16")
-    if loop.device.type == "cuda" and loop.knobs["precision"] == "fp32" and torch.cuda.get_device_capability(loop.device) >= (8, 0):
-        signals |= _speedup(loop, {"precision": "tf32"}, "precision_tf32")
-    return signals
+    return speedup(loop, {"attention": "sdpa"}, "attention_sdpa")
 
 
 def swap_threads(loop: TrainingLoop) -> Signals:
@@ -145,7 +98,7 @@ def swap_threads(loop: TrainingLoop) -> Signals:
     if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
         raise ProbeError(f"no core is idle: {present} of {cores()} compute")
     source = "os.sched_getaffinity, less the loader's workers"
-    return {"probe.threads_tried": Signal(float(tried), "threads", source)} | _speedup(
+    return {"probe.threads_tried": Signal(float(tried), "threads", source)} | speedup(
         loop, {"num_threads": tried}, "threads", contention_free=False
     )
 
@@ -166,55 +119,6 @@ def swap_optim(loop: TrainingLoop) -> Signals:
     del copies, copy  # six times the parameters: otherwise this memory would count as reserved by the job
     loop.release_cached_memory()
     return signals
-
-
-def _speedup(loop: TrainingLoop, changes: Knobs, label: str, contention_free: bool = True) -> Signals:
-    """Time of forward and backward under the present knobs over their time with `changes`."""
-    refuse_compiled(loop.knobs, "another value")
-    batch = loop.batch
-    ratios: list[float] = []
-    with untouched(loop):
-        for side in ({}, changes):
-            with _under(loop, side):
-                timed_pass(loop, batch)
-        for _ in rounds(loop, SWAP_BUDGET_S, LEAST_SWAPS, MOST_SWAPS):
-            present = timed_pass(loop, batch, contention_free)
-            with _under(loop, changes):
-                ratios.append(present / timed_pass(loop, batch, contention_free))
-    source = f"probe P5: passes in turn, {', '.join(f'{name}={value}' for name, value in changes.items())}, n={len(ratios)}"
-    return {
-        f"probe.{label}_speedup": Signal(statistics.median(ratios), "x", source),
-        f"probe.{label}_spread": Signal(half_width(ratios), "x", "probe P5: 2 standard errors of that median"),
-    }
-
-
-@contextmanager
-def _under(loop: TrainingLoop, changes: dict[str, Value]) -> Iterator[None]:
-    """Passes in this block run under `changes`; the block must not take a step."""
-    before = loop.knobs
-    try:
-        loop.knobs = {**before, **changes}
-        _put_in_force(loop, changes)
-        yield
-    finally:
-        loop.knobs = before
-        _put_in_force(loop, changes)
-
-
-def _put_in_force(loop: TrainingLoop, changes: dict[str, Value]) -> None:
-    apply_model_knobs(loop.task.model, loop.knobs)
-    if "channels_last" in changes:
-        loop.lay_out()
-
-
-def _bf16(device: torch.device) -> tuple[bool, str]:
-    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16 where it emulates it, at a quarter of
-    the speed."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return major >= 8, f"compute capability {major}.{minor}"
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return native, f"this CPU has {'' if native else 'no '}bf16 instructions (CPUID: AVX512-BF16, AMX)"
 
 
 # --- all probes ---------------------------------------------------------------------------------------------

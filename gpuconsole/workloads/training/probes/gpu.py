@@ -1,4 +1,4 @@
-"""Probes that need a GPU: the cost of launches (P9), of synchronisations (P4), and of copying a batch (P10)."""
+"""Probes that need a GPU: the cost of synchronisations (P4), and of copying a batch (P10). The cost of launches (P9) is in `agent.probes`."""
 
 from __future__ import annotations
 
@@ -7,77 +7,22 @@ from collections.abc import Callable
 
 import torch
 
-from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, rounds, stopwatch, synchronize, untouched
+from gpuconsole.agent.probes import ProbeError, launch, needs_gpu, rounds, stopwatch, synchronize
 from gpuconsole.agent.protocol import Signal
+from gpuconsole.model.profile import stall_signals
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace, stalls
-from gpuconsole.workloads.profiling.window import Recorder
+from gpuconsole.workloads.profiling.window import Recorder, as_probe
 from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.0
 PROFILED_STEPS = 3
-CYCLES_PER_S = 3e9
-"""No SM has a higher clock, so a wait of that many cycles a second never ends early."""
-LONGEST_WAIT_S = 0.5
 LINK_BYTES = 64 * 2**20
-
-
-def _needs_gpu(loop: TrainingLoop) -> None:
-    if loop.device.type != "cuda":
-        raise ProbeError("no GPU: nothing is launched or copied to one")
-
-
-def launch(loop: TrainingLoop) -> Signals:
-    """P9: the host's time to issue a forward and backward pass, the time of the pass, and the GPU's time when all work is issued beforehand.
-
-    A full launch queue makes the host wait for the GPU. Then the second and the third figure are alike, and no rule fires.
-    """
-    _needs_gpu(loop)
-    batch = loop.batch
-    issue: list[float] = []
-    whole: list[float] = []
-    alone: list[float] = []
-
-    def one_pass() -> None:
-        with loop.silence():
-            loop.forward(batch).backward()
-        loop.drop_gradients()
-
-    with untouched(loop):
-        one_pass()
-        for _ in rounds(loop, BUDGET_S, 3, 30):
-            with stopwatch(loop) as times:
-                start, runq = now(), loop.account.times.runq_s()
-                one_pass()
-                issue.append(max(1e-9, now() - start - (loop.account.times.runq_s() - runq)))
-            whole += times
-        wait_s = min(LONGEST_WAIT_S, 1.5 * statistics.median(issue))
-        for _ in rounds(loop, BUDGET_S, 3, 30):
-            alone.append(_behind_a_wait(loop, one_pass, wait_s))
-    source = f"probe P9, median of {len(whole)} passes"
-    return {
-        "probe.issue_s": Signal(statistics.median(issue), "s", f"{source}: until the host has issued all of it"),
-        "probe.pass_s": Signal(statistics.median(whole), "s", source),
-        "probe.pass_gpu_s": Signal(statistics.median(alone), "s", f"probe P9, median of {len(alone)}: on the GPU, all issued beforehand"),
-    }
-
-
-def _behind_a_wait(loop: TrainingLoop, run: Callable[[], None], wait_s: float) -> float:
-    """GPU seconds of the work that `run` issues while a waiting kernel occupies the stream."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    synchronize(loop)
-    torch.cuda._sleep(int(wait_s * CYCLES_PER_S))
-    begin.record()
-    run()
-    end.record()
-    synchronize(loop)
-    return float(begin.elapsed_time(end)) * 1e-3
 
 
 def sync_gaps(loop: TrainingLoop) -> Signals:
     """P4: ordinary steps under the profiler: idle time of the GPU, and the part of it that begins when a synchronisation returns."""
-    _needs_gpu(loop)
+    needs_gpu(loop)
     _ = loop.batch  # raises ProbeError before the first step
     path = loop.scratch / "steps.json"
     synchronize(loop)
@@ -94,16 +39,7 @@ def sync_gaps(loop: TrainingLoop) -> Signals:
     finally:
         recorder.stop()
         path.unlink(missing_ok=True)
-    source = f"probe P4, {PROFILED_STEPS} steps under torch.profiler, per step"
-    where = f", mostly in {stalled.where}" if stalled.where else ""
-    return {
-        "probe.sync_gaps_s": Signal(
-            stalled.after_sync_s / PROFILED_STEPS, "s", f"{source}: gaps that begin with a synchronisation's return{where}"
-        ),
-        "probe.gaps_s": Signal(stalled.gaps_s / PROFILED_STEPS, "s", f"{source}: no kernel and no copy runs"),
-        "probe.busy_s": Signal(stalled.busy_s / PROFILED_STEPS, "s", f"{source}: a kernel or a copy runs"),
-        "probe.syncs_per_step": Signal(stalled.syncs / PROFILED_STEPS, "", source),
-    }
+    return as_probe(stall_signals(stalled, PROFILED_STEPS, f"probe P4, {PROFILED_STEPS} steps under torch.profiler"))
 
 
 def _steps(loop: TrainingLoop) -> None:
@@ -113,7 +49,7 @@ def _steps(loop: TrainingLoop) -> None:
 
 def h2d_copies(loop: TrainingLoop) -> Signals:
     """P10: copies of the present batch from pageable and from pinned memory, in turn, and the link's bandwidth from a large pinned copy."""
-    _needs_gpu(loop)
+    needs_gpu(loop)
     pageable = [tensor.to("cpu") for tensor in loop.batch]
     sources = {"pageable": pageable, "pinned": [tensor.pin_memory() for tensor in pageable]}
     large = _pinned(LINK_BYTES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.agent.hooks.evidence.probes import LONGEST_HOLD_S
+from gpuconsole.agent.hooks.evidence.probes import LONGEST_HOLD_S, WINDOW_STEPS
 from gpuconsole.agent.probes import factors_in_time
 from gpuconsole.wire.events import Command, ProbeDone, Profile, Profiled, RunProbe
 from gpuconsole.workloads.profiling.summary import summarize
@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a probed job")]  # one 
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
 FIRST, SECOND = 500, 400
-PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines")
-COUNTS = 6
-PROFILED = 7
-Outputs = tuple[str, str, dict[int, ProbeDone], Profiled]
+PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines", "swap_precision", "swap_layout", "launch")
+COUNTS = 9
+PROFILED, OP_MIX, SYNC_GAPS = 10, 11, 12
+Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled]]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     asks: list[tuple[int, Command]] = [(10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)] + [
         (FIRST + 5, RunProbe(COUNTS, "cached_batch"))
     ]
-    asks.append((FIRST + 100, Profile(PROFILED, 3, "")))
+    asks += [
+        (FIRST + 100, Profile(PROFILED, 2, "kept")),
+        (FIRST + 110, RunProbe(OP_MIX, "op_mix")),
+        (FIRST + 120, RunProbe(SYNC_GAPS, "sync_gaps")),
+    ]
     listener = Listener(tmp_path_factory.mktemp("probed"), asks)
     probed = listener.run(*command)
     assert probed.returncode == 0, probed.stderr
@@ -41,19 +45,19 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     assert [step.index for step in one.steps] == list(range(FIRST + SECOND))
     alone = subprocess.run(command, capture_output=True, text=True, check=True)
     assert probed.stderr == alone.stderr
-    (profiled,) = [event for event in one.events if isinstance(event, Profiled)]
+    profiled = {event.request: event for event in one.events if isinstance(event, Profiled)}
     answers = {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
     return alone.stdout, probed.stdout, answers, profiled
 
 
 def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs: Outputs) -> None:
     alone, probed, answers, _ = outputs
-    assert len(answers) == len(PROBES) + 1
+    assert len(answers) == len(PROBES) + 2
     assert probed == alone
 
 
 def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: Outputs) -> None:
-    answers = {event.probe: event for request, event in outputs[2].items() if request != COUNTS}
+    answers = {event.probe: event for request, event in outputs[2].items() if request < COUNTS}
     assert answers["cached_batch"].error is None
     assert 0 < answers["cached_batch"].signals["probe.cached_pass_s"].value < 1
     found = answers["batch_elasticity"].signals
@@ -79,11 +83,31 @@ def test_side_work_is_never_left_out(outputs: Outputs) -> None:
     assert "never left out" in (outputs[2][1 + PROBES.index("side_work_off")].error or "")
 
 
+def test_another_precision_is_timed_where_the_cpu_has_it_and_the_rest_is_refused_with_the_reason(outputs: Outputs) -> None:
+    precision, layout, launch = (outputs[2][1 + PROBES.index(name)] for name in ("swap_precision", "swap_layout", "launch"))
+    assert precision.error is None
+    native = precision.signals["probe.precision_bf16_native"].value
+    assert ("probe.precision_bf16_speedup" in precision.signals) == bool(native)
+    assert layout.error == "ProbeError: the layout is NHWC already, or there are no convolutions"
+    assert launch.error == "ProbeError: no GPU: nothing is launched or copied to one"
+
+
 def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: Outputs) -> None:
     assert "keeps Python state that a pass changes (calls)" in (outputs[2][COUNTS].error or "")
 
 
-def test_the_profiler_writes_the_trace_of_three_steps(outputs: Outputs) -> None:
-    profiled = outputs[3]
-    assert (profiled.request, profiled.error, profiled.gpu) == (PROFILED, None, False)
-    assert summarize(read_trace(Path(profiled.trace))).steps == 3
+def test_the_profiler_writes_the_trace_of_some_steps_for_the_user_and_for_a_probe(outputs: Outputs) -> None:
+    windows = outputs[3]
+    of_user, of_probe = windows[PROFILED], windows[OP_MIX]
+    assert (of_user.error, of_user.gpu, of_user.keep, of_user.probe) == (None, False, "kept", "")
+    assert (of_probe.error, of_probe.gpu, of_probe.keep, of_probe.probe) == (None, False, "", "op_mix")
+    report = summarize(read_trace(Path(of_probe.trace)))  # the console removes a trace before it asks for the next one
+    assert report.steps == WINDOW_STEPS
+    assert report.stalls is None
+    assert {"gemm", "elementwise"} <= {one.name for one in report.pass_classes}
+    assert "optimizer" not in {one.name for one in report.pass_classes}
+    assert sum(one.share_ratio for one in report.pass_classes) == pytest.approx(1.0)
+
+
+def test_gaps_of_a_gpu_are_not_looked_for_on_a_cpu(outputs: Outputs) -> None:
+    assert outputs[2][SYNC_GAPS].error == "ProbeError: no GPU: nothing is launched or copied to one"

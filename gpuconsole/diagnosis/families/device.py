@@ -1,0 +1,97 @@
+"""Shared by rules about the GPU's work: how well it computes (MFU), whether the host or the GPU is the limit of a step, and how long the GPU is busy.
+
+All of this is known without a probe. A step ends on the host when its last kernel is issued. If the GPU has then done all earlier work, the host was
+the limit, or it has waited for the GPU (a synchronisation). If the GPU still has work, the GPU is the limit.
+"""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.rule import Case, Evidence, Threshold
+
+MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
+MFU_CAUSAL = Threshold(
+    "mfu_causal",
+    0.36,
+    "ratio",
+    "the same runs where attention counts without its masked half: 40 % less the 4 to 10 % that this half has of the FLOPs",
+)
+CAUGHT_UP = Threshold(
+    "caught_up",
+    0.50,
+    "ratio",
+    "a GPU that is the limit has work left at the end of nearly every step, and one that waits has none; half separates them",
+)
+WAITED = Threshold("waited", 0.05, "ratio", "5 % of a step in calls that wait for the GPU (train-doctor 0.05, fournex 0.10; survey T10)")
+CALLS = Threshold(
+    "waits_per_pass",
+    5.0,
+    "",
+    "up to four waits at the end of a pass are usual (loss, gradient norm, scaler, accuracy); the GPU then works meanwhile",
+)
+SM_BUSY = 0.80
+"""SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
+is necessary for effective use, below 50 % is likely ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""
+
+
+def mfu_level(case: Case) -> float:
+    """MFU over its threshold: by the causal count where attention is known to be causal, else by the full count. Raises Missing."""
+    if case.has("mfu_causal_ratio"):
+        return case.value("mfu_causal_ratio") / MFU_CAUSAL
+    return case.value("mfu_ratio") / MFU
+
+
+def mfu_evidence(case: Case) -> tuple[Evidence, ...]:
+    """MFU by each count that is known, the one that decides with its threshold. Raises Missing."""
+    if case.has("mfu_causal_ratio"):
+        return case.evidence(("mfu_causal_ratio", MFU_CAUSAL), "mfu_ratio")
+    return case.evidence(("mfu_ratio", MFU))
+
+
+def computes_well(case: Case) -> bool:
+    """Whether MFU is known and reaches its threshold. Such a GPU does not wait for launches or for the host."""
+    return case.has("mfu_ratio") and mfu_level(case) >= 1
+
+
+def waited_ratio(case: Case) -> float:
+    """Share of a step that the host spends in calls that wait for the GPU. Raises Missing."""
+    return min(1.0, case.value("sync.wait_s") / case.value("step_s"))
+
+
+def host_is_limit(case: Case) -> bool:
+    """Whether the host, not the GPU, decides how long a step takes. Raises Missing.
+
+    A program that reads the loss at the end of each step waits until the GPU has caught up, although the GPU is the limit: a few long waits.
+    """
+    if case.value("host.caught_up_ratio") < CAUGHT_UP:
+        return False
+    return waited_ratio(case) < WAITED or waits_per_pass(case) >= CALLS
+
+
+def waits_per_pass(case: Case) -> float:
+    """Calls that wait for the GPU, for each forward and backward pass. Raises Missing."""
+    return case.value("sync.calls") / max(1, int(case.knobs.get("gradient_accumulation_steps", 1)))
+
+
+def beside_passes(case: Case) -> float:
+    """Share of a step in which the host makes no GPU work by design: data, copies, side work, lines outside of the phases. Raises Missing."""
+    return min(1.0, sum(case.value(f"{phase}_ratio") for phase in ("data_wait", "h2d", "logging", "checkpoint", "eval", "other")))
+
+
+def busy_ratio(case: Case) -> float | None:
+    """Share of a step in which the GPU works: by its active SMs, else by MFU over the MFU of a busy GPU. It works for at least as long as the host
+    waits for it. None where neither is known. Raises Missing."""
+    if case.has("gpu.sm_active_ratio"):
+        share = case.value("gpu.sm_active_ratio") / SM_BUSY
+    elif case.has("mfu_ratio"):
+        share = mfu_level(case)
+    else:
+        return None
+    return min(1.0, max(share, waited_ratio(case)))
+
+
+def busy_evidence(case: Case) -> tuple[Evidence, ...]:
+    """What `busy_ratio` and `host_is_limit` are made from."""
+    known = case.if_known("gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio")
+    return (
+        case.evidence(("host.caught_up_ratio", CAUGHT_UP), "sync.calls", ("sync.wait_s", WAITED * case.value("step_s")), "step_s") + known
+    )

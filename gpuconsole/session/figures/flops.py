@@ -1,0 +1,66 @@
+"""FLOPs of a training sample by two counts of attention, and by an estimate where the workload has counted none. A multiply-add counts as two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpuconsole.model.knobs.catalogue import Knobs
+
+ESTIMATED = "FLOPs estimated from parameters, 6 N + 12 L d T per token"
+IN_FULL = "attention counted in full"
+MOSTLY = 0.5
+"""Where the Linear layers have half of the parameters or more, they are the model, and the rest is looked up (embeddings)."""
+
+
+def training_per_token(linear: float, n_layer: float, width: float, tokens: float) -> float:
+    """6 N + 12 L d T, not causal: forward 2 N + 4 L d T, backward twice that (PaLM, appendix B; torchtitan)."""
+    return 6 * linear + 12 * n_layer * width * tokens
+
+
+def training_per_token_causal(linear: float, n_layer: float, width: float, tokens: float) -> float:
+    """6 N + 6 L d T, causal (ml-engineering)."""
+    return 6 * linear + 6 * n_layer * width * tokens
+
+
+class SampleFlops(NamedTuple):
+    """Model FLOPs of a sample, forward and backward, recomputation not counted.
+
+    `full`: with all scores of attention, as torch's counter and PaLM count. `causal`: without the half that a causal mask leaves out; None where
+    attention is not causal, or its shape is not known. `source`: how the FLOPs were found where they were not counted, and which count `full` is where
+    there are two.
+    """
+
+    full: float
+    causal: float | None = None
+    source: str = ""
+
+
+def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> SampleFlops | None:
+    """The count of the workload (fact `flops_per_sample`), else an estimate for a job that trains on tokens; None where neither is possible.
+
+    `tokens`: tokens of a sample, 0 where samples have none. The facts `layers`, `width` and `causal` (1 or 0) tell the shape of attention; our own
+    GPT has the first two as knobs. The estimate is for transformers: a model whose parameters are mostly tables of embeddings gets none.
+    """
+    length = facts.get("tokens_per_sample") or tokens
+    layers = float(facts.get("layers", knobs.get("n_layer", 0)))
+    width = float(facts.get("width", knobs.get("d_model", 0)))
+    full, source = facts.get("flops_per_sample"), ""
+    if full is None:
+        matrices = _matrices(facts, bool(layers and width))
+        if not length or not matrices:
+            return None
+        full, source = training_per_token(matrices, layers, width, length) * length, ESTIMATED
+        frozen = 1 - min(1.0, facts.get("trainable_parameters", matrices) / facts.get("parameters", matrices))
+        full -= 2 * matrices * frozen * length  # frozen weights need no weight gradient
+    masked = 6 * layers * width * length * length
+    causal = full - masked if facts.get("causal") and 0 < masked < full else None
+    return SampleFlops(full, causal, "; ".join(filter(None, (source, IN_FULL if causal else ""))))
+
+
+def _matrices(facts: Mapping[str, float], is_transformer: bool) -> float:
+    """N: parameters that each token is multiplied with. GPT-2 of Hugging Face has its own layers in place of Linear; then all parameters count."""
+    parameters, linear = facts.get("parameters", 0.0), facts.get("linear_parameters", 0.0)
+    if linear >= MOSTLY * parameters:
+        return linear
+    return parameters if is_transformer else 0.0

@@ -1,0 +1,146 @@
+"""What a probe puts back after its passes: the settings of products, and what modules, Python and numpy keep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gpuconsole.agent.hooks.account import SegmentAccount
+from gpuconsole.agent.hooks.evidence.probes import LastPass, check, tf32_products
+from gpuconsole.agent.probes import ProbeError, speedup, untouched
+
+KEYS = [
+    (backend, op) for backend in ("generic", "cuda", "mkldnn") for op in ("all", "matmul", "conv") if (backend, op) != ("generic", "matmul")
+]
+KEYS.remove(("generic", "conv"))
+get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+
+
+def reset() -> None:
+    """As at the start of torch. Nobody sets the precision of convolutions, whose first value cannot be set."""
+    torch.set_float32_matmul_precision("highest")
+    for key in KEYS:
+        if key[1] != "conv":
+            put(*key, "none")
+
+
+@pytest.fixture
+def _settings_of_torch() -> Iterator[None]:
+    yield
+    reset()
+
+
+SETTINGS: dict[str, Callable[[], object]] = {
+    "none": lambda: None,
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "all backends, the newer way": lambda: put("generic", "all", "tf32"),
+    "cuda, the newer way": lambda: put("cuda", "all", "ieee"),
+    "products on cuda, the newer way": lambda: put("cuda", "matmul", "tf32"),
+}
+
+
+@pytest.mark.usefixtures("_settings_of_torch")
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_the_settings_of_products_are_as_before_also_those_that_follow_a_wider_one(setting: Callable[[], object]) -> None:
+    setting()
+
+    def seen() -> list[object]:
+        """The values now, and after each of the wider settings has changed."""
+        values: list[object] = []
+        for wider in (("generic", "all"), ("cuda", "all"), ("mkldnn", "all")):
+            values += [get(*key) for key in KEYS]
+            before = get(*wider)
+            for value in ("tf32", "ieee", "none"):
+                if wider[0] != "mkldnn" or value != "tf32":
+                    put(*wider, value)
+                    values += [get(*key) for key in KEYS]
+            put(*wider, before if wider[0] == "generic" else "none")
+        try:
+            values.append(torch.get_float32_matmul_precision())
+        except RuntimeError:
+            values.append("torch says nothing")
+        return values
+
+    with tf32_products():
+        assert get("cuda", "matmul") == "tf32"
+    after = seen()
+    reset()
+    setting()
+    assert after == seen()
+
+
+class Caching(nn.Module):
+    """Keeps tensors of the size and the precision of the last pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("table", torch.ones(4), persistent=False)
+        self.masks: dict[int, torch.Tensor] = {}
+        self.generator = torch.Generator()
+        self.last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x)
+        if self.table.dtype != out.dtype:
+            self.table = self.table.to(out.dtype)
+        self.masks.setdefault(len(x), torch.ones(len(x)))
+        self.last = out.detach()
+        noise = torch.rand((), generator=self.generator).item() + random.random() + float(np.random.rand())
+        return out * self.table + noise
+
+
+def test_what_a_model_refers_to_and_all_random_states_are_as_before() -> None:
+    model = Caching()
+    model(torch.ones(2, 4))
+    model.linear.weight.grad = torch.ones(4, 4)
+    subject = LastPass(model, ((torch.ones(2, 4),), {}), SegmentAccount.__new__(SegmentAccount), {})
+    before = dict(model.__dict__), dict(model._buffers), dict(model.masks)
+    states = random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(), torch.get_rng_state().tolist()
+    with untouched(subject), subject.under({"precision": "bf16"}):
+        subject.run_pass(subject.repeated(subject.batch, 2))
+        assert model.table.dtype is torch.bfloat16 and 4 in model.masks
+    assert {name: id(value) for name, value in model.__dict__.items()} == {name: id(value) for name, value in before[0].items()}
+    assert [id(buffer) for buffer in model._buffers.values()] == [id(buffer) for buffer in before[1].values()]
+    assert model.masks.keys() == before[2].keys() == {2}
+    assert states == (
+        random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(), torch.get_rng_state().tolist(),
+    )  # fmt: skip
+    assert torch.equal(model.linear.weight.grad, torch.ones(4, 4)) and model.linear.bias.grad is None
+
+
+def test_convolutions_run_in_nhwc_on_copies_of_their_weights() -> None:
+    layouts: list[bool] = []
+
+    class Noting(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            layouts.append(self.weight.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(x)
+
+    model = nn.Sequential(Noting(3, 8, 3), nn.Flatten(), nn.Linear(128, 2))
+    weights = {name: (id(weight), weight.data_ptr(), weight._version) for name, weight in model.named_parameters()}
+    subject = LastPass(model, ((torch.ones(2, 3, 6, 6),), {}), SegmentAccount.__new__(SegmentAccount), {"channels_last": False})
+    subject.run_pass(subject.batch)
+    with untouched(subject), subject.under({"channels_last": True}):
+        subject.run_pass(subject.batch)
+    subject.run_pass(subject.batch)
+    assert layouts == [False, True, False]
+    assert weights == {name: (id(weight), weight.data_ptr(), weight._version) for name, weight in model.named_parameters()}
+
+
+def test_models_whose_passes_alone_would_do_harm_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.find_unused_parameters = True  # type: ignore[assignment]
+    with pytest.raises(ProbeError, match="unused parameters"):
+        check(model)
+    spread = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ProbeError, match="several devices"):
+        check(spread)
+    with pytest.raises(ProbeError, match="compiled"):
+        speedup(LastPass(nn.Linear(2, 2), ((torch.ones(1, 2),), {}), None, {"torch_compile": "default"}), {}, "x")

@@ -1,0 +1,363 @@
+"""Labelled jobs on a GPU: the cause on top, no healthy job accused, and "healthy" never for a faulty job. See gpu_jobs.py for what they send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
+from gpuconsole.model.peaks import peaks_of
+from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
+from gpuconsole.session.facts import HEALTHY
+from gpuconsole.session.figures.flops import ESTIMATED
+from gpuconsole.session.figures.peak import flops_peak
+from tests.diagnosis.gpu_jobs import (
+    A100,
+    BF16_CONVOLUTIONS,
+    CNN_FACTS,
+    CNN_KNOBS,
+    DDP_OVER_PCIE,
+    EXCHANGE,
+    FP32_GPT,
+    GPT_FACTS,
+    H100,
+    L4,
+    LAUNCH_BOUND,
+    LINE,
+    NO_SYNC,
+    RTX_4000_ADA,
+    RTX_4090,
+    RTX_A6000,
+    GpuJob,
+    cnn,
+    gpt,
+    phases,
+    watched,
+)  # fmt: skip
+
+BF16_H100, BF16_A100, BF16_L4, BF16_4090 = 989.4e12, 312e12, 121e12, 165.2e12
+EAGER = gpt(H100, 0.23, BF16_H100, activity=(0.85, 0.2, 0.15))
+"""GPT-2 small in bf16, uncompiled. Its memory traffic is that of a model whose elementwise operations are no large part."""
+COMPILED = gpt(H100, 0.45, BF16_H100, activity=(0.92, 0.4, 0.35), knobs={"batch_size": 16, "torch_compile": "default"})
+ONE_ITEM = {"sync.calls": 1.0, "sync.wait_s": 0.7 * EAGER.step_s}
+CARDS_THAT_ARE_SLOW_BY_POWER = {
+    "power_limit_w": 300.0,
+    "sm_clock_hz": 1900e6,
+    "power_cap_time_ratio": 0.95,
+    "clocks_power_cap": 1.0,
+    "power_w": 299.0,
+}
+
+
+def syncing(job: GpuJob, calls: float, waited: float) -> GpuJob:
+    """The job with so many calls per step that wait for the GPU for a share `waited` of the step. The host is the limit."""
+    return replace(job, caught_up=0.97, observed={"sync.calls": calls, "sync.wait_s": waited * job.step_s})
+
+
+def window(tensor_core: float = 0.3, top: tuple[TopOp, ...] = (), **shares: float) -> ProfileReport:
+    """A profiler window of three steps in which classes of kernels have these shares, and matrix products the rest."""
+    shares = {"gemm": 1 - sum(shares.values()), **shares}
+    classes = [OpClass(name, shares[name], shares[name], 100) for name in OP_CLASSES if name in shares]
+    stalls = Stalls(busy_s=0.27, gaps_s=0.03, after_sync_s=0.0, syncs=3, where="")
+    return ProfileReport(
+        3, 0.3, "GPU time", 0.27, 0.9, 900, 3000.0, 9e-5, classes, list(top), tensor_core, pass_classes=classes, stalls=stalls
+    )
+
+
+@dataclass(frozen=True)
+class Label:
+    """`cause`: the rule on top; empty for a healthy job. `probes`: the job was allowed to be probed. `note`: the cause is a note."""
+
+    job: GpuJob
+    cause: str
+    probes: bool = False
+    note: bool = False
+
+
+STARVED = replace(
+    cnn(H100, 900, knobs={**CNN_KNOBS, "precision": "bf16"}, activity=(0.27, 0.06, 0.15), caught_up=1.0, gpu={"utilization_ratio": 0.3}),
+    step=phases(256 / 900, data_wait=0.65, optimizer=0.005),
+    counters={"loader.workers_cpu_s": 7.6 * 256 / 900},
+)
+LONG = replace(
+    gpt(H100, 0.40, BF16_H100, batch=4),
+    facts={**GPT_FACTS, "layers": 24.0, "width": 2048.0, "parameters": 1.31e9, "linear_parameters": 1.31e9, "trainable_parameters": 1.31e9},
+)
+"""Width 2048 and 8192 tokens: attention is a third of the FLOPs, and half of it is masked."""
+LONG_FLOPS = (6 * 1.31e9 + 12 * 24 * 2048 * 8192) * 8192
+LONG = replace(
+    LONG,
+    facts={**LONG.facts, "flops_per_sample": LONG_FLOPS},
+    tokens=4 * 8192,
+    step=phases(4 * LONG_FLOPS / (0.405 * BF16_H100), optimizer=0.01),
+)
+UNCOUNTED = {name: value for name, value in GPT_FACTS.items() if name != "flops_per_sample"}
+FULL_L4 = gpt(L4, 0.3, BF16_L4, batch=8)
+JOBS = {
+    "launch-bound, GPM": Label(LAUNCH_BOUND, "host.launch_bound"),
+    "launch-bound, no GPM": Label(gpt(L4, 0.03, BF16_L4, batch=1, caught_up=1.0), "host.launch_bound"),
+    "launch-bound, reads the loss": Label(syncing(LAUNCH_BOUND, 1, 0.01), "host.launch_bound"),
+    "fp32, GPM": Label(FP32_GPT, "gpu.fp32_no_tensor_core"),
+    "fp32, probed": Label(FP32_GPT, "gpu.fp32_no_tensor_core", probes=True),
+    "fp32, no GPM": Label(gpt(A100, 0.62, 19.5e12, knobs={"precision": "fp32", "batch_size": 16}), "gpu.fp32_no_tensor_core", probes=True),
+    "fp32 convolutions, TF32 switched off": Label(
+        cnn(A100, 400, knobs={**CNN_KNOBS, "precision": "fp32"}, facts={**CNN_FACTS, "tf32_convolutions": 0.0}), "gpu.fp32_no_tensor_core"
+    ),
+    "data-starved": Label(STARVED, "input.too_few_workers"),
+    "DDP over PCIe": Label(replace(DDP_OVER_PCIE, observed={**NO_SYNC, **EXCHANGE}), "comm.exposed"),
+    "activations fill the memory": Label(replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.93, 0.95, 0.97)), "mem.activation_capped"),
+    "states fill the memory": Label(replace(FULL_L4, memory=(0.17, 0.17, 0.34, 0.82, 0.85, 0.87)), "mem.state_capped"),
+    "fragments fill the memory": Label(replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.5, 0.9, 0.93)), "mem.fragmentation"),
+    "sync in the loop, GPM": Label(syncing(gpt(H100, 0.1, BF16_H100, activity=(0.45, 0.1, 0.2)), 24, 0.25), "host.sync_stall"),
+    "sync in the loop, no GPM": Label(syncing(gpt(A100, 0.12, BF16_A100), 24, 0.3), "host.sync_stall"),
+    "small batch": Label(
+        gpt(H100, 0.12, BF16_H100, batch=2, knobs={"batch_size": 2}, activity=(0.45, 0.1, 0.15), probed={"probe.batch_cost_ratio": 0.4}),
+        "gpu.small_batch", probes=True,
+    ),
+    "waits for a core": Label(replace(LAUNCH_BOUND, runq=0.4, cores=8), "host.cpu_contention", note=True),
+    "unfused elementwise operations": Label(
+        replace(EAGER, activity=(0.85, 0.2, 0.55), profile=window(elementwise=0.3, normalization=0.12, reduction=0.05)), "gpu.elementwise_membw"
+    ),
+    "bf16 convolutions in NCHW": Label(
+        replace(
+            BF16_CONVOLUTIONS,
+            profile=window(convolution=0.5, gemm=0.02, elementwise=0.16, normalization=0.12, copy=0.2, top=(
+                TopOp("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>", "copy", 0.1, 0.1, 100),
+                TopOp("void cudnn::ops::nhwcToNchwKernel<__nv_bfloat16>", "copy", 0.08, 0.08, 100),
+            )),
+        ),
+        "gpu.conv_layout_autotune",
+    ),
+    "pageable copies": Label(
+        replace(
+            cnn(H100, 1500, knobs={**CNN_KNOBS, "precision": "bf16", "pin_memory": False}), step=phases(256 / 1500, h2d=0.2, optimizer=0.01),
+            observed={**NO_SYNC, "h2d.pageable_copies": 2.0, "h2d.pageable_bytes": 1.5e8},
+        ),
+        "h2d.pageable_or_serial",
+    ),
+    "a checkpoint in every fifth step": Label(replace(EAGER, step=phases(EAGER.step_s, checkpoint=0.3), caught_up=1.0), "host.checkpoint_stall"),
+    "the script's own lines": Label(
+        replace(
+            EAGER, step=phases(EAGER.step_s, other=0.35), caught_up=1.0,
+            observed={**NO_SYNC, "stack.script_ratio": 0.3, "stack.line_ratio": 0.28, "stack.line_cpu_ratio": 0.98},
+        ),
+        "host.python_overhead",
+    ),
+    "RTX 4090 limited to 300 W": Label(
+        gpt(RTX_4090, 0.4, BF16_4090, gpu={**CARDS_THAT_ARE_SLOW_BY_POWER, "power_limit_default_w": 450.0}), "hw.power"
+    ),
+    "H100 with locked clocks": Label(gpt(H100, 0.3, BF16_H100, gpu={"sm_clock_hz": 1200e6}), "hw.clocks_low"),
+    "H100 that is too hot": Label(
+        gpt(H100, 0.3, BF16_H100, gpu={"sm_clock_hz": 1400e6, "thermal_time_ratio": 0.6, "clocks_sw_thermal": 1.0}), "hw.thermal"
+    ),
+    "the optimizer is not fused": Label(
+        replace(
+            gpt(H100, 0.2, BF16_H100, batch=2, knobs={"batch_size": 2, "optim": "adamw"}), step=phases(0.05, optimizer=0.3),
+            probed={"probe.optim_present_step_s": 0.015, "probe.optim_fused_step_s": 0.004},
+        ),
+        "gpu.optimizer_unfused", probes=True,
+    ),
+    "healthy: bf16 GPT, compiled": Label(COMPILED, "", probes=True),
+    "healthy: bf16 GPT, compiled, not probed": Label(COMPILED, ""),
+    "healthy: bf16 GPT, eager": Label(EAGER, ""),
+    "healthy: reads the loss in each step, GPM": Label(replace(EAGER, caught_up=1.0, observed=ONE_ITEM), ""),
+    "healthy: reads the loss in each step, no GPM": Label(syncing(gpt(A100, 0.25, BF16_A100), 2, 0.65), ""),
+    "healthy: many waits, and the GPU is busy": Label(syncing(EAGER, 48, 0.6), ""),
+    "healthy: many waits, and the GPU is busy, no GPM": Label(syncing(gpt(A100, 0.25, BF16_A100), 48, 0.6), ""),
+    "healthy: reads the loss of each of eight passes": Label(
+        syncing(gpt(A100, 0.25, BF16_A100, knobs={"batch_size": 16, "gradient_accumulation_steps": 8}), 9, 0.4), ""
+    ),
+    "healthy: autocast inside of the model, which is not seen": Label(gpt(A100, 0.25, BF16_A100, knobs={"precision": "fp32"}), "", probes=True),
+    "healthy: convolutions with TF32 by default": Label(cnn(A100, 938, knobs={**CNN_KNOBS, "precision": "fp32"}), "", probes=True),
+    "healthy: convolutions with TF32 on an H100": Label(
+        cnn(H100, 1700, knobs={**CNN_KNOBS, "precision": "fp32"}, activity=(0.9, 0.12, 0.2)), "", probes=True
+    ),
+    "healthy: bf16 convolutions in NHWC": Label(cnn(H100, 2900, knobs={**CNN_KNOBS, "precision": "bf16"}, activity=(0.9, 0.2, 0.2)), ""),
+    "healthy: a long sequence": Label(LONG, "", probes=True),
+    "healthy: RTX 4090 as it is sold": Label(
+        gpt(RTX_4090, 0.45, BF16_4090, gpu={"power_cap_time_ratio": 0.9, "clocks_power_cap": 1.0, "power_w": 449.0}), ""
+    ),
+    "healthy: RTX 4090 below its limit": Label(gpt(RTX_4090, 0.45, BF16_4090, gpu={"sm_clock_hz": 2745e6}), ""),
+    "healthy: RTX A6000": Label(gpt(RTX_A6000, 0.45, 154.8e12, gpu={"power_cap_time_ratio": 0.9, "clocks_power_cap": 1.0}), ""),
+    "healthy: H100 at full load": Label(gpt(H100, 0.45, BF16_H100, gpu={"sm_clock_hz": 1650e6, "power_cap_time_ratio": 0.9}), ""),
+    "healthy: DDP over NVLink": Label(
+        gpt(H100, 0.45, BF16_H100, processes=4, knobs={"sharding": "ddp", "bucket_cap_mb": 25.0, "torch_compile": "default"},
+            observed={**NO_SYNC, **EXCHANGE, "comm.exposed_s": 0.001, "comm.pass_s": 0.03, "comm.pass_alone_s": 0.029}), "",
+    ),
+    "healthy: waits for a core while the GPU works": Label(replace(COMPILED, runq=0.4), ""),
+    "healthy: few free SMs, more free cores": Label(replace(COMPILED, gpu={"utilization_ratio": 1.0}), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", JOBS.values(), ids=JOBS)
+def test_the_cause_is_on_top_and_no_healthy_job_is_accused(label: Label) -> None:
+    seen = watched(label.job, label.probes)
+    healthy = [rule for rule in seen.notes if rule.endswith(HEALTHY)]
+    assert not [finding for finding in seen.findings if "the rule failed" in finding.summary]
+    if label.note:
+        assert label.cause in seen.notes and not seen.faults and not healthy
+    else:
+        assert seen.faults[:1] == ([label.cause] if label.cause else [])
+    if label.cause:
+        assert not healthy, "a faulty job is never called healthy"
+
+
+def test_what_is_called_healthy() -> None:
+    """Only with the probe of a larger batch; a compiled model that is not counted, and a long sequence by the causal count, are not."""
+    called = {name for name, label in JOBS.items() if any(rule.endswith(HEALTHY) for rule in watched(label.job, label.probes).notes)}
+    assert called == {"healthy: bf16 GPT, compiled"}
+
+
+def test_the_line_that_waits_is_named() -> None:
+    summary = watched(JOBS["sync in the loop, GPM"].job).of("host.sync_stall").summary
+    assert f"mostly in {LINE}" in summary and "24 times per step, 25 % of its time" in summary
+
+
+def test_waits_and_launches_claim_no_time_twice() -> None:
+    """Many small kernels, and many reads of values: without the reads a step takes as long as the host's own work."""
+    seen = watched(syncing(gpt(H100, 0.03, BF16_H100, batch=1, activity=(0.08, 0.02, 0.04)), 40, 0.2))
+    claims = {rule: seen.of(rule).recoverable_ratio for rule in ("host.launch_bound", "host.sync_stall")}
+    assert claims["host.sync_stall"] == pytest.approx(0.2)
+    assert claims["host.launch_bound"] == pytest.approx(1 - 0.2 - 0.2 - 0.002, abs=0.01), "the GPU works while the host waits for it"
+
+
+def test_fp32_predicts_the_gain_of_tensor_cores_and_asks_for_permission() -> None:
+    finding = watched(FP32_GPT).of("gpu.fp32_no_tensor_core")
+    assert [suggestion.changes for suggestion in finding.suggestions] == [{"precision": "bf16"}, {"precision": "tf32"}]
+    bf16, tf32 = finding.suggestions
+    assert bf16.predicted_speedup is not None and tf32.predicted_speedup is not None
+    assert bf16.predicted_speedup.low < 5 < bf16.predicted_speedup.high, "five to seven times as fast, measured by others"
+    assert tf32.predicted_speedup.high < bf16.predicted_speedup.high
+    assert all("needs your permission" in suggestion.why for suggestion in finding.suggestions)
+
+
+def test_an_fp32_job_whose_host_is_the_limit_is_launch_bound_only() -> None:
+    job = gpt(H100, 0.05, 66.9e12, batch=1, knobs={"batch_size": 1, "precision": "fp32"}, activity=(0.1, 0.0, 0.03), caught_up=1.0)
+    assert watched(job).faults == ["host.launch_bound"]
+
+
+def test_convolutions_in_fp32_are_compared_with_the_peak_of_tf32() -> None:
+    run = watched(JOBS["healthy: convolutions with TF32 by default"].job).run
+    assert run.summary.mfu_ratio == pytest.approx(938 * 2.46e10 / 156e12, rel=0.02)
+    assert "tf32 for convolutions (cuDNN's default) dense" in run.summary.mfu_peak_source
+    off = watched(JOBS["fp32 convolutions, TF32 switched off"].job).run
+    assert off.summary.mfu_ratio == pytest.approx(400 * 2.46e10 / 19.5e12, rel=0.01)
+
+
+def test_a_vision_transformer_has_a_convolution_and_its_products_are_fp32() -> None:
+    """Its one convolution embeds the patches. The share of convolutions was not counted."""
+    facts = {name: value for name, value in CNN_FACTS.items() if name != "convolution_flops_ratio"} | {"linear_parameters": 25.0e6}
+    seen = watched(cnn(H100, 1500, knobs={**CNN_KNOBS, "precision": "fp32"}, facts=facts, activity=(0.93, 0.0, 0.2)))
+    assert seen.faults == ["gpu.fp32_no_tensor_core"]
+    assert seen.run.summary.mfu_peak_source.startswith("fp32 dense")
+
+
+def test_a_card_before_ampere_has_no_tf32() -> None:
+    facts = {**CNN_FACTS, "world_size": 1.0}
+    peak = flops_peak({"precision": "fp32"}, facts, peaks_of("Tesla T4"), True)
+    assert peak is not None and peak[0] == 8.1e12 and peak[1].startswith("fp32 dense")
+
+
+def test_mfu_of_a_compiled_model_comes_from_its_parameters() -> None:
+    counted = watched(COMPILED).run.summary
+    estimated = watched(replace(COMPILED, facts=UNCOUNTED)).run.summary
+    assert estimated.mfu_ratio == pytest.approx(counted.mfu_ratio, rel=0.01)
+    assert estimated.mfu_causal_ratio == pytest.approx(counted.mfu_causal_ratio, rel=0.02)
+    assert ESTIMATED in estimated.mfu_peak_source and ESTIMATED not in counted.mfu_peak_source
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"parameters": 9e9, "linear_parameters": 2e6, "trainable_parameters": 9e9},  # tables of embeddings
+        {},
+    ],
+)
+def test_flops_are_not_estimated_where_the_model_is_no_transformer(facts: dict[str, float]) -> None:
+    assert watched(replace(COMPILED, facts=facts)).run.summary.mfu_ratio is None
+
+
+def test_frozen_weights_need_no_weight_gradient() -> None:
+    frozen = watched(replace(COMPILED, facts={**UNCOUNTED, "trainable_parameters": 1e6})).run.summary
+    whole = watched(replace(COMPILED, facts=UNCOUNTED)).run.summary
+    assert frozen.flops_per_s is not None and whole.flops_per_s is not None
+    # 4 N and 12 L d T instead of 6 N and 12 L d T, with N = 124 M
+    attention = 12 * 12 * 768 * 1024
+    assert frozen.flops_per_s / whole.flops_per_s == pytest.approx((4 * 124e6 + 2e6 + attention) / (6 * 124e6 + attention), rel=0.01)
+
+
+def test_both_counts_of_attention_are_named_and_the_causal_one_decides() -> None:
+    seen = watched(LONG, probes=True)
+    summary = seen.run.summary
+    assert summary.mfu_ratio is not None and summary.mfu_causal_ratio is not None
+    assert summary.mfu_ratio > MFU and summary.mfu_causal_ratio == pytest.approx(0.32, abs=0.01) and summary.mfu_causal_ratio < MFU_CAUSAL
+    finding = seen.of("gpu.compute_bound_healthy")
+    assert finding.state == "clear" and [entry.signal for entry in finding.evidence[:2]] == ["mfu_causal_ratio", "mfu_ratio"]
+    assert "attention counted in full" in summary.mfu_peak_source
+
+
+def test_mfu_of_a_process_is_compared_with_one_card() -> None:
+    """The samples of a job are those of its leading process, so the peak of four cards would read a quarter."""
+    assert watched(DDP_OVER_PCIE).run.summary.mfu_ratio == pytest.approx(0.22, rel=0.03)
+
+
+def test_without_gpm_the_same_rules_conclude() -> None:
+    """SM, tensor and DRAM active are missing before Hopper. Only a low memory traffic needs them."""
+    with_gpm = watched(COMPILED).undecided.keys()
+    without = watched(gpt(A100, 0.45, BF16_A100, knobs={"batch_size": 16, "torch_compile": "default"})).undecided.keys()
+    assert with_gpm == without
+
+
+def test_activity_is_that_of_the_steady_steps_with_its_source() -> None:
+    signals = watched(EAGER).case.signals
+    assert signals["gpu.sm_active_ratio"].value == pytest.approx(0.85)
+    assert signals["gpu.sm_active_ratio"].source.startswith("nvml.gpm, mean of")
+    assert "gpu.sm_active_ratio" not in watched(FULL_L4).case.signals
+    assert watched(FULL_L4).case.signals["gpu.util_ratio"].value == pytest.approx(0.99)
+
+
+def test_a_program_that_does_not_say_what_it_waits_for_needs_the_probes() -> None:
+    """The agent of an older version, or one whose hook of the waits is off."""
+    seen = watched(replace(LAUNCH_BOUND, observed={}))
+    assert seen.of("host.launch_bound").missing == ("probe.issue_s",)
+    assert seen.of("host.sync_stall").missing == ("probe.sync_gaps_s",)
+
+
+def test_probes_win_over_what_is_only_seen() -> None:
+    measured = {"probe.issue_s": 0.005, "probe.pass_gpu_s": 0.0295, "probe.pass_s": 0.03}
+    assert watched(replace(LAUNCH_BOUND, probed=measured), probes=True).of("host.launch_bound").state == "clear"
+
+
+def test_a_limit_below_the_default_is_a_fault_with_the_clock_that_it_costs() -> None:
+    finding = watched(JOBS["RTX 4090 limited to 300 W"].job).of("hw.power")
+    assert finding.recoverable_ratio == pytest.approx(1 - 1900 / 2520)
+    assert "below the default of 450 W" in finding.summary
+    higher = watched(gpt(RTX_4090, 0.4, BF16_4090, gpu={**CARDS_THAT_ARE_SLOW_BY_POWER, "power_limit_w": 450.0})).of("hw.power")
+    assert (higher.note, higher.recoverable_ratio) == (True, 0.0) and "up to 600 W can be set" in higher.summary
+
+
+def test_a_workstation_card_without_a_known_boost_clock_is_not_accused() -> None:
+    seen = watched(replace(FULL_L4, card=RTX_4000_ADA))
+    assert seen.faults == [] and seen.of("hw.clocks_low").note
+
+
+def test_the_memory_limit_of_a_job_is_known_without_the_agent() -> None:
+    """An agent that sends no limit: NVML has the memory of the card. Fragments need the agent's peaks."""
+    signals = watched(JOBS["activations fill the memory"].job).case.signals
+    assert signals["memory.limit_bytes"].value == pytest.approx(24e9)
+
+
+@pytest.mark.parametrize(
+    ("job", "before", "now"),
+    [(FP32_GPT, 6, 0), (BF16_CONVOLUTIONS, 8, 2), (LAUNCH_BOUND, 7, 0)],
+    ids=["fp32", "bf16 convolutions", "launch-bound"],
+)
+def test_how_many_rules_cannot_tell_with_the_allowed_probes(job: GpuJob, before: int, now: int) -> None:
+    """`before`: with the agent and the rules that needed a probe for each of these causes."""
+    assert len(watched(job, probes=True).undecided) <= now < before
+
+
+def test_a_window_decides_what_is_left() -> None:
+    job = replace(BF16_CONVOLUTIONS, profile=window(convolution=0.6, elementwise=0.15, normalization=0.1))
+    assert watched(job, probes=True).undecided == {}
