@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuconsole.model.run import Exchange
 
 KEPT = 400
 RECENT, RECENT_STEPS = 16, 200
 """The present wait of a process is the mean of its last RECENT timed exchanges, and of all in its last RECENT_STEPS steps."""
+MESSAGES = 30
 MATCHED = 60
 """Timed exchanges that processes are compared by."""
 NEARLY = 0.25
 WARM_UP = 2
 """In DDP's first iteration all gradients are in one bucket or few, and connections are set up; the second one has the final buckets first."""
+EARLY = 10
+"""DDP times each of its first iterations. On a GPU it waits for the device after each of them, so the host issues the next pass late, and its
+computation ends later. These iterations count only while there are no others."""
+LEAST = 2
+"""Exchanges that processes are compared by."""
+
+
+COLLECTIVES, COLLECTIVES_STEPS = "comm.collectives_s", "comm.collectives_steps"
+"""Counters that `session.segments` adds to each message: seconds of the collectives that the training thread itself has called, and the steps they
+are of."""
 
 
 class Exchanges:
@@ -25,8 +36,11 @@ class Exchanges:
         self.by_model: dict[int, deque[Exchange]] = {}
         self.first: dict[int, Exchange] = {}
         """DDP's first iteration of each module."""
+        self._collectives: deque[tuple[float, float]] = deque(maxlen=MESSAGES)
 
-    def add(self, exchanges: Sequence[Exchange]) -> None:
+    def add(self, exchanges: Sequence[Exchange], counters: Mapping[str, float] | None = None) -> None:
+        if counters and COLLECTIVES in counters:
+            self._collectives.append((counters[COLLECTIVES_STEPS], counters[COLLECTIVES]))
         for exchange in exchanges:
             if exchange.iteration > WARM_UP:
                 self.by_model.setdefault(exchange.model, deque(maxlen=KEPT)).append(exchange)
@@ -50,18 +64,29 @@ class Exchanges:
         """Seconds in a step in which this process lately waited for exchanges, after its own computation: all modules."""
         total = 0.0
         for model, timed in self.by_model.items():
-            recent = [exchange.exposed_s for exchange in timed if exchange.step > timed[-1].step - RECENT_STEPS]
+            later = [exchange for exchange in timed if exchange.iteration > EARLY]
+            steady = later or list(timed)
+            recent = [exchange.exposed_s for exchange in steady if exchange.step > timed[-1].step - RECENT_STEPS]
             if len(recent) < RECENT:
-                recent = [exchange.exposed_s for exchange in timed][-RECENT:]
+                recent = [exchange.exposed_s for exchange in steady][-RECENT:]
             total += self.per_step(model) * statistics.fmean(recent)
         return total
+
+    def collectives_s(self) -> float:
+        """Seconds in a step of collectives that the training thread itself calls, over the last messages."""
+        if not self._collectives:
+            return 0.0
+        (first_steps, first_s), (last_steps, last_s) = self._collectives[0], self._collectives[-1]
+        return (last_s - first_s) / (last_steps - first_steps) if last_steps > first_steps else 0.0
 
 
 def in_common(processes: Sequence[Exchanges], model: int) -> list[tuple[Exchange, ...]]:
     """The last MATCHED exchanges that all processes have timed, oldest first: for each one the times of all processes."""
     timed = [{exchange.iteration: exchange for exchange in process.by_model.get(model, ())} for process in processes]
-    iterations = sorted(set.intersection(*(set(of_process) for of_process in timed)))[-MATCHED:] if timed else []
-    return [tuple(of_process[iteration] for of_process in timed) for iteration in iterations]
+    iterations = sorted(set.intersection(*(set(of_process) for of_process in timed))) if timed else []
+    later = [iteration for iteration in iterations if iteration > EARLY]
+    steady = later if len(later) >= LEAST else iterations
+    return [tuple(of_process[iteration] for of_process in timed) for iteration in steady[-MATCHED:]]
 
 
 def least_exposed_s(processes: Sequence[Exchanges]) -> float:
@@ -74,3 +99,18 @@ def least_exposed_s(processes: Sequence[Exchanges]) -> float:
         for model in processes[0].by_model
         if (matched := in_common(processes, model))
     )
+
+
+def exposed_of_each(processes: Sequence[Exchanges]) -> list[float]:
+    """For each process the seconds in a step in which it usually waits for exchanges: the median over the exchanges that all have timed, all modules.
+    Empty where they have none in common."""
+    matched = {model: in_common(processes, model) for model in processes[0].by_model}
+    return [
+        sum(
+            process.per_step(model) * statistics.median(times[place].exposed_s for times in exchanges)
+            for model, exchanges in matched.items()
+            if exchanges
+        )
+        for place, process in enumerate(processes)
+        if any(matched.values())
+    ]

@@ -15,7 +15,7 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
-from gpuconsole.session.exchanges import Exchanges, least_exposed_s
+from gpuconsole.session.exchanges import Exchanges, exposed_of_each, least_exposed_s
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.machine import Energy
@@ -84,7 +84,7 @@ class Ranks:
         if event.rank in self._joined:
             self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
             self._memory[event.rank] = event.memory_bytes
-            self.exchanges[event.rank].add(event.exchanges)
+            self.exchanges[event.rank].add(event.exchanges, event.counters)
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
         """A summary of each process over its last `limit` steps, by rank."""
@@ -95,23 +95,43 @@ class Ranks:
 
         Empty until every process has made some steps.
         """
-        timed = all(self.exchanges.values())
-        busy = {
-            rank: self._mean_busy_s(rank) if timed else statistics.median(_busy_s(step) for step in steps)
-            for rank in self._joined
-            if (steps := self._sampled(rank))
-        }
+        timed = bool(self.exchanges) and all(self.exchanges.values())
+        busy = self._busy_by_exchanges() if timed else self._busy_by_account()
         if len(busy) < max(2, len(self._joined)):
             return {}
-        if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
-            return {}  # with sharding or split matrices, processes wait inside their passes, so their times cannot be compared
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
-        source = f"step account of {len(busy)} processes: {'mean' if timed else 'median'} time without communication and run-queue delay, over the median of the other processes"
+        how = (
+            "mean step less the median wait for exchanges (DistributedDataParallel's own timer)"
+            if timed
+            else "median time without communication and run-queue delay"
+        )
+        source = f"step account of {len(busy)} processes: {how}, over the median of the other processes"
         return self._least_communication() | {
-            "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
+            "ranks.busy_ratio": Signal(busy[busiest] / max(1e-9, others), "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step account"),
             "world_size": Signal(float(len(busy)), "", "processes that have joined"),
+        }
+
+    def _busy_by_account(self) -> dict[int, float]:
+        """Seconds of a step without communication and run-queue delay, by rank. Empty where no phase shows communication: with sharding or split
+        matrices, processes wait inside their passes, so their times cannot be compared."""
+        sampled = {rank: steps for rank in self._joined if (steps := self._sampled(rank))}
+        if not any(step.phases[COMM] for steps in sampled.values() for step in steps):
+            return {}
+        return {rank: statistics.median(_busy_s(step) for step in steps) for rank, steps in sampled.items()}
+
+    def _busy_by_exchanges(self) -> dict[int, float]:
+        """Seconds of a step in which a process waits for no other, by rank: the mean step, less its waits in the exchanges that all have timed and
+        in the collectives that the program calls."""
+        processes = [self.exchanges[rank] for rank in self._joined]
+        recent = [step.wall_s for steps in self._steps.values() for step in itertools.islice(reversed(steps), RECENT_STEPS)]
+        if min(len(steps) for steps in self._steps.values()) < LEAST_STEPS:
+            return {}
+        step_s = statistics.fmean(recent)  # of all processes: their steps are equally long
+        return {
+            rank: step_s - exposed_s - process.collectives_s()
+            for rank, process, exposed_s in zip(self._joined, processes, exposed_of_each(processes), strict=False)
         }
 
     def _least_communication(self) -> dict[str, Signal]:
@@ -126,29 +146,17 @@ class Ranks:
         source = f"step account of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
         timed = [self.exchanges[rank] for rank in self._joined]
         if all(timed):
-            others = min(
-                sum(steps[index].phases[COMM] for index in common) - exchanges.exposed_s() * len(common)
-                for steps, exchanges in zip(recent, timed, strict=True)
-            )
-            least = max(0.0, others) + least_exposed_s(timed) * len(common)
+            others = min(exchanges.collectives_s() for exchanges in timed) * len(common)
+            least = others + least_exposed_s(timed) * len(common)
             source += "; exchanges of gradients: in each one, the process that waited least (DistributedDataParallel's own timer)"
         else:
             least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
 
     def _sampled(self, rank: int) -> list[Step]:
-        """The last steps for which run-queue delay was read, or the last steps where it is read for none (a job on a GPU); empty while there are
-        fewer than LEAST_STEPS."""
-        recent = list(self._steps[rank])
-        sampled = ([step for step in recent if step.runq is not None] or recent)[-SAMPLED_STEPS:]
+        """The last steps for which run-queue delay was read; empty while there are fewer than LEAST_STEPS."""
+        sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
         return sampled if len(sampled) >= LEAST_STEPS else []
-
-    def _mean_busy_s(self, rank: int) -> float:
-        """As `_busy_s`, the mean over recent steps: where DistributedDataParallel times some exchanges, the communication of one step alone is not
-        known."""
-        recent = list(itertools.islice(reversed(self._steps[rank]), RECENT_STEPS))
-        delays = [sum(step.runq) - step.runq[COMM] for step in recent if step.runq is not None]
-        return statistics.fmean(step.wall_s - step.phases[COMM] for step in recent) - (statistics.fmean(delays) if delays else 0.0)
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
-from gpuconsole.session.exchanges import Exchanges
+from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, Exchanges
 from gpuconsole.wire.events import Segments, Steps
 
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE = range(13)
@@ -112,6 +112,7 @@ class SegmentFold:
         self._last: int | None = None
         """The last mark of the step before."""
         self._exchanges = Exchanges()
+        self._collectives_s = self._steps = 0.0
         self._backward_s: deque[float] = deque(maxlen=BACKWARD_STEPS)
         self._passed_without: deque[bool] = deque(maxlen=RECENT)
         """For each of the last steps, whether it had a pass without gradients."""
@@ -121,6 +122,8 @@ class SegmentFold:
         self._exchanges.add(event.exchanges)
         steps = [self.step(raw) for raw in unpack(event.packed)]
         self._backward_s.extend(step.phases[P_BACKWARD] for step in steps if step.kind == COUNTS)
+        self._collectives_s += sum(step.phases[P_COMM] for step in steps)
+        self._steps += len(steps)
         return Steps(
             event.t,
             [self._without_waits(step) for step in steps],
@@ -130,7 +133,7 @@ class SegmentFold:
             event.memory_bytes,
             event.dropped,
             event.rank,
-            event.counters,
+            {**event.counters, COLLECTIVES: self._collectives_s, COLLECTIVES_STEPS: self._steps},
             event.exchanges,
         )
 

@@ -10,11 +10,9 @@ import statistics
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Exchange
-from gpuconsole.session.exchanges import Exchanges, in_common
+from gpuconsole.session.exchanges import LEAST, Exchanges, in_common
 from gpuconsole.session.run import RunRecord
 
-LEAST = 3
-"""Exchanges that all processes must have timed."""
 LARGE_MB = 25.0
 LESS_EXACT = 0.1
 HIDDEN = 0.01
