@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exchanging")]
 
 PROGRAM = Path(__file__).parent / "programs" / "exchanging.py"
 POINTS = 0.06
-"""Other tests run at the same time. On a machine without other work most figures agree within 0.03."""
+"""On two cores that other programs use too: most figures agree within 0.03."""
 SKIPPED = 10
 """Steps at the start that do not count: the agent looks at the program there, and DDP builds its buckets."""
 JOB_S = 8
