@@ -38,6 +38,7 @@ from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
 from .evidence.probes import PROBES, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
+from .memory import at_end, memory
 from .optimizer import steppers
 from .recorder import OWN
 from .watch import recorder, watch
@@ -325,6 +326,7 @@ class Agent:
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
         """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
+        memory.send = self._send_memory
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
@@ -422,6 +424,9 @@ class Agent:
             writers.learn_loop()
         for code, (function, segment) in writers.take().items():
             data.watch_writer(code, function, segment)
+        device = service.loop.device
+        if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
+            self._send("memoryowners", rank=self.rank, owners=memory.sample(device.index))
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
         self._every_step = (
@@ -435,6 +440,10 @@ class Agent:
     @entry("job.ended")
     def ended(self) -> None:
         """The process ends: send what is left."""
+        if not switch.failed and self._connection is not None:
+            at_end()
+            if self._service is None:
+                self._connection.drain(LAST_MESSAGES_S)
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
@@ -452,6 +461,7 @@ class Agent:
         if self._copies is not None:
             self._copies.stop()
         self._connection = self._service = self._search = self._copies = None
+        memory.reset()
         self._inbox = Inbox()
         self._announced = ()
         self._described = 0.0
@@ -488,3 +498,8 @@ class Agent:
     def _send_observed(self, signals: Signals) -> None:
         """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step."""
         self._send("probedone", request=0, probe="observed", signals=signals)
+
+    def _send_memory(self, failure: Mapping[str, Any]) -> None:
+        """Send what is known about an allocation that failed. Nothing waits: the program may go on."""
+        if self._connection is not None and not self._connection.gone and not switch.failed:
+            self._send("outofmemory", pid=os.getpid(), rank=self.rank, failure=failure)

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from gpuconsole.diagnosis.models.out_of_memory import completed, headline
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.terminal.failure import failure_words
@@ -35,6 +36,7 @@ from gpuconsole.wire.events import (
     JobProcess,
     KnobsSet,
     Note,
+    OutOfMemory,
     ProbeDone,
     Profiled,
     Progress,
@@ -207,6 +209,8 @@ class JobChild(Child):
         self.why_no_steps = ""
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
         self._cause = ""
+        self._out_of_memory: dict[int, OutOfMemory] = {}
+        """For each process, the last allocation that failed, until the program makes a further step."""
         self.processes: list[JobProcess] = []
 
     @property
@@ -288,7 +292,8 @@ class JobChild(Child):
             return "stopped", self.why_no_steps or None
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return "failed", "; ".join(filter(None, (self._cause, f"the job {how}", self.why_no_steps)))
+            cause = headline(min(self._out_of_memory.values(), key=lambda event: event.t).failure) if self._out_of_memory else self._cause
+            return "failed", "; ".join(filter(None, (cause, f"the job {how}", "" if self._out_of_memory else self.why_no_steps)))
         return "finished", self.why_no_steps or None
 
     async def _report_start(self) -> None:
@@ -336,6 +341,9 @@ class JobChild(Child):
                     return
             elif isinstance(event, JobKnown):
                 fold.on_device = event.facts.device.startswith("cuda")
+            elif isinstance(event, OutOfMemory):  # the process may not have made a step yet
+                self._memory_failed(event)
+                return
             if rank is not None or (isinstance(event, AgentOff) and event.where):
                 self._on_rank_event(event, fold, rank or 0)
 
@@ -376,7 +384,9 @@ class JobChild(Child):
             case Segments():
                 self._stepped = True
                 with contextlib.suppress(ValueError):
-                    self._on_event(msgspec.structs.replace(fold.add(event), rank=rank))
+                    steps = msgspec.structs.replace(fold.add(event), rank=rank)
+                    self._on_event(steps)
+                    self._has_stepped(rank, steps.steps[-1].t if steps.steps else 0.0)
             case Profiled() if event.trace:
                 self._tasks.append(asyncio.create_task(self._analyse(event, fold, rank)))
             case KnobsSet() | ProbeDone() | Profiled():
@@ -397,6 +407,29 @@ class JobChild(Child):
                 return  # the leader's stands for the run
             case _:
                 self._on_event(event)
+
+    def _memory_failed(self, event: OutOfMemory) -> None:
+        """Complete the report of a failed allocation, and pass it on. What follows shows whether the program has caught the error."""
+        if (earlier := self._out_of_memory.pop(event.rank, None)) is not None and earlier.pid == event.pid:
+            self._caught(earlier)
+        self._out_of_memory[event.rank] = event = self._completed(event)
+        self._on_event(event)
+
+    def _completed(self, event: OutOfMemory) -> OutOfMemory:
+        return msgspec.structs.replace(event, failure=msgspec.structs.replace(completed(event.failure), rank=event.rank, t=event.t))
+
+    def _has_stepped(self, rank: int, t: float) -> None:
+        """A process has made steps, the last until `t`."""
+        failed = self._out_of_memory.get(rank)
+        if failed is not None and t > failed.t:
+            del self._out_of_memory[rank]
+            self._caught(failed)
+
+    def _caught(self, event: OutOfMemory) -> None:
+        """The program has caught the error, and went on."""
+        failure = msgspec.structs.replace(event.failure, caught=True)
+        self._on_event(msgspec.structs.replace(event, failure=failure))
+        self._on_event(Note(time.monotonic(), f"{headline(failure)}; the job caught the error and went on"))
 
     async def _analyse(self, event: Profiled, fold: SegmentFold, rank: int) -> None:
         self._on_rank_event(await analysed(event), fold, rank)
@@ -433,6 +466,10 @@ class JobChild(Child):
         self._tasks[1].cancel()
         self.why_no_steps = self._without_steps()
         assert self._process.returncode is not None
+        if self._process.returncode == 0:
+            for event in self._out_of_memory.values():
+                self._caught(event)
+            self._out_of_memory.clear()
         if self._process.returncode and self.command.last_output is not None:
             self._cause = failure_words(self._process.returncode, await self.command.last_output())
         self.exited.set()
