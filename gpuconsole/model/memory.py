@@ -60,6 +60,7 @@ KEPT = Owner(
     "workload.memory_kept_bytes",
     "Allocated memory at the end of a step beyond parameters, gradients and optimizer states; it grows where a program keeps graphs or batches",
 )
+CARD = Owner("total", "the card", "workload.memory_card_bytes", "Memory of the card that the job trains on, as CUDA reports it")
 
 
 class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,6 +71,35 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     frees_bytes: float | None = None
     enough: bool | None = None
+
+
+class MemoryLine(msgspec.Struct, frozen=True):
+    """Bytes in so many `blocks` that one line of the program holds. Without a `file`, `function` says what the blocks have in common."""
+
+    file: str
+    line: int
+    function: str
+    bytes: float
+    blocks: int
+
+    @property
+    def place(self) -> str:
+        """`train.py:41 train_step`."""
+        return f"{self.file.rpartition('/')[2]}:{self.line} {self.function}" if self.file else self.function
+
+
+class MemoryByLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The lines of the program that hold most GPU memory, the largest first, and `total_bytes`, what all lines hold: at the largest allocation of the
+    run's end, or with `failed` when an allocation failed. `reason`: why it is not known. `cost_s`: what the history has cost the host for each
+    allocation, measured at the end of the process; None: not measured."""
+
+    device: str
+    lines: list[MemoryLine] = []
+    total_bytes: float = 0.0
+    failed: bool = False
+    reason: str = ""
+    cost_s: float | None = None
+    rank: int = 0
 
 
 class MemoryFailure(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,6 +6,8 @@ import itertools
 import statistics
 from collections import deque
 
+import msgspec
+
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -23,6 +25,7 @@ from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
     JobKnown,
+    MemoryLines,
     OutOfMemory,
     ProbeDone,
     Processes,
@@ -241,6 +244,9 @@ class RunRecord:
                 self.run.job = event.facts
             case OutOfMemory():
                 self._memory_failed(event.failure)
+            case MemoryLines() if event.held.failed or self.ranks.leads(event.rank):
+                others = [held for held in self.run.memory_lines if (held.rank, held.failed) != (event.rank, event.held.failed)]
+                self.run.memory_lines = [*others, msgspec.structs.replace(event.held, rank=event.rank)]
             case RankJoined():
                 self.ranks.join(event)
             case Steps():

@@ -11,7 +11,7 @@ from gpuconsole.model import summary_figures
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import JobFacts
-from gpuconsole.model.memory import KEPT, OWNERS
+from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import peaks_of, summarized
@@ -180,7 +180,7 @@ class SessionState(MachineState):
                     )
                     self._points.add_steps(record, event, steps, rates)
             case MemoryOwners() if record.ranks.leads(event.rank):
-                for owner in (*OWNERS.values(), KEPT):
+                for owner in (*OWNERS.values(), KEPT, CARD):
                     if owner.name in event.owners:
                         self.add_point(owner.metric, device, event.t, event.owners[owner.name], WORKLOAD)
             case Requests() if serving is not None:

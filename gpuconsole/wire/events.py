@@ -17,7 +17,7 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process, Reached
-from gpuconsole.model.memory import MemoryFailure
+from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
@@ -255,6 +255,13 @@ class MemoryOwners(Event, frozen=True):
     owners: dict[str, float]
 
 
+class MemoryLines(Event, frozen=True):
+    """With consent (`--memory`): the lines of the program that hold GPU memory. Replaces an earlier report of the same process and kind."""
+
+    rank: int
+    held: MemoryByLine
+
+
 # --- from a worker that serves ------------------------------------------------------------------------------
 
 
@@ -419,7 +426,7 @@ class Note(Event, frozen=True):
 AnyEvent = (
     Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing
     | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled
-    | OutOfMemory | MemoryOwners | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
+    | OutOfMemory | MemoryOwners | MemoryLines | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
 

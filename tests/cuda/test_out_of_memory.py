@@ -40,9 +40,9 @@ def alone(machine: SimulatedMachine, *words: object, **environment: str) -> subp
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
-def watched(machine: SimulatedMachine, folder: Path, *words: object) -> Ended:
+def watched(machine: SimulatedMachine, folder: Path, *words: object, options: tuple[str, ...] = ()) -> Ended:
     """The same job under `gpuconsole run --headless`."""
-    files = ("--snapshot", str(folder / "x.json"), "--summary", str(folder / "summary"))
+    files = (*options, "--snapshot", str(folder / "x.json"), "--summary", str(folder / "summary"))
     command = (sys.executable, "-m", "gpuconsole", "run", "--headless", *files, "--", sys.executable, str(PROGRAM), *map(str, words))
     done = subprocess.run(command, env=machine.environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=150, check=False)
     (run,) = json.loads((folder / "x.json").read_text())["runs"]
@@ -59,6 +59,10 @@ def test_activations_that_do_not_fit_in_a_forward_pass(card: SimulatedMachine, t
     assert (failure["file"], failure["function"]) == (str(PROGRAM), "step")
     assert "loss = model(x)" in PROGRAM.read_text().splitlines()[failure["line"] - 1]
     assert failure["parameters_bytes"] == 16 * (2048 * 2048 + 2048) * 4
+    owners = json.loads((tmp_path / "x.json").read_text())["runs"][0]["series"]
+    last = {key.partition("{")[0].removeprefix("workload.memory_"): data["v"][-1] for key, data in owners.items()}
+    assert last["parameters_bytes"] == last["gradients_bytes"] == failure["parameters_bytes"]
+    assert 0 <= last["kept_bytes"] <= 4096 * 2048 * 4 + 2**20, "the batch of the step"
     assert failure["optimizer_bytes"] == pytest.approx(2 * failure["parameters_bytes"], rel=1e-3)
     summary = (tmp_path / "summary").read_text()
     assert "run 1  out_of_memory.py  on gpu:0  failed" in summary
@@ -93,10 +97,12 @@ def test_free_memory_in_pieces(card: SimulatedMachine, tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_keeps_gradients(card: SimulatedMachine, tmp_path: Path) -> None:
-    ended = watched(card, tmp_path, "evaluation", 4096, 40)
+    ended = watched(card, tmp_path, "evaluation", 4096, 40, options=("--memory",))
     (failure,) = ended.failures
     assert (failure["evaluates"], failure["function"]) == (True, "evaluation")
     assert list(ended.fits()) == ["evaluate within torch.no_grad()"]
+    no_history = "lines         n/a: torch records no history of allocations here"
+    assert no_history in (tmp_path / "summary").read_text(), "the simulated device has no such history"
 
 
 def test_an_error_that_the_program_catches_is_a_note_and_no_failure(card: SimulatedMachine, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from .account import SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
+from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
 from .evidence.probes import PROBES, Probing, Window, why_refused
 from .evidence.steps import own_updates
@@ -326,7 +327,7 @@ class Agent:
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
         """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
-        memory.send = self._send_memory
+        memory.send, memory.send_lines = self._send_memory, self._send_lines
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
@@ -447,6 +448,8 @@ class Agent:
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
+            device = self._service.loop.device
+            memory.end(device.index if device.type == "cuda" else None)
             self._send(
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail=""
             )  # Python may take seconds to end after this
@@ -462,6 +465,7 @@ class Agent:
             self._copies.stop()
         self._connection = self._service = self._search = self._copies = None
         memory.reset()
+        history.on = history.wanted = False
         self._inbox = Inbox()
         self._announced = ()
         self._described = 0.0
@@ -479,6 +483,8 @@ class Agent:
         host, leads = socket.gethostname(), self.rank == 0
         self._send("rankjoined", rank=self.rank, host=host, pid=os.getpid(), leads=leads, world_size=self._world_size)
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
+        if self._service.loop.device.type == "cuda":
+            history.begin()  # where torch.cuda did not begin it
         if own_updates.on:
             self._send("note", text=OWN_UPDATES, level="warning")
         self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
@@ -503,3 +509,8 @@ class Agent:
         """Send what is known about an allocation that failed. Nothing waits: the program may go on."""
         if self._connection is not None and not self._connection.gone and not switch.failed:
             self._send("outofmemory", pid=os.getpid(), rank=self.rank, failure=failure)
+
+    def _send_lines(self, held: Mapping[str, Any]) -> None:
+        """Send which lines of the program hold GPU memory."""
+        if self._connection is not None and not self._connection.gone and not switch.failed:
+            self._send("memorylines", rank=self.rank, held=held)

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
+from .evidence.memory_lines import history
 from .guard import wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
 from .watch import is_program, program_frame, recorder, watch
@@ -245,10 +246,12 @@ def batch_under_way(phase: str) -> int:
 
 
 class Memory:
-    """The owners of GPU memory in this process. `send(failure)` reports a failed allocation; None: nobody listens."""
+    """The owners of GPU memory in this process. `send(failure)` reports a failed allocation, `send_lines(held)` what lines hold; None: nobody
+    listens."""
 
     def __init__(self) -> None:
         self.send: Callable[[dict[str, Any]], None] | None = None
+        self.send_lines: Callable[[dict[str, Any]], None] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -330,6 +333,18 @@ class Memory:
         }
         self._failed_peak, self.step_peak = failure.get("peak_bytes", 0.0), 0.0
         self.send(failure)
+        if history.wanted and self.send_lines is not None:
+            self.send_lines(history.report(int(failure["device"].partition(":")[2]), True, is_program))
+
+    def end(self, index: int | None) -> None:
+        """The process ends: report the lines that held the memory of the GPU `index` at its largest allocation. None: the program used no GPU."""
+        if not history.wanted or self.send_lines is None:
+            return
+        if index is None:
+            self.send_lines({"device": "", "reason": "the job has trained on no GPU"})
+            return
+        held = history.report(index, False, is_program)
+        self.send_lines(held | {"cost_s": history.end(index)} if history.on else held)
 
 
 def _read(text: str) -> dict[str, Any]:

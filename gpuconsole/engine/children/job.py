@@ -24,6 +24,7 @@ import psutil
 
 from gpuconsole.diagnosis.models.out_of_memory import completed, headline
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.terminal.failure import failure_words
 from gpuconsole.model.run import RunState
@@ -35,6 +36,7 @@ from gpuconsole.wire.events import (
     JobKnown,
     JobProcess,
     KnobsSet,
+    MemoryLines,
     Note,
     OutOfMemory,
     ProbeDone,
@@ -51,6 +53,8 @@ from gpuconsole.wire.events import (
 
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
+CONSENT = "memory"
+"""A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
 JOIN_S = 10.0
 OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E or -S, a frozen program, or a program without Python"
 
@@ -85,6 +89,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     stderr: int | None = None
     stored: bool = False
     apart: bool = False
+    memory: bool = False
+    """Whether torch keeps a history of the job's allocations on a GPU (`--memory`)."""
     allows_numerics: bool = False
     """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
     last_output: Callable[[], Awaitable[list[str]]] | None = None
@@ -131,9 +137,12 @@ async def until_cancelled(work: Coroutine[Any, Any, None]) -> None:
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: bool = False) -> None:
+        """`memory`: torch keeps a history of allocations; the agent looks for the file CONSENT."""
         self.path = path / "job"
         self.path.mkdir(mode=0o700)
+        if memory:
+            (self.path / CONSENT).touch(mode=0o600)
         self.socket = self.path / "socket"
         self._seen = self.path / "seen"
         self._seen.touch(mode=0o600)
@@ -200,7 +209,7 @@ class JobChild(Child):
     def __init__(self, command: JobCommand, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
         super().__init__("", [], on_event, on_exit)
         self.command = command
-        self._folder = JobFolder(scratch)
+        self._folder = JobFolder(scratch, command.memory)
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}
@@ -209,6 +218,8 @@ class JobChild(Child):
         self.why_no_steps = ""
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
         self._cause = ""
+        self._kills_before: int | None = None
+        """Processes that the kernel had ended before the job began, because host memory ran out."""
         self._out_of_memory: dict[int, OutOfMemory] = {}
         """For each process, the last allocation that failed, until the program makes a further step."""
         self.processes: list[JobProcess] = []
@@ -219,6 +230,7 @@ class JobChild(Child):
 
     async def start(self) -> None:
         """Start the command. Raises OSError, for example where the program does not exist."""
+        self._kills_before = oom_kills()
         folder = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY)
         try:  # by way of the descriptor: the address of a Unix socket has at most 107 bytes, and TMPDIR may be long
             self._server = await asyncio.start_unix_server(
@@ -293,6 +305,7 @@ class JobChild(Child):
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             cause = headline(min(self._out_of_memory.values(), key=lambda event: event.t).failure) if self._out_of_memory else self._cause
+            cause = why_killed(code, self._kills_before, oom_kills()) or cause
             return "failed", "; ".join(filter(None, (cause, f"the job {how}", "" if self._out_of_memory else self.why_no_steps)))
         return "finished", self.why_no_steps or None
 
@@ -343,6 +356,9 @@ class JobChild(Child):
                 fold.on_device = event.facts.device.startswith("cuda")
             elif isinstance(event, OutOfMemory):  # the process may not have made a step yet
                 self._memory_failed(event)
+                return
+            elif isinstance(event, MemoryLines):
+                self._on_event(event)
                 return
             if rank is not None or (isinstance(event, AgentOff) and event.where):
                 self._on_rank_event(event, fold, rank or 0)

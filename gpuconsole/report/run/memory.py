@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.models.out_of_memory import beside_bytes, headline
 from gpuconsole.model import units
-from gpuconsole.model.memory import Fit, MemoryFailure
-from gpuconsole.model.run import Run
+from gpuconsole.model.memory import CARD, KEPT, OWNERS, Fit, MemoryFailure
+from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Report, Table, labelled, text
@@ -26,6 +26,30 @@ def memory_report(run: Run) -> Report:
     for failure in run.memory_failures:
         if not failure.caught or failure is caught[-1]:
             report += failure_report(failure)
+    return [*report, *lines_report(run)]
+
+
+def owner_series(run: Run) -> dict[str, SeriesData]:
+    """The series of the owners of GPU memory by name, of those that were measured, with KEPT and CARD."""
+    return {
+        owner.name: data
+        for owner in (*OWNERS.values(), KEPT, CARD)
+        for key, data in run.series.items()
+        if key.startswith(f"{owner.metric}{{") and data.t
+    }
+
+
+def owners_report(run: Run) -> Report:
+    """The owners of GPU memory at the largest allocation of a job; empty where they were not measured."""
+    series = owner_series(run)
+    parts = [f"{owner.title} {_size(series[name].v[-1])}" for name, owner in OWNERS.items() if name in series]
+    if not parts:
+        return []
+    card = f" of {_size(series[CARD.name].v[-1])}" if CARD.name in series else ""
+    report: Report = [labelled("GPU memory", f"{', '.join(parts)}{card}")]
+    if KEPT.name in series and (grown := series[KEPT.name].v[-1] - series[KEPT.name].v[0]) > 0:
+        values = series[KEPT.name].v
+        report.append(text(f"{KEPT.title}: {_size(values[0])} first, {_size(values[-1])} last (+{_size(grown)})", "", MARGIN))
     return report
 
 
@@ -47,6 +71,25 @@ def failure_report(failure: MemoryFailure) -> Report:
         report += [text(line, "", MARGIN) for line in map(fit_text, failure.fits)]
     elif failure.limit_bytes is None:
         report.append(labelled("would fit", f"{units.NA}: the error does not say how much memory is used", "dim"))
+    return report
+
+
+def lines_report(run: Run) -> Report:
+    """The lines of the program that held GPU memory, where the user asked for them (--memory)."""
+    report: Report = []
+    reasons = dict.fromkeys(held.reason for held in run.memory_lines if held.reason)
+    report += [labelled("lines", visible(f"{units.NA}: {reason}"), "dim") for reason in reasons]
+    for held in run.memory_lines:
+        if held.reason:
+            continue
+        when = "when the allocation failed" if held.failed else "at the largest allocation that torch's history has"
+        rank = f"rank {held.rank}, " if held.rank else ""
+        cost = f"; the history cost {units.duration(held.cost_s).strip()} for each allocation" if held.cost_s is not None else ""
+        report.append(labelled("lines", visible(f"{rank}{held.device}: {_size(held.total_bytes)} {when}{cost}")))
+        rows: list[list[Segment]] = [
+            [(visible(line.place), ""), (_size(line.bytes), ""), (f"{line.blocks} blocks", "dim")] for line in held.lines
+        ]
+        report.append(Table((Column(""), Column("", ">"), Column("", ">")), rows, indent=MARGIN, heads=False))
     return report
 
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.out_of_memory import completed, headline, need
 from gpuconsole.model.memory import Fit, MemoryFailure
-from gpuconsole.report.run.memory import failure_report
 from gpuconsole.report.parts import printed
+from gpuconsole.report.run.memory import failure_report
 
 GIB = 2.0**30
 MESSAGE = (
@@ -94,7 +94,7 @@ def test_states_that_do_not_fit_at_any_batch_are_named() -> None:
 
 def test_an_evaluation_with_gradients_is_named_and_the_batch_of_training_is_not() -> None:
     failure = completed(replace(FAILURE, evaluates=True))
-    assert list(by_change(failure))[0] == "evaluate within torch.no_grad()"
+    assert next(iter(by_change(failure))) == "evaluate within torch.no_grad()"
     assert not any("batch" in change or "moments" in change for change in by_change(failure))
 
 
