@@ -63,6 +63,10 @@ KEPT = Owner(
 CARD = Owner("total", "the card", "workload.memory_card_bytes", "Memory of the card that the job trains on, as CUDA reports it")
 
 
+MOST_FAILURES = 8
+"""Failed allocations that are kept of a run: a search for the largest batch makes one for each batch that does not fit."""
+
+
 class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     """A change that would make room. `frees_bytes`: what it frees at the peak of a step; None: not known. `enough`: whether it alone suffices by the
     memory model; None: not known."""

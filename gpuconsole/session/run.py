@@ -13,7 +13,7 @@ from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine import Process
-from gpuconsole.model.memory import MemoryFailure
+from gpuconsole.model.memory import MOST_FAILURES, MemoryFailure
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.figures.account import steady_from, wall_shares
@@ -45,8 +45,6 @@ KEPT_STEPS = 2000
 LEAST_STEPS = 3
 SAMPLED_STEPS = 30
 RECENT_STEPS = 200
-MEMORY_FAILURES = 8
-"""Failed allocations that are kept of a run: a search for the largest batch makes one for each batch that does not fit."""
 COMM = PHASES.index("comm")
 
 
@@ -295,7 +293,7 @@ class RunRecord:
     def _memory_failed(self, failure: MemoryFailure) -> None:
         """Keep a failed allocation; a later report of the same one replaces the earlier one."""
         others = [earlier for earlier in self.run.memory_failures if (earlier.t, earlier.rank) != (failure.t, failure.rank)]
-        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[-MEMORY_FAILURES:]
+        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[-MOST_FAILURES:]
 
     def _add_steps(self, event: Steps) -> None:
         """Add steps of any process. The steps of the leading process represent the run."""

@@ -171,8 +171,8 @@ def fits(failure: MemoryFailure) -> list[Fit]:
     if limit is None:
         return []
     wanted, pieces = need(failure), _expandable(failure)
-    if pieces is not None and wanted is not None and wanted.total <= limit:
-        return [pieces]  # the step fits: only the pieces are too small
+    if pieces is not None and wanted is not None and wanted.whole and wanted.total <= limit:
+        return [replace(pieces, enough=True)]  # the step fits: only the pieces are too small
     first = [_no_grad(failure), pieces, _others(failure)]
     trains = wanted is not None and not failure.evaluates and failure.phase not in ("eval", "move")
     training = [fit for fit in _training(failure, wanted, FILLED * limit) if fit is not None] if trains and wanted is not None else []
@@ -194,7 +194,7 @@ def _expandable(failure: MemoryFailure) -> Fit | None:
     if unallocated is None or asked is None or unallocated < asked or EXPANDABLE in failure.settings:
         return None
     reason = f"fragmentation: {_text(unallocated)} are reserved and free, in pieces of which none has {_text(asked)}"
-    return Fit(f"PYTORCH_ALLOC_CONF={EXPANDABLE}", reason, unallocated, True)
+    return Fit(f"PYTORCH_ALLOC_CONF={EXPANDABLE}", reason, unallocated)
 
 
 def _others(failure: MemoryFailure) -> Fit | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.models.out_of_memory import beside_bytes, headline
 from gpuconsole.model import units
-from gpuconsole.model.memory import CARD, KEPT, OWNERS, Fit, MemoryFailure
+from gpuconsole.model.memory import CARD, KEPT, MOST_FAILURES, OWNERS, Fit, MemoryFailure
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
@@ -22,7 +22,8 @@ def memory_report(run: Run) -> Report:
     report: Report = []
     caught = [failure for failure in run.memory_failures if failure.caught]
     if len(caught) > 1:
-        report.append(labelled("memory", f"the job ran out of GPU memory {len(caught)} times and went on; the last time:"))
+        times = f"{len(caught)} times" + (" or more" if len(caught) == MOST_FAILURES else "")
+        report.append(labelled("memory", f"the job ran out of GPU memory {times} and went on; the last time:"))
     for failure in run.memory_failures:
         if not failure.caught or failure is caught[-1]:
             report += failure_report(failure)
