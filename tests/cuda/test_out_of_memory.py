@@ -113,3 +113,19 @@ def test_an_error_that_the_program_catches_is_a_note_and_no_failure(card: Simula
     summary = (tmp_path / "summary").read_text()
     assert "on gpu:0  finished" in summary
     assert "the job ran out of GPU memory 2 times and went on" in summary
+
+
+def test_another_process_that_holds_the_card(card: SimulatedMachine, tmp_path: Path) -> None:
+    command, env = (sys.executable, str(PROGRAM), "hold", "5000", "0"), card.environment(OMP_NUM_THREADS="1")
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline().startswith("holds")
+        ended = watched(card, tmp_path, "forward", 4096, 12288)
+        other.stdin.close()
+    (failure,) = ended.failures
+    assert list(failure["processes"]) == [str(other.pid)]
+    first = next(iter(ended.failures[-1]["fits"]))
+    assert first["change"] == "end other processes on the card, or use another card"
+    assert f"process {other.pid} holds" in first["reason"]
+    assert re.search(r"other processes\s+5\.\d+ GiB", (tmp_path / "summary").read_text())
+    assert alone(card, "forward", 4096, 12288).returncode == 0, "without the other process the same batch fits"

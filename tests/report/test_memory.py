@@ -90,3 +90,13 @@ def test_of_errors_that_the_job_caught_the_last_is_explained() -> None:
     text = printed(memory_report(Run("1", "train.py", "job", {}, "gpu:0", memory_failures=failures)))
     assert "the job ran out of GPU memory 2 times and went on" in text
     assert "with batch size 32" in text and "with batch size 64" not in text
+
+
+def test_of_several_ranks_that_failed_the_first_is_explained() -> None:
+    failures = [
+        MemoryFailure("CUDA out of memory", phase="forward", rank=rank, t=t, total_bytes=8 * GIB, free_bytes=GIB)
+        for rank, t in ((1, 2.0), (0, 2.1))
+    ]
+    text = printed(memory_report(Run("1", "train.py", "job", {}, "gpu:0", memory_failures=failures)))
+    assert text.count("out of memory on the GPU, in the forward pass") == 2
+    assert text.index("rank 1: out of memory") < text.index("owners") and text.count("owners") == 1

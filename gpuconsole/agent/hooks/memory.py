@@ -370,11 +370,12 @@ def _read(text: str) -> dict[str, Any]:
             "total_bytes": read.total,
         }
     tensors, roots, optimizers = tensors_of_program(index), models(), watch.alive(watch.optimizers)
+    buckets = any(type(root).__name__ == "DistributedDataParallel" for root in roots)  # they hold all gradients, also after zero_grad
     return figures | {
         "parameters_bytes": tensors.parameters,
         "trained_bytes": tensors.trained,
         "trained": tensors.elements,
-        "gradients_bytes": tensors.gradients,
+        "gradients_bytes": tensors.trained if buckets else tensors.gradients,
         "optimizer_bytes": tensors.optimizer,
         "optimizer": ", ".join(sorted({type(each).__name__ for each in optimizers})),
         "moments": max(map(moments, optimizers)) if optimizers and min(map(moments, optimizers)) >= 0 else -1,

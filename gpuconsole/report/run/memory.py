@@ -18,15 +18,18 @@ ROUNDING = 32 * 2.0**20
 
 
 def memory_report(run: Run) -> Report:
-    """Each failed allocation of a run, the oldest first; of those that the program caught, the last one."""
+    """Each failed allocation of a run, the oldest first; of those that the program caught, the last one. Of several ranks that
+    failed, the first is explained, and the others have one line each."""
     report: Report = []
     caught = [failure for failure in run.memory_failures if failure.caught]
     if len(caught) > 1:
         times = f"{len(caught)} times" + (" or more" if len(caught) == MOST_FAILURES else "")
         report.append(labelled("memory", f"the job ran out of GPU memory {times} and went on; the last time:"))
+    explained = False
     for failure in run.memory_failures:
         if not failure.caught or failure is caught[-1]:
-            report += failure_report(failure)
+            report += failure_report(failure)[: 1 if explained and not failure.caught else None]
+            explained = explained or not failure.caught
     return [*report, *lines_report(run)]
 
 

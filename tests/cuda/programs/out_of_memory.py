@@ -75,6 +75,13 @@ def searched(batch, least):
             batch //= 2
 
 
-kinds = {function.__name__: function for function in (forward, update, fragments, evaluation, searched)}
+def hold(megabytes, _):
+    """Another program holds memory of the card until its input ends."""
+    kept = torch.empty(megabytes * 2**20, dtype=torch.uint8, device="cuda")
+    print("holds", kept.numel(), flush=True)
+    sys.stdin.read()
+
+
+kinds = {function.__name__: function for function in (forward, update, fragments, evaluation, searched, hold)}
 kinds[sys.argv[1]](int(sys.argv[2]), int(sys.argv[3]))
 print("peak", torch.cuda.max_memory_allocated())
