@@ -427,7 +427,10 @@ class Agent:
             data.watch_writer(code, function, segment)
         device = service.loop.device
         if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
-            self._send("memoryowners", rank=self.rank, owners=memory.sample(device.index))
+            if owners := memory.owners(device.index):
+                self._send("memoryowners", rank=self.rank, owners=owners)
+            else:
+                self._send("note", text=f"the owners of the GPU's memory are not read any longer: {memory.off}", level="warning")
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
         self._every_step = (

@@ -282,7 +282,15 @@ class Memory:
     def due(self, t: float) -> bool:
         """Whether the owners are to be looked at after the step that ended at `t`: after the first and the third step, which is the first with its
         batch known, then every SAMPLE_EVERY_S."""
-        return t >= self._due or recorder.index == BATCH_KNOWN
+        return not self.off and (t >= self._due or recorder.index == BATCH_KNOWN)
+
+    def owners(self, index: int) -> dict[str, float]:
+        """As `sample`; empty where that fails, and nothing is read any longer then. The rest of the agent goes on."""
+        try:
+            return self.sample(index)
+        except Exception as problem:
+            self.off = f"{type(problem).__name__}: {problem}"
+            return {}
 
     def sample(self, index: int) -> dict[str, float]:
         """Bytes by owner on the GPU `index`, at the largest allocation so far: an entry for each of OWNERS in `gpuconsole.model.memory`.
@@ -311,9 +319,12 @@ class Memory:
 
     def first_update(self, optimizer: Any) -> None:
         """The first update of the process begins: its optimizer has no states yet."""
-        place = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
-        if place is not None and place.type == "cuda":
-            self.pass_peak = counted(place.index).peak
+        try:
+            place = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+            if place is not None and place.type == "cuda":
+                self.pass_peak = float(sys.modules["torch"].cuda.max_memory_allocated(place))
+        except Exception as problem:
+            self.off = f"{type(problem).__name__}: {problem}"
 
     # --- an allocation fails --------------------------------------------------------------------------------
 

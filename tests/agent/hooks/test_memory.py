@@ -140,6 +140,17 @@ def test_a_failure_of_the_explanation_reaches_nobody(sent: list[dict[str, Any]],
     assert not sent and memory.off == "KeyError: 'broken by the test'"
 
 
+def test_counters_that_cannot_be_read_end_the_readings_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(index: int) -> hook.Counted:
+        raise RuntimeError("broken by the test")
+
+    own = Memory()
+    monkeypatch.setattr(hook, "counted", broken)
+    assert own.due(1.0)
+    assert own.owners(0) == {} and own.off == "RuntimeError: broken by the test"
+    assert not own.due(1e9)
+
+
 def test_gradients_of_an_embedding_may_be_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Embedding(100, 4, sparse=True)
     model(torch.tensor([1, 2])).sum().backward()
