@@ -60,7 +60,9 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     async def start_job(columns: int, rows: int) -> None:
         from gpuconsole.engine.children.job import JobCommand
 
-        job = JobCommand(tuple(command), stored=args.store_command, allows_numerics=args.allow_numerics)
+        job = JobCommand(
+            tuple(command), stored=args.store_command, memory=getattr(args, "memory", False), allows_numerics=args.allow_numerics
+        )
         await engine.start_job_on_terminal(job, columns, rows, args.output)
 
     async def session() -> int:

@@ -50,10 +50,10 @@ class HeadlessJob:
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
-        stored, numerics = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics"))
+        stored, numerics, memory = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics", "memory"))
         async with session(self._args, prepare=lambda engine: engine.listeners.append(self._on_event)) as engine:
             try:
-                worker = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, allows_numerics=numerics))
+                worker = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, memory=memory, allows_numerics=numerics))
             except SessionError as error:
                 output.problem(str(error))
                 return NOT_EXECUTABLE

@@ -242,6 +242,11 @@ PROBE = Option(
     "--probe", "a job of your own: allow short experiments in it, extra passes on copies of its last batch",
     refused={**OWN_ONLY, **NO_RESTARTS},
 )
+MEMORY = Option(
+    "--memory",
+    "a job of your own on a GPU: let torch keep a history of its allocations, and show the lines that hold most memory (about 2 us for each allocation)",
+    refused={**OWN_ONLY, **NO_RESTARTS},
+)
 SUMMARY = Option(
     "--summary", "a job of your own, without a screen: write the summary to FILE, not to stderr", "FILE", Path,
     refused={**OWN_ONLY, **HEADLESS_ONLY, **NO_RESTARTS},
@@ -256,7 +261,7 @@ ALLOW_NUMERICS = Option(
     refused={**OWN_ONLY, **NO_RESTARTS},
 )
 OWN_JOB = Group(
-    "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, SUMMARY, PATCH, ALLOW_NUMERICS)
+    "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, MEMORY, SUMMARY, PATCH, ALLOW_NUMERICS)
 )
 
 # Several machines: the names are those of torchrun.

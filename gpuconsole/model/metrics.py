@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.summary_figures import FIGURES, Better
 
 # --- the declaration of a metric -----------------------------------------------------------------------------
@@ -370,6 +371,7 @@ _WORKLOAD = (
     declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule: samples/s over the power of the device", better="higher"),
     _live("flops_per_j"),
     _live("cost_per_million_tokens"),
+    *(declare(owner.metric, "bytes", "torch", owner.about) for owner in (*OWNERS.values(), KEPT, CARD)),
 )
 
 _SERVING = (

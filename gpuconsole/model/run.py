@@ -12,6 +12,7 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import EFFECTS, JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.serving import ServerFacts
 
@@ -159,7 +160,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     have no effect (see `settings`). `validity`: whether the figures of a serving run can be trusted; None for a training run. `job`: what
     is known about the user's own program; `command_digest` identifies its command, and `command` is the command, where the user wants it
     stored. `effects`: for each knob that can change while the job runs, what a change does to its numbers (one of `model.job.EFFECTS`).
-    `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off.
+    `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off. `memory_failures`: the
+    last allocations of a job for which its GPU had no memory, the oldest first. `memory_lines`: with --memory, the lines that held its memory.
     """
 
     id: str
@@ -192,6 +194,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     effects: dict[str, str] = {}
     attainable: Attainable | None = None
     traceback: list[str] = []
+    memory_failures: list[MemoryFailure] = []
+    memory_lines: list[MemoryByLine] = []
 
     @property
     def is_job(self) -> bool:

@@ -6,12 +6,15 @@ import itertools
 import statistics
 from collections import deque
 
+import msgspec
+
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.machine import Process
+from gpuconsole.model.memory import MOST_FAILURES, MemoryFailure
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.counters import CompileCounts, WorkCounts
@@ -25,6 +28,8 @@ from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
     JobKnown,
+    MemoryLines,
+    OutOfMemory,
     ProbeDone,
     Processes,
     Profiled,
@@ -274,6 +279,11 @@ class RunRecord:
                 self.run.traceback = _last_lines(event.detail)
             case JobKnown():
                 self.run.job = event.facts
+            case OutOfMemory():
+                self._memory_failed(event.failure)
+            case MemoryLines() if event.held.failed or self.ranks.leads(event.rank):
+                others = [held for held in self.run.memory_lines if (held.rank, held.failed) != (event.rank, event.held.failed)]
+                self.run.memory_lines = [*others, msgspec.structs.replace(event.held, rank=event.rank)]
             case RankJoined():
                 self.ranks.join(event)
             case Steps():
@@ -321,6 +331,11 @@ class RunRecord:
         if self.run.state == "starting":
             self.start_s = event.t - self.opened.t
             self.run.state = "running"
+
+    def _memory_failed(self, failure: MemoryFailure) -> None:
+        """Keep a failed allocation; a later report of the same one replaces the earlier one."""
+        others = [earlier for earlier in self.run.memory_failures if (earlier.t, earlier.rank) != (failure.t, failure.rank)]
+        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[-MOST_FAILURES:]
 
     def _add_steps(self, event: Steps) -> None:
         """Add steps of any process. The steps of the leading process represent the run."""

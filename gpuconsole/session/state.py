@@ -11,6 +11,7 @@ from gpuconsole.model import summary_figures
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import JobFacts
+from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import peaks_of, summarized
@@ -25,6 +26,7 @@ from gpuconsole.wire.events import (
     Found,
     Hello,
     JobKnown,
+    MemoryOwners,
     Note,
     Progress,
     Requests,
@@ -177,6 +179,10 @@ class SessionState(MachineState):
                         peaks_of(record, self.devices, self.environment)[0], self.power_w(record), self.environment.price_per_hour
                     )
                     self._points.add_steps(record, event, steps, rates)
+            case MemoryOwners() if record.ranks.leads(event.rank):
+                for owner in (*OWNERS.values(), KEPT, CARD):
+                    if owner.name in event.owners:
+                        self.add_point(owner.metric, device, event.t, event.owners[owner.name], WORKLOAD)
             case Requests() if serving is not None:
                 self.server_down = event.down
                 if event.down:

@@ -17,6 +17,7 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process, Reached
+from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
@@ -243,6 +244,29 @@ class AgentOff(Event, frozen=True):
     detail: str = ""
 
 
+class OutOfMemory(Event, frozen=True):
+    """A GPU had no memory for an allocation of a user's job. The agent sends it at once: whether the program catches the error is not known then.
+    The console completes it (`diagnosis.models.out_of_memory`), and sends it again with the same `failure.t` where the program has gone on."""
+
+    pid: int
+    rank: int
+    failure: MemoryFailure
+
+
+class MemoryOwners(Event, frozen=True):
+    """Bytes on the GPU of a user's job by owner (`model.memory.OWNERS` and KEPT) at the largest allocation so far, and `total`, those of the card."""
+
+    rank: int
+    owners: dict[str, float]
+
+
+class MemoryLines(Event, frozen=True):
+    """With consent (`--memory`): the lines of the program that hold GPU memory. Replaces an earlier report of the same process and kind."""
+
+    rank: int
+    held: MemoryByLine
+
+
 # --- from a worker that serves ------------------------------------------------------------------------------
 
 
@@ -409,7 +433,7 @@ class Note(Event, frozen=True):
 AnyEvent = (
     Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing
     | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled
-    | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
+    | OutOfMemory | MemoryOwners | MemoryLines | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ def test_each_message_of_the_agent_has_the_fields_of_its_event() -> None:
                     assert required <= fields <= set(kinds[tag.value].__struct_fields__), f"{path.name}:{call.lineno}"
     assert tags == {
         *("knobsset", "probedone", "profiled", "paused", "note", "jobprocess", "rankjoined", "jobknown", "started", "agentoff"),
+        *("outofmemory", "memoryowners", "memorylines"),
     }
 
 

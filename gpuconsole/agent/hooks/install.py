@@ -11,6 +11,7 @@ from typing import Any
 
 from . import calls, data, graphs, optimizer, passes
 from .evidence import communication
+from .evidence.memory_lines import CONSENT, history
 from .guard import entry, switch, wrappers_without_level
 from .job import Agent
 from .watch import recorder
@@ -69,6 +70,7 @@ def installed(name: str, module: ModuleType) -> None:
     for hook in AFTER_IMPORT[name]:
         hook(module)
     if name == "torch" and not any(word in argument for word in HELPERS for argument in sys.orig_argv):
+        history.begin_with_cuda(module.cuda)
         _connect()
 
 
@@ -78,6 +80,7 @@ _agent: list[Agent] = []
 def begin(folder: str) -> Finder:
     """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch."""
     agent = Agent(folder)
+    history.wanted = os.path.exists(os.path.join(folder, CONSENT))
     _agent.append(agent)
     recorder.at_end = agent.step_ended
     switch.on_off = agent.report_off

@@ -37,10 +37,12 @@ from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.communication import exchanges
+from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
 from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
+from .memory import at_end, memory
 from .optimizer import steppers
 from .recorder import OWN
 from .watch import recorder, watch
@@ -382,6 +384,7 @@ class Agent:
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
         """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
+        memory.send, memory.send_lines = self._send_memory, self._send_lines
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
@@ -477,6 +480,9 @@ class Agent:
         if recorder.index < EAGER:
             writers.learn_loop()
         switch.attempt("writers.watch", self._watch_writers)
+        device = service.loop.device
+        if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
+            switch.attempt("memory.owners", self._send_owners, device.index)
         self._send_notes()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
@@ -517,9 +523,15 @@ class Agent:
     @entry("job.ended")
     def ended(self) -> None:
         """The process ends: send what is left."""
+        if not switch.failed and self._connection is not None:
+            at_end()
+            if self._service is None:
+                self._connection.drain(LAST_MESSAGES_S)
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
+            device = self._service.loop.device
+            memory.end(device.index if device.type == "cuda" else None)
             self._send_notes()
             self._send(
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail=""
@@ -540,6 +552,8 @@ class Agent:
         if self._copies is not None:
             self._copies.stop()
         self._connection = self._service = self._search = self._copies = None
+        memory.reset()
+        history.on = history.wanted = False
         self._inbox = Inbox()
         self._announced = ()
         self._described = 0.0
@@ -558,6 +572,8 @@ class Agent:
         host, leads = socket.gethostname(), self.rank == 0
         self._send("rankjoined", rank=self.rank, host=host, pid=os.getpid(), leads=leads, world_size=self._world_size)
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
+        if self._service.loop.device.type == "cuda":
+            history.begin()  # where torch.cuda did not begin it
         if own_updates.on:
             self._send("note", text=OWN_UPDATES, level="warning")
         self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
@@ -578,3 +594,20 @@ class Agent:
         be seen."""
         if signals is not None:
             self._send("probedone", request=0, probe="observed", signals=signals)
+
+    def _send_owners(self, device: int) -> None:
+        """Send who owns how much of the GPU's memory now."""
+        if owners := memory.owners(device):
+            self._send("memoryowners", rank=self.rank, owners=owners)
+        else:
+            switch.notes.append(f"the owners of the GPU's memory are not read any longer: {memory.off}")
+
+    def _send_memory(self, failure: Mapping[str, Any]) -> None:
+        """Send what is known about an allocation that failed. Nothing waits: the program may go on."""
+        if self._connection is not None and not self._connection.gone and not switch.failed:
+            self._send("outofmemory", pid=os.getpid(), rank=self.rank, failure=failure)
+
+    def _send_lines(self, held: Mapping[str, Any]) -> None:
+        """Send which lines of the program hold GPU memory."""
+        if self._connection is not None and not self._connection.gone and not switch.failed:
+            self._send("memorylines", rank=self.rank, held=held)

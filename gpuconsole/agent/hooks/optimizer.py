@@ -11,6 +11,7 @@ from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.steps import Stack, iterations, own_updates, stack_of
 from .guard import entry, hot_entry, switch, wrappers_without_level
+from .memory import memory, raised, watch_retries
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
 
@@ -169,6 +170,9 @@ def watch_class(cls: Any) -> None:
             result = plain(self, *args, **kwargs)
             done = True
             return result
+        except RuntimeError as problem:
+            raised(problem)
+            raise
         finally:
             end(self, done)
 
@@ -202,6 +206,7 @@ def note_made(optimizer: Any) -> None:
     watch.optimizers.append(weakref.ref(optimizer))
     watch.note_made("optimizer", optimizer)
     own_updates.optimizer_made()
+    watch_retries(sys.modules["torch"].cuda)
     watch_class(type(optimizer))
     if not iterations.on and len(watch.alive(watch.optimizers)) > 1:
         steppers.several()
@@ -215,6 +220,7 @@ def begin(optimizer: Any) -> bool:
             if switch.failed or recorder.index:
                 return False
             recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
+            memory.first_update(optimizer)
         if steppers.inside or recorder.thread != get_ident():
             return False
         steppers.inside = True

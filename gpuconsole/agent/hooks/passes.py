@@ -13,6 +13,7 @@ from typing import Any
 from . import tracing
 from .evidence.steps import own_updates
 from .guard import entry, hot_entry, switch, wrappers_without_level
+from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
 
@@ -88,6 +89,9 @@ def watch_class(cls: Any) -> None:
         wrap = watch.wrap_forward
         try:
             return call(*args, **kwargs) if wrap is None else wrap(call, self, args, kwargs)
+        except RuntimeError as problem:
+            raised(problem)
+            raise
         finally:
             end_pass()
 
@@ -182,6 +186,9 @@ def on_autograd(module: Any) -> None:
             return plain(tensors, *args, **kwargs)
         try:
             return plain(tensors, *args, **kwargs)
+        except RuntimeError as problem:
+            raised(problem)
+            raise
         finally:
             end_backward(tensors)
 

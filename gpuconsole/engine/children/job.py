@@ -22,7 +22,9 @@ from typing import Any
 import msgspec
 import psutil
 
+from gpuconsole.diagnosis.models.out_of_memory import completed, headline
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.terminal.failure import failure_words
 from gpuconsole.model.profile import window_signals
@@ -35,7 +37,9 @@ from gpuconsole.wire.events import (
     JobKnown,
     JobProcess,
     KnobsSet,
+    MemoryLines,
     Note,
+    OutOfMemory,
     ProbeDone,
     Profiled,
     Progress,
@@ -50,6 +54,8 @@ from gpuconsole.wire.events import (
 
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
+CONSENT = "memory"
+"""A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
 JOIN_S = 10.0
 OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E or -S, a frozen program, or a program without Python"
 
@@ -84,6 +90,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     stderr: int | None = None
     stored: bool = False
     apart: bool = False
+    memory: bool = False
+    """Whether torch keeps a history of the job's allocations on a GPU (`--memory`)."""
     allows_numerics: bool = False
     """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
     last_output: Callable[[], Awaitable[list[str]]] | None = None
@@ -140,9 +148,12 @@ def probe_of(window: Profiled) -> ProbeDone:
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: bool = False) -> None:
+        """`memory`: torch keeps a history of allocations; the agent looks for the file CONSENT."""
         self.path = path / "job"
         self.path.mkdir(mode=0o700)
+        if memory:
+            (self.path / CONSENT).touch(mode=0o600)
         self.socket = self.path / "socket"
         self._seen = self.path / "seen"
         self._seen.touch(mode=0o600)
@@ -209,7 +220,7 @@ class JobChild(Child):
     def __init__(self, command: JobCommand, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
         super().__init__("", [], on_event, on_exit)
         self.command = command
-        self._folder = JobFolder(scratch)
+        self._folder = JobFolder(scratch, command.memory)
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}
@@ -218,6 +229,10 @@ class JobChild(Child):
         self.why_no_steps = ""
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
         self._cause = ""
+        self._kills_before: int | None = None
+        """Processes that the kernel had ended before the job began, because host memory ran out."""
+        self._out_of_memory: dict[int, OutOfMemory] = {}
+        """For each process, the last allocation that failed, until the program makes a further step."""
         self.processes: list[JobProcess] = []
         self.on_process: Callable[[JobProcess], object] = ignore_process
         """Called for each process of the job that has imported torch."""
@@ -228,6 +243,7 @@ class JobChild(Child):
 
     async def start(self) -> None:
         """Start the command. Raises OSError, for example where the program does not exist."""
+        self._kills_before = oom_kills()
         folder = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY)
         try:  # by way of the descriptor: the address of a Unix socket has at most 107 bytes, and TMPDIR may be long
             self._server = await asyncio.start_unix_server(
@@ -301,7 +317,9 @@ class JobChild(Child):
             return "stopped", self.why_no_steps or None
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return "failed", "; ".join(filter(None, (self._cause, f"the job {how}", self.why_no_steps)))
+            cause = headline(min(self._out_of_memory.values(), key=lambda event: event.t).failure) if self._out_of_memory else self._cause
+            cause = why_killed(code, self._kills_before, oom_kills()) or cause
+            return "failed", "; ".join(filter(None, (cause, f"the job {how}", "" if self._out_of_memory else self.why_no_steps)))
         return "finished", self.why_no_steps or None
 
     async def _report_start(self) -> None:
@@ -350,6 +368,12 @@ class JobChild(Child):
                     return
             elif isinstance(event, JobKnown):
                 fold.on_device = event.facts.device.startswith("cuda")
+            elif isinstance(event, OutOfMemory):  # the process may not have made a step yet
+                self._memory_failed(event)
+                return
+            elif isinstance(event, MemoryLines):
+                self._on_event(event)
+                return
             if rank is not None or (isinstance(event, AgentOff) and event.where):
                 self._on_rank_event(event, fold, rank or 0)
 
@@ -390,7 +414,9 @@ class JobChild(Child):
             case Segments():
                 self._stepped = True
                 with contextlib.suppress(ValueError):
-                    self._on_event(msgspec.structs.replace(fold.add(event), rank=rank))
+                    steps = msgspec.structs.replace(fold.add(event), rank=rank)
+                    self._on_event(steps)
+                    self._has_stepped(rank, steps.steps[-1].t if steps.steps else 0.0)
             case Profiled() if event.trace:
                 self._tasks.append(asyncio.create_task(self._analyse(event, fold, rank)))
             case KnobsSet() | ProbeDone() | Profiled():
@@ -411,6 +437,29 @@ class JobChild(Child):
                 return  # the leader's stands for the run
             case _:
                 self._on_event(event)
+
+    def _memory_failed(self, event: OutOfMemory) -> None:
+        """Complete the report of a failed allocation, and pass it on. What follows shows whether the program has caught the error."""
+        if (earlier := self._out_of_memory.pop(event.rank, None)) is not None and earlier.pid == event.pid:
+            self._caught(earlier)
+        self._out_of_memory[event.rank] = event = self._completed(event)
+        self._on_event(event)
+
+    def _completed(self, event: OutOfMemory) -> OutOfMemory:
+        return msgspec.structs.replace(event, failure=msgspec.structs.replace(completed(event.failure), rank=event.rank, t=event.t))
+
+    def _has_stepped(self, rank: int, t: float) -> None:
+        """A process has made steps, the last until `t`."""
+        failed = self._out_of_memory.get(rank)
+        if failed is not None and t > failed.t:
+            del self._out_of_memory[rank]
+            self._caught(failed)
+
+    def _caught(self, event: OutOfMemory) -> None:
+        """The program has caught the error, and went on."""
+        failure = msgspec.structs.replace(event.failure, caught=True)
+        self._on_event(msgspec.structs.replace(event, failure=failure))
+        self._on_event(Note(time.monotonic(), f"{headline(failure)}; the job caught the error and went on"))
 
     async def _analyse(self, event: Profiled, fold: SegmentFold, rank: int) -> None:
         profiled = await analysed(event)
@@ -448,6 +497,10 @@ class JobChild(Child):
         self._tasks[1].cancel()
         self.why_no_steps = self._without_steps()
         assert self._process.returncode is not None
+        if self._process.returncode == 0:
+            for event in self._out_of_memory.values():
+                self._caught(event)
+            self._out_of_memory.clear()
         if self._process.returncode and self.command.last_output is not None:
             self._cause = failure_words(self._process.returncode, await self.command.last_output())
         self.exited.set()

@@ -15,6 +15,7 @@ from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel,
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.account import account_segments, share_text
 from gpuconsole.report.run.figures import doubtful, figure_rows, figure_text, throughput, validity_report, work
+from gpuconsole.report.run.memory import memory_report
 from gpuconsole.report.run.serving import latency_report, request_report
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import continues
@@ -169,11 +170,12 @@ def _row(entry: Entry, change: int, rates: int, full: bool, width: int) -> Row:
 
 
 def cause_report(run: Run) -> Report:
-    """Why a run failed, or why the agent of a job is off, with the last lines of the traceback; empty where nothing went wrong."""
+    """Why a run failed, or why the agent of a job is off, with the last lines of the traceback, and where GPU memory ran out; empty where nothing
+    went wrong."""
     report: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
     if run.is_job and run.traceback:
         report.append(labelled("agent", visible(run.unavailable.get(AGENT, "")), "alert"))
-    return [*report, *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback)]
+    return [*report, *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback), *memory_report(run)]
 
 
 def figures(run: Run) -> Report:

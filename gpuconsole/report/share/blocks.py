@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.figure import Attainable, TimePart
+from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.summary_figures import FIGURES, SummaryFigure
 from gpuconsole.model.text import visible
@@ -14,8 +15,24 @@ from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table, labelled
 from gpuconsole.report.run.account import attainable_report, share_text, visible_parts, why_no_share
 from gpuconsole.report.run.figures import figure_text, throughput
+from gpuconsole.report.run.memory import owner_series
 from gpuconsole.report.run.runs import run_entries
-from gpuconsole.report.share.document import Band, Bar, Block, Folded, Loss, Mark, Steps, TextBlock, Tile, Tiles, Timeline, Trace, Waterfall
+from gpuconsole.report.share.document import (
+    Band,
+    Bar,
+    Block,
+    Folded,
+    Layers,
+    Loss,
+    Mark,
+    Steps,
+    TextBlock,
+    Tile,
+    Tiles,
+    Timeline,
+    Trace,
+    Waterfall,
+)
 from gpuconsole.report.share.story import Chain
 
 NO_TRACE = "n/a: the snapshot has no series of the throughput"
@@ -142,6 +159,42 @@ def _trace(label: str, run: Run, unit: str, origin: float, style: str = "trace")
     series = next((series for key, series in run.series.items() if key.startswith(prefix)), SeriesData([], [], ""))
     points = [(t - origin, value) for t, value in zip(series.t, series.v, strict=True) if t >= origin]
     return Trace(label, [t for t, _ in points], [value for _, value in points], style)
+
+
+# --- memory over time -----------------------------------------------------------------------------------------
+
+LAYER_STYLES = {
+    "parameters": "work",
+    "gradients": "work dense2",
+    "optimizer": "work dense3",
+    "activations": "trace",
+    "unknown": "trace dense2",
+    "cache": "trace dense4",
+    "others": "dim",
+}
+"""Blue for what the job keeps, and for its activations; grey for what is not the job's."""
+
+
+def memory_layers(label: str, run: Run) -> list[Layers]:
+    """The owners of GPU memory over a run of a user's job; none where they were not measured. `label`: which run, or empty."""
+    series = owner_series(run)
+    times = sorted({t for data in series.values() for t in data.t})
+    if not times:
+        return []
+    layers = [
+        Trace(owner.title, [t - times[0] for t in times], _at(series[name], times), LAYER_STYLES[name])
+        for name, owner in OWNERS.items()
+        if name in series
+    ]
+    kept = [Trace(KEPT.title, [t - times[0] for t in times], _at(series[KEPT.name], times), "dim")] if KEPT.name in series else []
+    title = ": ".join(filter(None, (label, "owners of the GPU's memory, at the largest allocation so far")))
+    return [Layers(layers, title, series[CARD.name].v[-1] if CARD.name in series else 0.0, kept)]
+
+
+def _at(data: SeriesData, times: Sequence[float]) -> list[float]:
+    """The values of a series at `times`; 0 where it has none."""
+    values = dict(zip(data.t, data.v, strict=True))
+    return [values.get(t, 0.0) for t in times]
 
 
 # --- the attainable rate -------------------------------------------------------------------------------------

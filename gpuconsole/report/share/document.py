@@ -69,6 +69,24 @@ class Timeline(NamedTuple):
     title: str = "throughput over time"
 
 
+class Layers(NamedTuple):
+    """Bytes over time that add up, the first layer at the bottom. All layers have the same times. The style of a layer is its class in the style sheet.
+    `total`: the largest sum that is possible, such as the memory of the card; 0: not known. `extra`: values of the same kind outside of the sum."""
+
+    layers: Sequence[Trace]
+    title: str
+    total: float = 0.0
+    extra: Sequence[Trace] = ()
+
+    def row(self, trace: Trace) -> list[str]:
+        """The label of a layer, its first and its last value, and its largest one."""
+        return [trace.label, *(units.size_bytes(value).strip() for value in (trace.values[0], trace.values[-1], max(trace.values)))]
+
+
+LAYER_HEADS = ["", "first", "last", "largest"]
+"""The heads of `Layers.row`."""
+
+
 class Bar(NamedTuple):
     """A step (or a request) of a run as parts that add up. `total_s`: its mean time in seconds; None: not known."""
 
@@ -165,7 +183,7 @@ class Verbatim(NamedTuple):
     parts: Report
 
 
-Block = Timeline | Steps | Ranges | Waterfall | Tiles | TextBlock | Verbatim
+Block = Timeline | Layers | Steps | Ranges | Waterfall | Tiles | TextBlock | Verbatim
 
 
 class Folded(NamedTuple):

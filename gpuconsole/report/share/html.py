@@ -20,10 +20,12 @@ from gpuconsole.report.parts import Line, Report, Table
 from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share import svg
 from gpuconsole.report.share.document import (
+    LAYER_HEADS,
     Bar,
     Block,
     Document,
     Folded,
+    Layers,
     Ranges,
     Section,
     Steps,
@@ -94,6 +96,8 @@ def _block(block: Block | Folded) -> str:
             return f'<div class="tiles">{"".join(map(_tile, block.tiles))}</div>'
         case Timeline():
             return _timeline(block)
+        case Layers():
+            return _layers(block)
         case Steps():
             return _steps(block)
         case Waterfall():
@@ -128,6 +132,19 @@ def _timeline(chart: Timeline) -> str:
         rows += [f'<li><span class="swatch {trace.style}"></span>{_plain(trace.label)}</li>' for trace in chart.traces]
     legend = f'<ul class="legend">{"".join(rows)}</ul>' if rows else ""
     return _figure(chart.title, svg.both(lambda width: svg.timeline_svg(chart, width)), legend, _plain(chart.unit))
+
+
+def _layers(chart: Layers) -> str:
+    """The chart, and a table with a row for each layer, the topmost first."""
+    head = "".join(f'<th scope="col" class="number">{_plain(name)}</th>' for name in LAYER_HEADS)
+    rows = []
+    for trace in (*reversed(chart.layers), *chart.extra):
+        label, *figures = chart.row(trace)
+        swatch = f'<span class="swatch {trace.style}"></span>' if trace in chart.layers else ""
+        cells = "".join(f'<td class="number">{_plain(figure)}</td>' for figure in figures)
+        rows.append(f"<tr><td>{swatch}{_plain(label)}</td>{cells}</tr>")
+    legend = f'<div class="scroll"><table class="legend-table"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return _figure(chart.title, svg.both(lambda width: svg.layers_svg(chart, width)), legend)
 
 
 def _steps(chart: Steps) -> str:

@@ -12,9 +12,11 @@ from gpuconsole.report.cells import Segment, spark
 from gpuconsole.report.parts import Line, Report, Table, printed
 from gpuconsole.report.run.account import NAMES
 from gpuconsole.report.share.document import (
+    LAYER_HEADS,
     Block,
     Document,
     Folded,
+    Layers,
     Ranges,
     Steps,
     TextBlock,
@@ -90,6 +92,9 @@ def _block(block: Block | Folded) -> str:
             return _fenced(printed(block.parts).strip("\n"))
         case Timeline():
             return _timeline(block)
+        case Layers():
+            rows = [block.row(trace) for trace in (*reversed(block.layers), *block.extra)]
+            return f"**{_escaped(block.title)}**\n\n{_table(LAYER_HEADS, 'lrrr', rows)}"
         case Steps():
             return _steps(block)
         case Waterfall():
@@ -115,7 +120,7 @@ def _timeline(chart: Timeline) -> str:
         return f"{title}: {_escaped(chart.missing)}"
     last = max(trace.times[-1] for trace in chart.traces) or 1.0
     top = max(value for trace in chart.traces for value in trace.values)
-    columns = max(10, min(COLUMNS, *(int(last / step) for trace in chart.traces if (step := trace.usual_step_s))))
+    columns = max(10, min([COLUMNS, *(int(last / step) for trace in chart.traces if (step := trace.usual_step_s))]))
     rows = []
     for trace in chart.traces if len({trace.style for trace in chart.traces}) > 1 else [None]:
         points = [

@@ -20,7 +20,7 @@ from gpuconsole.report.run.models import rank_table
 from gpuconsole.report.run.runs import run_head, runs_table
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.session import run_report
-from gpuconsole.report.share.blocks import attainable_blocks, pair_table, step_bars, tiles, timeline
+from gpuconsole.report.share.blocks import attainable_blocks, memory_layers, pair_table, step_bars, tiles, timeline
 from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, TextBlock, Verbatim
 from gpuconsole.report.share.story import Answer, Chain, answer, cause, chains, sweep_answer
 from gpuconsole.session import facts
@@ -74,7 +74,13 @@ def _chain_sections(chain: Chain) -> list[Section]:
     sections = [
         Section(
             "Before and after" if several else "What was measured",
-            [tiles(runs, chain.gain), timeline(chain), step_bars(labels), TextBlock([pair_table(runs)])],
+            [
+                tiles(runs, chain.gain),
+                timeline(chain),
+                step_bars(labels),
+                *(layers for label, run in labels for layers in memory_layers(label, run)),
+                TextBlock([pair_table(runs)]),
+            ],
         ),
         Section("Evidence", _evidence(chain)),
         Section("What was tried", _tried(chain)),

@@ -9,7 +9,7 @@ from gpuconsole.model import units
 from gpuconsole.model.text import clean, cut
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run.account import LOOKS, NAMES
-from gpuconsole.report.share.document import Ranges, Steps, Timeline, Waterfall
+from gpuconsole.report.share.document import Layers, Ranges, Steps, Timeline, Waterfall
 
 WIDE, NARROW = 1000, 358
 """Widths in pixels: the text column of the page, and that of a phone."""
@@ -107,6 +107,44 @@ def timeline_svg(chart: Timeline, width: int) -> str:
         inside.append(f'<circle cx="{at:.1f}" cy="{top - 8:.1f}" r="9" class="badge"><title>{_escaped(mark.change)}</title></circle>')
         inside.append(_text(at, top - 4, str(number), "badge-text", "middle"))
     return _svg(width, height, f"{chart.title}, {chart.unit}", inside)
+
+
+# --- layers over time ---------------------------------------------------------------------------------------
+
+
+def layers_svg(chart: Layers, width: int) -> str:
+    """Areas above one another over a time axis. The line at the top is the total that is possible."""
+    height, top, bottom = (230, 14, 40) if width > 600 else (200, 14, 40)
+    times = chart.layers[0].times
+    sums = [[0.0] * len(times)]
+    for layer in chart.layers:
+        sums.append([below + value for below, value in zip(sums[-1], layer.values, strict=True)])
+    most, last = max(chart.total, *sums[-1]) * 1.05 or 1.0, times[-1] or 1.0
+    unit = 1024.0**3 if most > 1024.0**3 else 1024.0**2
+    levels = [level * unit for level in round_ticks(0.0, most / unit, 5)]
+    names = [units.digits(level / unit) for level in levels]
+    left, right = _room([*names, "GiB"]), 12.0
+
+    def x(t: float) -> float:
+        return left + (width - left - right) * t / last
+
+    def y(value: float) -> float:
+        return height - bottom - (height - top - bottom) * value / most
+
+    inside = []
+    for layer, lower, upper in zip(chart.layers, sums, sums[1:], strict=False):
+        edges = [*zip(times, upper, strict=True), *reversed(list(zip(times, lower, strict=True)))]
+        points = " ".join(f"{x(t):.1f},{y(value):.1f}" for t, value in edges)
+        inside.append(f'<polygon points="{points}" class="{layer.style}"><title>{_escaped(layer.label)}</title></polygon>')
+    for level, name in zip(levels, names, strict=True):
+        inside += [_line(left, y(level), width - right, y(level), "grid"), _text(left - 6, y(level) + 4, name, "tick", "end")]
+    if chart.total:
+        inside.append(_line(left, y(chart.total), width - right, y(chart.total), "reference"))
+    for t in round_ticks(0.0, last, width // 120, CLOCK_STEPS):
+        inside.append(_tick(x(t), height - bottom + 18, units.clock(t), width))
+    inside.append(_text(left - 6, 10, "GiB" if unit > 1024.0**2 else "MiB", "tick", "end"))
+    inside.append(_text(width - right, height - 6, "time since the first reading, min:s", "tick", "end"))
+    return _svg(width, height, chart.title, inside)
 
 
 # --- where a step goes --------------------------------------------------------------------------------------

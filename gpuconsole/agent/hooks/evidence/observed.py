@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ...clock import ThreadTimes, now, process_cpu_s
@@ -23,6 +23,7 @@ from ...protocol import Signal
 from .. import tracing
 from ..changes.loader import worker_pids
 from ..guard import entry, switch, wrappers_without_level
+from ..memory import models, tensors_of_program
 from ..passes import state
 from ..recorder import OWN, get_ident
 from ..watch import program_frame, recorder, watch
@@ -141,27 +142,21 @@ def memory_parts() -> Signals:
     """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the allocator's peak counts as activations."""
     import torch
 
-    parameters: dict[int, Any] = {}
-    states: list[Any] = []
-    for optimizer in watch.alive(watch.optimizers):
-        parameters.update({id(p): p for group in optimizer.param_groups for p in group["params"]})
-        states += [value for values in optimizer.state.values() for value in values.values()]
-    for root in watch.alive(watch.roots):
-        parameters.update({id(p): p for p in root.parameters()})
+    tensors = tensors_of_program()
     parts = {
-        "memory.parameters_bytes": _bytes(parameters.values()),
-        "memory.gradients_bytes": _bytes(p.grad for p in parameters.values() if p.grad is not None),
-        "memory.optimizer_bytes": _bytes(value for value in states if isinstance(value, torch.Tensor)),
+        "memory.parameters_bytes": tensors.parameters,
+        "memory.gradients_bytes": tensors.gradients,
+        "memory.optimizer_bytes": tensors.optimizer,
     }
-    device = next((p.device for p in parameters.values()), None)
+    device = next((p.device for model in models() for p in model.parameters()), None)
     if device is not None and device.type == "cuda":
-        parts["memory.activations_bytes"] = max(0.0, torch.cuda.max_memory_allocated(device) - sum(parts.values()))
-    source = "the tensors of the program; activations are the rest of the allocator's peak"
+        peak = float(torch.cuda.max_memory_allocated(device))
+        parts["memory.activations_bytes"] = max(0.0, peak - sum(parts.values()))
+        parts["memory.allocated_peak_bytes"] = peak
+        parts["memory.reserved_peak_bytes"] = float(torch.cuda.max_memory_reserved(device))
+        parts["memory.limit_bytes"] = float(torch.cuda.get_device_properties(device).total_memory)
+    source = "the tensors of the program, and torch's allocator; activations are the rest of the allocator's peak"
     return {name: Signal(value, "B", source) for name, value in parts.items() if value}
-
-
-def _bytes(tensors: Iterable[Any]) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 # --- copies from the host to the GPU, and waits of the host for it ------------------------------------------

@@ -1,0 +1,437 @@
+"""GPU memory of the program: who owns how much of it over the run, and at the moment at which an allocation fails.
+
+Nothing here allocates GPU memory, waits for a GPU or changes an exception. A record of a failed allocation holds texts and numbers only: a reference
+to a frame of the traceback would keep the tensors alive that a program frees before it tries again with a smaller batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ..clock import now
+from .evidence.memory_lines import history
+from .guard import wrappers_without_level
+from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
+from .watch import is_program, program_frame, recorder, watch
+
+MARK = "_gpuconsole_watched"
+OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Begins, or is part of, the message of an error of torch: of its allocator, of the driver, of cuBLAS."""
+LONGEST_MESSAGE = 2000
+FIRST_SAMPLE_S, SAMPLE_EVERY_S = 0.5, 5.0
+"""Seconds from the first message about the owners to the next, then the longest time between two. A message takes two readings of counters."""
+MOVES = ("_apply", "to", "cuda")
+"""Methods of a module that bring its parameters to a GPU."""
+BATCH_KNOWN = 3
+"""The step at whose end the batch is known: the first passes are those before the program's modules are watched."""
+PHASES = {
+    FORWARD: "forward",
+    NO_GRAD: "eval",
+    BACKWARD: "backward",
+    OPTIMIZER: "optimizer",
+    SAVE: "checkpoint",
+    LOG: "logging",
+    COMM: "comm",
+    DATA: "data_wait",
+}
+_INDEX = re.compile(r"\bGPU (\d+) has a total capacity")
+
+
+class Tensors(NamedTuple):
+    """Bytes on one GPU of the tensors that the program keeps from step to step. `trained`: of the parameters with gradients, so of all gradients after
+    a backward pass; `elements`: the number of these parameters. `optimizer`: of the optimizer states that exist now."""
+
+    parameters: float = 0.0
+    trained: float = 0.0
+    elements: int = 0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+
+
+class Counted(NamedTuple):
+    """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of segments of which another part is in use."""
+
+    allocated: float
+    peak: float
+    reserved: float
+    split: float
+    free: float
+    total: float
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def counted(index: int) -> Counted:
+    """The present figures. Waits for nothing."""
+    import torch
+
+    stats = torch.cuda.memory_stats_as_nested_dict(index)
+    free, total = torch.cuda.mem_get_info(index)
+    now_and_peak = stats["allocated_bytes"]["all"]
+    return Counted(
+        float(now_and_peak["current"]),
+        float(now_and_peak["peak"]),
+        float(stats["reserved_bytes"]["all"]["current"]),
+        float(stats["inactive_split_bytes"]["all"]["current"]),
+        float(free),
+        float(total),
+    )
+
+
+def tensors_of_program(index: int | None = None) -> Tensors:
+    """The tensors on the GPU `index`; None: on whatever device they are. A look at each tensor takes about 2 µs."""
+    parameters: dict[int, Any] = {}
+    states: list[Any] = []
+    for optimizer in watch.alive(watch.optimizers):
+        parameters.update({id(p): p for group in optimizer.param_groups for p in group["params"]})
+        states += [value for values in optimizer.state.values() for value in values.values() if hasattr(value, "element_size")]
+    for model in models():
+        parameters.update({id(p): p for p in model.parameters()})
+    trained = [p for p in parameters.values() if p.requires_grad]
+    return Tensors(
+        parameters=_bytes(parameters.values(), index),
+        trained=_bytes(trained, index),
+        elements=sum(tensor.numel() for tensor in _local(trained, index)),
+        gradients=_bytes((p.grad for p in trained if p.grad is not None), index),
+        optimizer=_bytes(states, index),
+    )
+
+
+def models() -> list[Any]:
+    """The modules that the program calls; before its first call is seen, all modules that are no part of another one."""
+    if roots := watch.alive(watch.roots):
+        return roots
+    base = sys.modules["torch"].nn.Module
+    everything = gc.get_objects()
+    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, base)}  # `isinstance` would run the code of proxies
+    modules = [candidate for candidate in everything if type(candidate) in kinds]
+    del everything
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    return [module for module in modules if id(module) not in inner and next(module.parameters(), None) is not None]
+
+
+def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
+    """This process's part of each tensor, where it lies on the GPU."""
+    torch = sys.modules["torch"]
+    place = torch.device("cuda", index) if index is not None else None
+    usual = (torch.Tensor, torch.nn.Parameter)
+    for tensor in tensors:
+        part = tensor if type(tensor) in usual else getattr(tensor, "_local_tensor", tensor)  # of a sharded parameter (DTensor)
+        if place is None or part.device == place:
+            yield part
+
+
+def _bytes(tensors: Iterable[Any], index: int | None) -> float:
+    return float(sum(part.numel() * part.element_size() for part in _local(tensors, index)))  # `nbytes` fails for sparse gradients
+
+
+def repeated_blocks(roots: Iterable[Any]) -> int:
+    """The length of the longest list of modules of one class: the layers that activation checkpointing would recompute. 0: there is none."""
+    longest = 0
+    for root in roots:
+        for module in root.modules():
+            kinds = [type(child) for child in module._modules.values() if child is not None and next(child.parameters(), None) is not None]
+            longest = max([longest, *(kinds.count(kind) for kind in set(kinds))])
+    return longest if longest > 1 else 0
+
+
+def moments(optimizer: Any) -> int:
+    """Values that an optimizer keeps for each trained value, by its settings; -1: not known."""
+    settings, name = optimizer.defaults, type(optimizer).__name__
+    if "8bit" in name or "4bit" in name or "Lion" in name:
+        return -1
+    if "betas" in settings:
+        return 2 + bool(settings.get("amsgrad"))
+    if name == "SGD":
+        return int(bool(settings.get("momentum")))
+    return -1
+
+
+def works_on_lists(optimizer: Any) -> bool:
+    """Whether the update works on lists of tensors, which is torch's default on a GPU. The update then has temporary tensors as large as the
+    gradients."""
+    settings = optimizer.defaults
+    return "foreach" in settings and settings["foreach"] is not False and not settings.get("fused")
+
+
+# --- a failed allocation -------------------------------------------------------------------------------------
+
+
+def is_out_of_memory(problem: BaseException | None) -> bool:
+    """Whether a GPU had no memory for `problem`'s allocation. Ours are RuntimeErrors in all versions of torch."""
+    if not isinstance(problem, RuntimeError):
+        return False
+    text = str(problem)
+    return any(part in text for part in OUT_OF_MEMORY)
+
+
+class Place(NamedTuple):
+    """A line of the program. `within`: the line of a library, other than torch, that ran for it; empty where there is none."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    within: str = ""
+
+
+def place_of(problem: BaseException, outside: FrameType | None) -> Place:
+    """The innermost line of the program in the traceback. `outside`: the frame that caught the exception; it and its callers count where the
+    traceback has no line of the program, as in a backward pass."""
+    place, within = Place(), ""
+    trace = problem.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if is_program(frame.f_code.co_filename):
+            place, within = _place(frame, trace.tb_lineno), ""
+        elif _is_library(frame):
+            within = f"{_short(frame.f_code.co_filename)}:{trace.tb_lineno} {_name(frame)}"
+        trace = trace.tb_next
+    if not place.file:
+        around = program_frame(outside)
+        place = _place(around, around.f_lineno) if around is not None else place
+    return place._replace(within=within)
+
+
+def _place(frame: FrameType, line: int) -> Place:
+    return Place(os.path.abspath(frame.f_code.co_filename), line, _name(frame))
+
+
+def _name(frame: FrameType) -> str:
+    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is that of a package other than torch, Python and the agent."""
+    file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return ("site-packages" in file or "dist-packages" in file) and package not in ("torch", __name__.partition(".")[0])
+
+
+def _short(file: str) -> str:
+    """A path below the folder of packages."""
+    return re.split(r"(?:site|dist)-packages[/\\]", file)[-1]
+
+
+def phase_of(problem: BaseException) -> str:
+    """What the program did: the segment under way, else by the functions of torch in the traceback. `move`: a module goes to the GPU."""
+    if recorder.thread == get_ident():
+        for code in reversed(recorder.stack):
+            if code in PHASES:
+                return PHASES[code]
+    phases = set()
+    trace = problem.__traceback__
+    while trace is not None:
+        module, function = str(trace.tb_frame.f_globals.get("__name__", "")), trace.tb_frame.f_code.co_name
+        if module.startswith("torch.autograd") or (module == "torch._tensor" and function == "backward"):
+            return "backward"
+        if module.startswith("torch.nn.modules"):
+            phases.add("move" if function in MOVES else "forward" if function.endswith("_call_impl") else "")
+        elif module.startswith("torch.optim"):
+            phases.add("optimizer")
+        trace = trace.tb_next
+    return next((phase for phase in ("forward", "optimizer", "move") if phase in phases), "other")
+
+
+def batch_under_way(phase: str) -> int:
+    """Samples of the pass under way; before a pass is seen, the batch of the program's newest DataLoader; 0: not known."""
+    if recorder.samples:
+        passes = recorder.backwards + (phase in ("forward", "backward"))
+        return round(recorder.samples / max(1, passes))
+    iterators = watch.alive(watch.iterators)
+    ref = iterators[-1].__dict__.get("_gpuconsole_loader") if iterators else None
+    loader = ref() if ref is not None else None
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if type(size) is int else 0
+
+
+class Memory:
+    """The owners of GPU memory in this process. `send(failure)` reports a failed allocation, `send_lines(held)` what lines hold; None: nobody
+    listens."""
+
+    def __init__(self) -> None:
+        self.send: Callable[[dict[str, Any]], None] | None = None
+        self.send_lines: Callable[[dict[str, Any]], None] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """As in a process that has not trained yet."""
+        self.off = ""
+        """Why nothing is read any longer; empty: it is."""
+        self.step_peak = 0.0
+        """The peak of the allocated memory at the end of the last step that was looked at."""
+        self.step_batch = 0
+        """The largest batch of those steps."""
+        self.pass_peak = 0.0
+        """The peak of the passes before the first update."""
+        self._failed_peak = 0.0
+        """The peak when an allocation last failed: a peak that is not above it says nothing about the steps after it."""
+        self._due = 0.0
+        self._period = FIRST_SAMPLE_S
+        self._tensors, self._seen = Tensors(), (-1, -1, -1)
+        self._last = ("", -1)
+        """The message of the last failed allocation that was sent, and its step."""
+
+    # --- over the run -------------------------------------------------------------------------------------
+
+    def due(self, t: float) -> bool:
+        """Whether the owners are to be looked at after the step that ended at `t`: after the first and the third step, which is the first with its
+        batch known, then every SAMPLE_EVERY_S."""
+        return not self.off and (t >= self._due or recorder.index == BATCH_KNOWN)
+
+    def owners(self, index: int) -> dict[str, float]:
+        """As `sample`; empty where that fails, and nothing is read any longer then. The rest of the agent goes on."""
+        try:
+            return self.sample(index)
+        except Exception as problem:
+            self.off = f"{type(problem).__name__}: {problem}"
+            return {}
+
+    def sample(self, index: int) -> dict[str, float]:
+        """Bytes by owner on the GPU `index`, at the largest allocation so far: an entry for each of OWNERS in `gpuconsole.model.memory`.
+
+        The tensors are looked at again only where the number of optimizers, of their groups or of their states has changed.
+        """
+        optimizers = watch.alive(watch.optimizers)
+        seen = (len(optimizers), sum(len(each.param_groups) for each in optimizers), sum(len(each.state) for each in optimizers))
+        if seen != self._seen:
+            self._seen, self._tensors = seen, tensors_of_program(index)
+        figures, tensors = counted(index), self._tensors
+        self._due, self._period = now() + self._period, min(SAMPLE_EVERY_S, 2 * self._period)
+        states = tensors.parameters + tensors.trained + tensors.optimizer
+        owners = {
+            "parameters": tensors.parameters,
+            "gradients": tensors.trained,
+            "optimizer": tensors.optimizer,
+            "others": max(0.0, figures.total - figures.free - figures.reserved),
+            "kept": max(0.0, figures.allocated - states),
+            "total": figures.total,
+        }
+        if figures.peak <= self._failed_peak:  # the peak is that of the failed attempt
+            return owners | {"unknown": max(0.0, figures.reserved - states)}
+        self.step_peak, self.step_batch = figures.peak, watch.batch_size
+        return owners | {"activations": max(0.0, figures.peak - states), "cache": max(0.0, figures.reserved - figures.peak)}
+
+    def first_update(self, optimizer: Any) -> None:
+        """The first update of the process begins: its optimizer has no states yet."""
+        try:
+            place = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+            if place is not None and place.type == "cuda":
+                self.pass_peak = float(sys.modules["torch"].cuda.max_memory_allocated(place))
+        except Exception as problem:
+            self.off = f"{type(problem).__name__}: {problem}"
+
+    # --- an allocation fails --------------------------------------------------------------------------------
+
+    def failed(self, problem: BaseException, outside: FrameType | None) -> None:
+        """Send what is known about a failed allocation, once for each. `outside`: the frame that caught the exception."""
+        text = str(problem)[:LONGEST_MESSAGE]
+        if self.send is None or self.off or self._last == (text, recorder.index):
+            return
+        self._last = (text, recorder.index)
+        phase = phase_of(problem)
+        failure: dict[str, Any] = {
+            "message": text,
+            **place_of(problem, outside)._asdict(),
+            "phase": phase,
+            "steps": recorder.index,
+            "batch_size": batch_under_way(phase),
+            "step_peak_bytes": self.step_peak,
+            "step_batch": self.step_batch,
+            "pass_peak_bytes": self.pass_peak,
+            "settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
+            **_read(text),
+        }
+        self._failed_peak, self.step_peak = failure.get("peak_bytes", 0.0), 0.0
+        self.send(failure)
+        if history.wanted and self.send_lines is not None:
+            self.send_lines(history.report(int(failure["device"].partition(":")[2]), True, is_program))
+
+    def end(self, index: int | None) -> None:
+        """The process ends: report the lines that held the memory of the GPU `index` at its largest allocation. None: the program used no GPU."""
+        if not history.wanted or self.send_lines is None:
+            return
+        if index is None:
+            self.send_lines({"device": "", "reason": "the job has trained on no GPU"})
+            return
+        held = history.report(index, False, is_program)
+        self.send_lines(held | {"cost_s": history.end(index)} if history.on else held)
+
+
+def _read(text: str) -> dict[str, Any]:
+    """What the allocator, the driver and the tensors say about the GPU that `text` names."""
+    import torch
+
+    match = _INDEX.search(text)
+    index = int(match[1]) if match else torch.cuda.current_device()
+    figures: dict[str, Any] = {"device": f"cuda:{index}"}
+    if not torch.cuda.is_current_stream_capturing():
+        read = counted(index)
+        figures |= {
+            "allocated_bytes": read.allocated,
+            "peak_bytes": read.peak,
+            "reserved_bytes": read.reserved,
+            "split_bytes": read.split,
+            "free_bytes": read.free,
+            "total_bytes": read.total,
+        }
+    tensors, roots, optimizers = tensors_of_program(index), models(), watch.alive(watch.optimizers)
+    buckets = any(type(root).__name__ == "DistributedDataParallel" for root in roots)  # they hold all gradients, also after zero_grad
+    return figures | {
+        "parameters_bytes": tensors.parameters,
+        "trained_bytes": tensors.trained,
+        "trained": tensors.elements,
+        "gradients_bytes": tensors.trained if buckets else tensors.gradients,
+        "optimizer_bytes": tensors.optimizer,
+        "optimizer": ", ".join(sorted({type(each).__name__ for each in optimizers})),
+        "moments": max(map(moments, optimizers)) if optimizers and min(map(moments, optimizers)) >= 0 else -1,
+        "foreach": any(map(works_on_lists, optimizers)),
+        "blocks": repeated_blocks(roots),
+        "evaluates": bool(roots) and not any(root.training for root in roots),
+        "autocast": watch.autocast,
+    }
+
+
+memory = Memory()
+
+
+def raised(problem: BaseException) -> None:
+    """An exception leaves a pass or an optimizer's step. Called by the hooks around these, which then raise it again. Never raises."""
+    try:
+        if is_out_of_memory(problem):
+            memory.failed(problem, sys._getframe(1))
+    except Exception as own:  # the explanation is lost; the program and the rest of the agent go on
+        memory.off = f"{type(own).__name__}: {own}"
+
+
+def at_end() -> None:
+    """The process ends: report the exception that ends it, if no hook has seen it. Python keeps it in `sys.last_value` before it prints it."""
+    problem = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if problem is not None:
+        raised(problem)
+
+
+@wrappers_without_level
+def watch_retries(cuda: Any) -> None:
+    """Watch torch.cuda.empty_cache: programs that catch an error of memory call it before they try again, so an error under way is seen there. The
+    passes of a first step have no hooks yet. `cuda`: the module torch.cuda."""
+    plain = cuda.empty_cache
+    if hasattr(plain, MARK):
+        return
+
+    def empty_cache() -> None:
+        problem = sys.exc_info()[1]
+        if problem is not None:
+            raised(problem)
+            problem = None  # this frame must not keep the tensors of the traceback
+        plain()
+
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(empty_cache, name, getattr(plain, name, ""))
+    setattr(empty_cache, MARK, True)
+    cuda.empty_cache = empty_cache

@@ -1,0 +1,182 @@
+"""What the agent keeps of an error of memory: its place and its pass, and no tensor."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpuconsole.agent.hooks import memory as hook
+from gpuconsole.agent.hooks.memory import Memory, memory, place_of, raised, tensors_of_program, watch_retries
+from gpuconsole.agent.hooks.watch import watch
+
+MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
+
+
+class Fails(nn.Module):
+    """Its forward pass raises the error, with a large tensor in the frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x + self.weight
+        held.append(weakref.ref(kept))
+        raise torch.OutOfMemoryError(MESSAGE)
+
+    def _apply(self, *_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError(MESSAGE)
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        raise torch.OutOfMemoryError(MESSAGE)
+
+
+held: list[weakref.ref[torch.Tensor]] = []
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """The reports of failures. Without a GPU there are no figures of an allocator."""
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(hook, "_read", lambda text: {"device": "cuda:0", "peak_bytes": 1.0})
+    memory.reset()
+    memory.send = reports.append
+    yield reports
+    memory.send = None
+    memory.reset()
+
+
+def forward() -> None:
+    Fails()(torch.zeros(4))
+
+
+def backward() -> None:
+    FailsInBackward.apply(torch.zeros(4, requires_grad=True)).sum().backward()
+
+
+def move() -> None:
+    nn.Module.to(Fails(), "cpu")
+
+
+def elsewhere() -> None:
+    raise torch.OutOfMemoryError(MESSAGE)
+
+
+@pytest.mark.parametrize(("work", "phase"), [(forward, "forward"), (backward, "backward"), (move, "move"), (elsewhere, "other")])
+def test_the_pass_is_known_from_the_traceback(work: Callable[[], None], phase: str, sent: list[dict[str, Any]]) -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        work()
+    raised(caught.value)
+    assert memory.off == ""
+    (report,) = sent
+    assert report["phase"] == phase
+    assert report["file"] == str(Path(__file__))
+    assert report["function"].rpartition(".")[2] in (work.__name__, "forward", "backward", "_apply")
+    raised(caught.value)
+    assert len(sent) == 1, "an error that passes several hooks is reported once"
+
+
+def test_without_a_line_of_the_program_in_the_traceback_the_caller_counts() -> None:
+    assert place_of(RuntimeError("CUDA out of memory"), sys._getframe()).function.startswith("test_without_a_line")
+
+
+def test_no_tensor_of_the_traceback_lives_on(sent: list[dict[str, Any]]) -> None:
+    held.clear()
+    try:
+        forward()
+    except torch.OutOfMemoryError as problem:
+        raised(problem)
+        assert held[0]() is not None, "the traceback holds it"
+    gc.collect()
+    assert len(sent) == 1 and held[0]() is None
+
+
+def test_a_program_that_frees_the_cache_while_it_handles_the_error_is_seen(sent: list[dict[str, Any]]) -> None:
+    calls = []
+
+    class Cuda:
+        empty_cache = staticmethod(lambda: calls.append(1))
+
+    cuda = Cuda()
+    watch_retries(cuda)
+    watch_retries(cuda)
+    cuda.empty_cache()
+    assert not sent
+    try:
+        forward()
+    except torch.OutOfMemoryError:
+        cuda.empty_cache()
+    assert len(calls) == 2 and [report["phase"] for report in sent] == ["forward"]
+
+
+def test_other_errors_are_none_of_ours(sent: list[dict[str, Any]]) -> None:
+    raised(RuntimeError("shapes cannot be multiplied"))
+    raised(ValueError("CUDA out of memory"))
+    assert not sent
+
+
+def test_a_failure_of_the_explanation_reaches_nobody(sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(text: str) -> dict[str, Any]:
+        raise KeyError("broken by the test")
+
+    monkeypatch.setattr(hook, "_read", broken)
+    raised(torch.OutOfMemoryError(MESSAGE))
+    raised(torch.OutOfMemoryError(MESSAGE + "again"))
+    assert not sent and memory.off == "KeyError: 'broken by the test'"
+
+
+def test_counters_that_cannot_be_read_end_the_readings_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(index: int) -> hook.Counted:
+        raise RuntimeError("broken by the test")
+
+    own = Memory()
+    monkeypatch.setattr(hook, "counted", broken)
+    assert own.due(1.0)
+    assert own.owners(0) == {} and own.off == "RuntimeError: broken by the test"
+    assert not own.due(1e9)
+
+
+def test_gradients_of_an_embedding_may_be_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Embedding(100, 4, sparse=True)
+    model(torch.tensor([1, 2])).sum().backward()
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    monkeypatch.setattr(watch, "roots", [weakref.ref(model)])
+    monkeypatch.setattr(watch, "optimizers", [weakref.ref(optimizer)])
+    tensors = tensors_of_program()
+    assert (tensors.parameters, tensors.trained, tensors.elements) == (1600.0, 1600.0, 400)
+    assert tensors.gradients == 1600.0
+
+
+def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Memory()
+    peak = [8.0]
+    monkeypatch.setattr(hook, "counted", lambda index: hook.Counted(2.0, peak[0], 9.0, 0.0, 1.0, 12.0))
+    monkeypatch.setattr(hook, "tensors_of_program", lambda index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0))
+    assert own.sample(0)["activations"] == 4.0 and own.step_peak == 8.0
+    own._failed_peak, own.step_peak = 10.0, 0.0
+    peak[0] = 10.0
+    assert own.sample(0) == {
+        "parameters": 1.0,
+        "gradients": 1.0,
+        "optimizer": 2.0,
+        "others": 2.0,
+        "kept": 0.0,
+        "total": 12.0,
+        "unknown": 5.0,
+    }
+    assert own.step_peak == 0.0
