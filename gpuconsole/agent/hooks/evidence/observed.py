@@ -155,8 +155,12 @@ def memory_parts() -> Signals:
     }
     device = next((p.device for p in parameters.values()), None)
     if device is not None and device.type == "cuda":
-        parts["memory.activations_bytes"] = max(0.0, torch.cuda.max_memory_allocated(device) - sum(parts.values()))
-    source = "the tensors of the program; activations are the rest of the allocator's peak"
+        peak = float(torch.cuda.max_memory_allocated(device))
+        parts["memory.activations_bytes"] = max(0.0, peak - sum(parts.values()))
+        parts["memory.allocated_peak_bytes"] = peak
+        parts["memory.reserved_peak_bytes"] = float(torch.cuda.max_memory_reserved(device))
+        parts["memory.limit_bytes"] = float(torch.cuda.get_device_properties(device).total_memory)
+    source = "the tensors of the program, and torch's allocator; activations are the rest of the allocator's peak"
     return {name: Signal(value, "B", source) for name, value in parts.items() if value}
 
 
