@@ -121,6 +121,9 @@ JOBS = {
     "unfused elementwise operations": Label(
         replace(EAGER, activity=(0.85, 0.2, 0.55), profile=window(elementwise=0.3, normalization=0.12, reduction=0.05)), "gpu.elementwise_membw"
     ),
+    "a chain of elementwise operations, no window": Label(
+        gpt(H100, 0.05, BF16_H100, activity=(0.77, 0.04, 0.7)), "gpu.elementwise_membw"
+    ),
     "bf16 convolutions in NCHW": Label(
         replace(
             BF16_CONVOLUTIONS,
@@ -163,6 +166,7 @@ JOBS = {
     "healthy: bf16 GPT, compiled": Label(COMPILED, "", probes=True),
     "healthy: bf16 GPT, compiled, not probed": Label(COMPILED, ""),
     "healthy: bf16 GPT, eager": Label(EAGER, ""),
+    "healthy: bf16 GPT, eager, much traffic, no window": Label(replace(EAGER, activity=(0.9, 0.2, 0.62)), ""),
     "healthy: reads the loss in each step, GPM": Label(replace(EAGER, caught_up=1.0, observed=ONE_ITEM), ""),
     "healthy: reads the loss in each step, no GPM": Label(syncing(gpt(A100, 0.25, BF16_A100), 2, 0.65), ""),
     "healthy: many waits, and the GPU is busy": Label(syncing(EAGER, 48, 0.6), ""),
