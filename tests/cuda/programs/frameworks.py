@@ -33,7 +33,7 @@ class Texts(Dataset):
         return STEPS * 4
 
     def __getitem__(self, index):
-        ids = torch.randint(0, 256, (128,), generator=torch.Generator().manual_seed(index))
+        ids = torch.randint(0, 256, (64,), generator=torch.Generator().manual_seed(index))
         return {"input_ids": ids, "labels": ids}
 
 
@@ -43,9 +43,11 @@ class Events:
     def __init__(self):
         self.steps = []
 
-    def watch(self, model, optimizer):
+    def watch(self, model, optimizer, closure=False):
+        """`closure`: the passes run within the optimizer's step, and the caller says when the update begins."""
         model.register_forward_pre_hook(self.pass_begins)
-        optimizer.register_step_pre_hook(self.optimizer_begins)
+        if not closure:
+            optimizer.register_step_pre_hook(self.optimizer_begins)
         optimizer.register_step_post_hook(self.optimizer_ended)
 
     def record(self):
@@ -57,10 +59,10 @@ class Events:
         if torch.is_grad_enabled():
             self.steps.append([self.record()])
 
-    def optimizer_begins(self, optimizer, args, kwargs):
+    def optimizer_begins(self, *_):
         self.steps[-1].append(self.record())
 
-    def optimizer_ended(self, optimizer, args, kwargs):
+    def optimizer_ended(self, *_):
         self.steps[-1].append(self.record())
 
     def write(self):
@@ -121,8 +123,8 @@ def hf_trainer():
     transformers.set_seed(0)
     transformers.utils.logging.set_verbosity_error()
     config = LlamaConfig(
-        vocab_size=256, hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8,
-        max_position_embeddings=128,
+        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        max_position_embeddings=64,
     )  # fmt: skip
 
     class Watch(TrainerCallback):
@@ -165,8 +167,11 @@ def lightning():
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
-            events.watch(self.net, optimizer)
+            events.watch(self.net, optimizer, closure=True)
             return optimizer
+
+        def on_before_optimizer_step(self, optimizer):
+            events.optimizer_begins()
 
     pl.seed_everything(0, verbose=False)
     module = Module()
