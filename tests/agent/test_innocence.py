@@ -19,8 +19,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 BEFORE_TORCH = ("install.installed",)
 """Entry points that run while torch is imported: a forked child is too late to break them."""
 
-ON_GPU = ("graphs.", "copies.")
-"""Entry points that run on a GPU only: see tests/cuda/test_own_job.py."""
+ELSEWHERE = ("graphs.", "copies.", "communication.")
+"""Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py."""
 
 FAULTY_STEPS = 24
 """Steps of a trial in programs/faults.py: the FLOPs of a step are counted after 20."""
@@ -58,7 +58,7 @@ def without_times(text: str) -> str:
 
 
 def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_nothing_else(tmp_path: Path) -> None:
-    names = [name for name in ENTRY_POINTS if name not in BEFORE_TORCH and not name.startswith(ON_GPU)]
+    names = [name for name in ENTRY_POINTS if name not in BEFORE_TORCH and not name.startswith(ELSEWHERE)]
     command = (sys.executable, str(PROGRAMS / "faults.py"))
     expected = alone(*command, *KINDS)
     digests = re.findall(rf"{FAULTY_STEPS - 1} (\S+) (\S+)\nexit 7\n", expected.stdout)
