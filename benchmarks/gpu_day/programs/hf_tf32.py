@@ -6,7 +6,7 @@ import tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", DISABLE_MLFLOW_INTEGRATION="TRUE")
 try:
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+    from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 except ImportError as error:
     print(f"{error}", file=sys.stderr)
     sys.exit(3)
@@ -38,6 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
         report_to=[], seed=0, disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=Texts())
+    trainer.remove_callback(PrinterCallback)  # it prints durations, which differ from run to run
     trainer.train()
 for entry in trainer.state.log_history:
     if "loss" in entry:
