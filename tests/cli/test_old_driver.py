@@ -57,6 +57,7 @@ def test_run(cli: Cli, old: dict[str, str], processes: int) -> None:
     assert f"torch here cannot use gpu:0: {WHY}" in done.stderr, "said before the worker has started"
 
 
+@pytest.mark.slow
 def test_a_job_of_the_users_own(cli: Cli, old: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = cli("run", "--headless", "--", sys.executable, "train.py", env=old)

@@ -307,6 +307,7 @@ def test_vllm_is_started_with_its_flags_and_followed_through_its_log(cli: Cli, t
     ("scenario", "words", "seats"),
     [("serve-chat", ("--set", "max_num_seqs=48"), 48), ("serve-batch", (), 8)],  # the user's own; the fault that the scenario teaches
 )
+@pytest.mark.slow
 def test_limits_of_the_user_and_of_a_taught_fault_are_given_to_vllm(
     cli: Cli, tmp_path: Path, scenario: str, words: tuple[str, ...], seats: int
 ) -> None:
@@ -388,6 +389,7 @@ def test_no_process_is_left_however_the_console_ends(tmp_path: Path, number: sig
         console.kill()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
     console, children = started([], tmp_path / "errors")
     try:

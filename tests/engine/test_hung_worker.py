@@ -98,6 +98,7 @@ def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(monkeypatch: pyte
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_headless_run_whose_worker_hangs_and_writes_the_snapshot(tmp_path: Path) -> None:
     words = ["run", "train-gpt", "--headless", "--duration", "120", "--try", "gradient_checkpointing=true", "--snapshot", "s.json"]
     words += [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
