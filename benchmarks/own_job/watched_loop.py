@@ -38,8 +38,9 @@ class Samples(Dataset):
 class Loop:
     """The objects of the program. `hooks` changes the classes of the objects, not the hooked classes: Python keeps its caches of these."""
 
-    def __init__(self, width: int, batch: int) -> None:
-        self.model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    def __init__(self, width: int, batch: int, device: str) -> None:
+        self.device = device
+        self.model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batches = iter(DataLoader(Samples(), batch_size=batch))
         self._backward = torch.autograd.backward
@@ -58,7 +59,7 @@ class Loop:
 
 
 def step(loop: Any) -> None:
-    x, y = next(loop.batches)
+    x, y = (part.to(loop.device) for part in next(loop.batches))
     loss = nn.functional.cross_entropy(loop.model(x), y)
     loop.optimizer.zero_grad()
     loss.backward()
@@ -71,9 +72,10 @@ plain_step = FunctionType(step.__code__.replace(co_name="plain_step"), globals()
 
 def main() -> None:
     pairs, width, batch = (int(word) for word in sys.argv[1:4])
+    device = sys.argv[4]
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    loop = Loop(width, batch)
+    loop = Loop(width, batch, device)
 
     def steps(n: int) -> None:
         for _ in range(n):
