@@ -81,3 +81,14 @@ def test_cuda_graphs_are_refused_where_gradients_add_up(simulated: Machines, tmp
     training = run(simulated("card h100", "values cpu"), tmp_path, "accumulation", (20, ask))
     (answer,) = [event for event in training.events if isinstance(event, KnobsSet)]
     assert answer.error is not None and "gradients" in answer.error
+
+
+def test_optimizers_that_step_in_the_backward_pass_make_one_step_of_it(simulated: Machines, tmp_path: Path) -> None:
+    training = run(simulated("card h100", "values cpu"), tmp_path, "in_backward")
+    assert len(training.steps) == 60
+
+
+def test_a_subclass_of_tensors_keeps_its_meaning(simulated: Machines, tmp_path: Path) -> None:
+    training = run(simulated("card h100", "values cpu"), tmp_path, "annotated")
+    assert len(training.steps) == 60
+    assert any("Annotated handles the methods" in event.text for event in training.events if isinstance(event, Note))

@@ -86,7 +86,9 @@ def capture_ended(graph: Any) -> None:
         graph.__dict__["_gpuconsole_captured"] = Captured(True, samples, tokens)
         # nothing ran while it was captured
         recorder.done = [(*step[:8], SETTLING, step[9]) if step[0] >= begun.step else step for step in recorder.done]
-        switch.notes.append(WHOLE_STEPS)
+        if not _noted:
+            _noted.append(True)
+            switch.notes.append(WHOLE_STEPS)
     elif ended.passes > begun.passes and ended.step == begun.step:
         graph.__dict__["_gpuconsole_captured"] = Captured(False, ended.samples - begun.samples, ended.tokens - begun.tokens)
 
@@ -98,6 +100,7 @@ def replay_begins(graph: Any) -> Captured | None:
     if captured is None or recorder.thread != get_ident() or recorder.stack[-1] != GAP:
         return None
     recorder.enter(WHOLE)
+    _open.append(captured)
     recorder.passes += 1
     recorder.samples += captured.samples
     recorder.tokens += captured.tokens
@@ -106,6 +109,7 @@ def replay_begins(graph: Any) -> Captured | None:
 
 @entry("graphs.replay_ended")
 def replay_ended(captured: Captured) -> None:
+    _open.clear()
     if not recorder.thread:
         return
     recorder.leave()
@@ -113,7 +117,16 @@ def replay_ended(captured: Captured) -> None:
         end_whole()
 
 
-switch.undo_part["graphs"] = lambda: recorder.drop((WHOLE,))
+def _leave_replay() -> None:
+    """A replay that is open is the innermost segment; a framework's training step around it goes on."""
+    if _open and recorder.stack[-1] == WHOLE:
+        recorder.stack.pop()
+
+
+_noted: list[bool] = []
+_open: list[Captured] = []
+"""The replay under way."""
+switch.undo_part["graphs"] = _leave_replay
 
 
 def on_torch(module: Any) -> None:

@@ -31,14 +31,14 @@ from ..protocol import (
 )
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
-from . import data, described, tracing
+from . import data, described, passes, tracing
 from .account import SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.communication import exchanges
 from .evidence.memory_lines import history
-from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts
+from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts, why_unpatched
 from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
@@ -173,7 +173,7 @@ class JobLoop:
         torch.cuda.max_memory_allocated and memory_reserved sort all figures, which takes 160 µs."""
         import torch
 
-        figures = torch.cuda.memory_stats_as_nested_dict(self.device)
+        figures = switch.attempt("memory.figures", torch.cuda.memory_stats_as_nested_dict, self.device) or {}
         allocated, reserved = (figures.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
         return float(allocated.get("peak", 0)), float(allocated.get("current", 0)), float(reserved.get("current", 0))
 
@@ -240,6 +240,11 @@ class JobService(Service):
             self._window.stop()
         self.loop.account.give_up()
         self.reporter.send()
+
+    def forget_window(self) -> None:
+        """In a forked child: the profiler of a window belongs to the parent."""
+        if self._window is not None:
+            self._window.forget()
 
     @property
     def waits(self) -> bool:
@@ -473,7 +478,7 @@ class Agent:
             if self._arithmetic.done:
                 switch.attempt("settings.read", self._announce)
                 self._send_observed(switch.attempt("memory.parts", memory_parts))
-                self._copies = switch.attempt("copies.count", CopyCount) if recorder.on_stream else None
+                self._copies = switch.attempt("copies.begin", self._count_copies)
         elif self._copies is not None and self._copies.over():
             self._send_observed(switch.attempt("copies.count", self._copies.signals))
             self._copies = None
@@ -516,6 +521,14 @@ class Agent:
         counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
         recorder.kind = SETTLING if counted else COUNTS
 
+    def _count_copies(self) -> CopyCount | None:
+        if not recorder.on_stream:
+            return None
+        if reason := why_unpatched():
+            switch.notes.append(f"copies to the GPU and waits for it are not counted: {reason}")
+            return None
+        return CopyCount()
+
     def _watch_writers(self) -> None:
         for code, (function, segment) in writers.take().items():
             data.watch_writer(code, function, segment)
@@ -544,7 +557,11 @@ class Agent:
         What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
         that was forked after it began.
         """
-        keep_forever(recorder.state(), dict(vars(self)))
+        keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
+        if self._service is not None:
+            self._service.forget_window()
+        passes.state.counting, watch.keep_inputs = None, False
+        tracing.forked()
         recorder.reset()
         recorder.at_end = self.step_ended
         if self._connection is not None:

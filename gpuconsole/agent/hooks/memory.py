@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
+from . import tracing
 from .evidence.memory_lines import history
 from .guard import wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
@@ -368,9 +369,9 @@ def _read(text: str) -> dict[str, Any]:
     import torch
 
     match = _INDEX.search(text)
-    index = int(match[1]) if match else torch.cuda.current_device()
+    index = int(match[1]) if match else _index_of_model()
     figures: dict[str, Any] = {"device": f"cuda:{index}"}
-    if not torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         read = counted(index)
         figures |= {
             "allocated_bytes": read.allocated,
@@ -395,6 +396,12 @@ def _read(text: str) -> dict[str, Any]:
         "evaluates": bool(roots) and not any(root.training for root in roots),
         "autocast": watch.autocast,
     }
+
+
+def _index_of_model() -> int:
+    """The GPU of the first parameter that is on one; 0 where there is none. The current device may be a GPU that the program does not use."""
+    places = (parameter.device for model in models() for parameter in model.parameters())
+    return next((int(place.index) for place in places if place.type == "cuda"), 0)
 
 
 memory = Memory()
@@ -425,6 +432,9 @@ def watch_retries(cuda: Any) -> None:
         return
 
     def empty_cache() -> None:
+        if tracing.is_compiling():
+            plain()
+            return
         problem = sys.exc_info()[1]
         if problem is not None:
             raised(problem)
@@ -435,3 +445,6 @@ def watch_retries(cuda: Any) -> None:
         setattr(empty_cache, name, getattr(plain, name, ""))
     setattr(empty_cache, MARK, True)
     cuda.empty_cache = empty_cache
+    defined_in = getattr(cuda, "memory", None)
+    if defined_in is not None and defined_in.empty_cache is plain:  # pickle finds the function by the name of its module
+        defined_in.empty_cache = empty_cache

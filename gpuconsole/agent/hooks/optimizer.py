@@ -219,9 +219,15 @@ def begin(optimizer: Any) -> bool:
         if not recorder.thread:
             if switch.failed or recorder.index:
                 return False
-            recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
+            inside = _in_backward()
+            if not inside and _graph_task() != -1:
+                passes.state.inner = True
+                return False
+            recorder.begin([BACKWARD] if inside else [])  # the first optimizer step of this process: it trains
             memory.first_update(optimizer)
         if steppers.inside or recorder.thread != get_ident():
+            if BACKWARD in recorder.stack and _graph_task() != -1:
+                passes.state.inner = True
             return False
         steppers.inside = True
         recorder.enter(OPTIMIZER)
@@ -247,7 +253,8 @@ def end(optimizer: Any, done: bool) -> None:
             and recorder.index > LOOK_AT[-1]
         ):
             steppers.events += 1  # the usual step: there is nothing to find out
-            watch.micro_batches = recorder.backwards or 1
+            if recorder.backwards != watch.micro_batches:
+                watch.note_passes(recorder.backwards or 1)
             recorder.cut(leaves=True)
             recorder.work()
             return
@@ -318,7 +325,7 @@ def end_whole() -> None:
 def end_step() -> None:
     """End the step, then let the agent work."""
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
-    watch.micro_batches = recorder.backwards or 1
+    watch.note_passes(recorder.backwards or 1)
     recorder.cut()
     if not steppers.decided and len(steppers.held) >= (HELD if iterations.on else ALONE):
         steppers.decide()
@@ -331,6 +338,12 @@ def _look() -> None:
         passes.find_roots()
     finally:
         recorder.leave()
+
+
+def _graph_task() -> int:
+    """The number of the backward pass that this thread works for; -1: none. On a GPU torch computes gradients, and calls their hooks, in a thread of its
+    own: an optimizer that steps there steps within the pass of the training thread."""
+    return int(sys.modules["torch"]._C._current_graph_task_id())
 
 
 def _in_backward() -> bool:

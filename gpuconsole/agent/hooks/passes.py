@@ -152,8 +152,8 @@ def read_loss(tensors: Any) -> None:
     if loss.device.type == "cpu":
         value = loss.item()
         recorder.loss = value if recorder.loss is None else recorder.loss + value
-    elif recorder.copy_loss is not None and recorder.readings is not None:
-        recorder.loss = recorder.copy_loss(loss, recorder.loss)
+    elif recorder.copy_loss is not None and recorder.readings is not None and (recorder.loss is not None or not recorder.backwards > 1):
+        recorder.loss = recorder.copy_loss(loss, recorder.loss)  # once a pass had no loss that can be read, the step has none
 
 
 def is_plain(tensor: Any) -> bool:
@@ -227,7 +227,10 @@ def end_backward(tensors: Any) -> None:
         if state.counting is not None:
             state.counting.leave()
         if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
-            if not recorder.thread and not switch.failed and own_updates.may_begin():
+            if not recorder.thread and not switch.failed and state.inner and state.end_in_backward is not None:
+                recorder.begin([])  # the optimizers have stepped in a thread of torch's
+                state.end_in_backward()
+            elif not recorder.thread and not switch.failed and own_updates.may_begin():
                 find_roots()
                 own_updates.begin()
             return

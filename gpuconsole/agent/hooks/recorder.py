@@ -155,8 +155,8 @@ class Recorder:
             self.readings.append(self.read())  # type: ignore[misc]
 
     def leave(self) -> None:
-        """The present segment ends; the one around it goes on."""
-        self.codes.append(self.stack.pop())
+        """The present segment ends; the one around it goes on. The outermost one never ends."""
+        self.codes.append(self.stack.pop() if len(self.stack) > 1 else GAP)
         self.times.append(now())
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]
@@ -169,12 +169,13 @@ class Recorder:
         """Whether the step that begins now has readings."""
         self.readings: list[Any] | None = None
         if wanted and self.read is not None:
-            self.readings = [self.read()] * (1 + len(self.codes))
+            first = self.read()
+            self.readings = [first] * (1 + len(self.codes)) if self.read is not None else None  # the reading may have failed
 
     def cut(self, leaves: bool = False) -> None:
         """The step ends here, within whatever is going on. `leaves`: the present segment ends too."""
         end = now()
-        self.codes.append(self.stack.pop() if leaves else self.stack[-1])
+        self.codes.append(self.stack.pop() if leaves and len(self.stack) > 1 else self.stack[-1])
         self.times.append(end)
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]

@@ -17,6 +17,8 @@ from .watch import recorder
 KEPT_EVENTS = 256
 LOSSES = 1024
 """Losses whose copies may be under way at once: a sampled step has one for each backward pass. A further loss is not read."""
+MOST_PASSES = 64
+"""Backward passes of a step whose losses are added; with more the step has no loss."""
 STREAM_TIMES: list[float] = []
 """In place of the readings of a step: its times are those of the stream."""
 
@@ -29,21 +31,29 @@ class StreamClock:
 
         self._cuda, self.device = torch.cuda, torch.device(device)
         self._free: list[Any] = []
+        self._stream: Any = None
+        """The stream of the last mark."""
         self.steps = self.caught_up = 0
         """Steps with events, and those of them at whose end the device had done all work but that of the last segment: it waits for the host."""
-        self._losses = torch.empty(LOSSES, dtype=torch.float32, pin_memory=True)
+        self._losses = torch.empty(LOSSES, dtype=torch.float32, device="cpu", pin_memory=True)
         self._free_losses = list(range(LOSSES))
         recorder.on_stream, recorder.read, recorder.settle = True, self.record, self.settle
         recorder.caught_up, recorder.copy_loss = self._look, self.copied
         switch.undo_part["stream"] = self._off
 
     def record(self) -> Any:
-        """An event at this place of the stream; None while a stream is being captured, and after a failure."""
+        """An event at this place of the stream. None while a stream is being captured, after a failure, and where the program has changed its stream
+        since the last mark: events of two streams make no timeline."""
         try:
             if tracing.capturing():
                 return None
+            stream = self._cuda.current_stream(self.device)
+            if stream != self._stream:
+                before, self._stream = self._stream, stream
+                if before is not None:
+                    return None
             event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
-            event.record(self._cuda.current_stream(self.device))
+            event.record(stream)
             return event
         except Exception as problem:
             switch.part_off("stream.record", problem)
@@ -51,18 +61,30 @@ class StreamClock:
 
     def _look(self, events: list[Any]) -> None:
         """A step with `events` ends now, on the host."""
-        if len(events) > 1 and events[-1] is not None and events[-2] is not None:
-            self.steps += 1
-            self.caught_up += bool(events[-2].query())
+        try:
+            if len(events) > 1 and events[-1] is not None and events[-2] is not None:
+                self.caught_up += bool(events[-2].query())
+                self.steps += 1
+        except Exception as problem:
+            switch.part_off("stream.look", problem)
 
     def copied(self, loss: Any, before: Any) -> Any:
         """The loss, copied to the host behind the work that makes it, plus the loss `before`; None where it cannot be read without waiting."""
-        if loss.device != self.device or not self._free_losses or tracing.capturing():
+        if loss.device != self.device or tracing.capturing() or self._cuda.current_stream(self.device) != self._stream:
             return None
-        return CopiedLoss(self._losses, self._free_losses, loss, before)
+        if not self._free_losses or (before is not None and len(before.places) == MOST_PASSES):
+            return None
+        return CopiedLoss(self._losses, before.places if before is not None else (), Place(self._free_losses), loss)
 
     def settle(self, steps: list[RawStep], wait: bool = False) -> tuple[list[RawStep], list[RawStep]]:
         """Steps that are known, and steps from the first one on whose events are not passed yet. `wait`: wait for all events."""
+        try:
+            return self._settled(steps, wait)
+        except Exception as problem:
+            switch.part_off("stream.settle", problem)
+            return [_without_events(step) for step in steps], []
+
+    def _settled(self, steps: list[RawStep], wait: bool) -> tuple[list[RawStep], list[RawStep]]:
         settled: list[RawStep] = []
         for position, step in enumerate(steps):
             events: Any = step[9]
@@ -101,19 +123,26 @@ def _without_events(step: RawStep) -> RawStep:
     return (*step[:6], loss, *step[7:9], step[9] if step[9] is STREAM_TIMES else None)
 
 
-class CopiedLoss:
-    """The value of a loss in page-locked memory. It is there once the stream has passed the copy. `free`: the places that no loss uses."""
+class Place:
+    """A place in the page-locked memory. It is free again when nothing refers to it. `free`: the places that no loss uses."""
 
-    def __init__(self, values: Any, free: list[int], loss: Any, before: Any) -> None:
-        import torch
-
-        self._values, self._free, self._place = values, free, free.pop()
-        self._before = before
-        # converted on the device: a copy between two types would go through memory of its own, and the host would read that too early
-        self._values[self._place].copy_(loss.detach().to(torch.float32), non_blocking=True)
-
-    def __float__(self) -> float:
-        return float(self._values[self._place]) + (float(self._before) if self._before is not None else 0.0)
+    def __init__(self, free: list[int]) -> None:
+        self._free, self.index = free, free.pop()
 
     def __del__(self) -> None:
-        self._free.append(self._place)
+        self._free.append(self.index)
+
+
+class CopiedLoss:
+    """The sum of the losses of a step so far, in page-locked memory: they are there once the stream has passed the copies. `before`: the places of the
+    earlier losses of the step."""
+
+    def __init__(self, values: Any, before: tuple[Place, ...], place: Place, loss: Any) -> None:
+        import torch
+
+        self._values, self.places = values, (*before, place)
+        # converted on the device: a copy between two types would go through memory of its own, and the host would read that too early
+        values[place.index].copy_(loss.detach().to(torch.float32), non_blocking=True)
+
+    def __float__(self) -> float:
+        return float(sum(float(self._values[place.index]) for place in self.places))

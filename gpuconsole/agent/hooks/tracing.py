@@ -4,6 +4,7 @@ break the capture, and with it the program)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 
@@ -37,6 +38,14 @@ def _find_out() -> bool:
 _torch_is_capturing: Callable[[], bool] = _never
 capturing: Callable[[], bool] = _never
 """torch.cuda.is_current_stream_capturing once torch is imported. It makes no context."""
+
+
+def forked() -> None:
+    """In a forked child: where the parent has used CUDA, the child must not ask it."""
+    global capturing
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        capturing = _never if torch.cuda._is_in_bad_fork() else _find_out
 
 
 def use(torch_is_compiling: Callable[[], bool], torch_is_grad_enabled: Callable[[], bool], torch_is_capturing: Callable[[], bool]) -> None:

@@ -58,10 +58,17 @@ class Watch:
         """The largest first dimension of the first tensor of a training pass."""
         self.micro_batches = 1
         """Backward passes of the last step."""
+        self.most_micro_batches = 1
+        """Of any step. The last step of an epoch may have fewer."""
 
     def alive(self, refs: list[weakref.ref[Any]]) -> list[Any]:
         """The objects that still exist, in order."""
         return [target for ref in refs if (target := ref()) is not None]
+
+    def note_passes(self, passes: int) -> None:
+        """A step has had so many backward passes."""
+        self.micro_batches = passes
+        self.most_micro_batches = max(self.most_micro_batches, passes)
 
     def note_made(self, kind: str, target: Any) -> None:
         """Remember the line of the program that made an object. Called while the object's `__init__` runs."""

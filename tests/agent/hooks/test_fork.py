@@ -19,7 +19,7 @@ PROGRAM = """
                 os.write(1, b"freed in the child\\n")
 
     agent = job.Agent("/nowhere")
-    agent._service = Event()
+    agent._kept = Event()
     os.register_at_fork(after_in_child=agent.forked)
     recorder.read, recorder.sample_all = Event, True
     recorder.begin([])

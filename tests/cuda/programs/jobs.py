@@ -114,7 +114,57 @@ def graph():
     return model
 
 
+def in_backward():
+    """An optimizer for each parameter that steps as soon as its gradient is there: on a GPU in a thread of torch's."""
+    model = network("cuda")
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=1e-3) for parameter in model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(STEPS):
+        x, y = torch.randn(32, 64, generator=generator), torch.randint(0, 10, (32,), generator=generator)
+        loss = nn.functional.cross_entropy(model(x.to("cuda")), y.to("cuda"))
+        loss.backward()
+        if step % 20 == 19:
+            print(step, f"{loss.item():.6f}", flush=True)
+    return model
+
+
+class Annotated(torch.Tensor):
+    """A subclass that finds what to do by the function of torch.Tensor that it has seen at its definition, as torchvision and torchao do."""
+
+    handled = {torch.Tensor.to, torch.Tensor.item}
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result if func in cls.handled else result.as_subclass(torch.Tensor) if isinstance(result, cls) else result
+
+
+def annotated():
+    """Batches of a subclass, whose `to` keeps the class."""
+    model = network("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(1)
+    kinds = set()
+    for _ in range(STEPS):
+        x, y = torch.randn(32, 64, generator=generator).as_subclass(Annotated), torch.randint(0, 10, (32,), generator=generator)
+        x = x.to("cuda")
+        kinds.add(type(x).__name__)
+        loss = train_step(model, optimizer, x.as_subclass(torch.Tensor), y.to("cuda"))
+        time.sleep(0.005)
+    print(sorted(kinds), f"{loss.item():.6f}", flush=True)
+    return model
+
+
 JOBS = {
+    "in_backward": in_backward,
+    "annotated": annotated,
     "epochs": lambda: epochs("cuda"),
     "long_epochs": lambda: long_epochs("cuda"),
     "second_device": second_device,

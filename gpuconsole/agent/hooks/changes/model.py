@@ -187,9 +187,9 @@ class TorchCompile(Change):
             raise Refused(reason)
         if value == self.read(watch):
             return
-        if value in WITH_GRAPHS and watch.micro_batches > 1 and _device(watch) == "cuda":
+        if value in WITH_GRAPHS and watch.most_micro_batches > 1 and _device(watch) == "cuda":
             raise Refused(
-                f"{value} uses CUDA graphs, and the program adds up gradients over {watch.micro_batches} passes: {LOST_GRADIENTS}"
+                f"{value} uses CUDA graphs, and the program adds up gradients over {watch.most_micro_batches} passes: {LOST_GRADIENTS}"
             )
         import torch._dynamo
 

@@ -11,6 +11,7 @@ thing: the rate of a second loader that runs alone. A dataset of a user is never
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -25,7 +26,7 @@ from ..changes.loader import worker_pids
 from ..guard import entry, switch, wrappers_without_level
 from ..memory import models, tensors_of_program
 from ..passes import state
-from ..recorder import OWN, get_ident
+from ..recorder import NO_GRAD, OWN, get_ident
 from ..watch import program_frame, recorder, watch
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
@@ -168,8 +169,31 @@ WAITS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__",
 """Methods of a tensor on a GPU that wait until the GPU has computed its values. `to` waits where it copies to the host."""
 
 
+def why_unpatched() -> str:
+    """Why methods of torch.Tensor must not be replaced in this program, not even for a few steps; empty where they may.
+
+    A subclass with a `__torch_function__` of its own gets the method that it must handle from the attribute of torch.Tensor, and compares it with the
+    one that it has seen at its import: quantized weights and annotated images would lose their meaning. And torch's warnings of synchronisations
+    name the frame that calls the method.
+    """
+    import torch
+
+    if torch.cuda.is_initialized() and getattr(torch._C, "_cuda_get_sync_debug_mode", lambda: 0)():
+        return "the program asks torch for warnings of synchronisations"
+    torchs_own = (getattr(torch.Tensor.__torch_function__, "__func__", None), torch._C._disabled_torch_function_impl)
+    waiting = list[Any](torch.Tensor.__subclasses__())
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        function = cls.__torch_function__
+        if getattr(function, "__func__", function) not in torchs_own and cls.__module__.partition(".")[0] != "torch":
+            return f"{cls.__module__}.{cls.__qualname__} handles the methods of torch.Tensor in its own way"
+    return ""
+
+
 class CopyCount:
-    """Counts from now on, until `over`. `torch.Tensor` inherits the methods, so that its own attributes can be taken away again."""
+    """Counts from now on, until `over`. `torch.Tensor` inherits the methods, so that its own attributes can be taken away again. Make one only where
+    `why_unpatched` is empty."""
 
     def __init__(self) -> None:
         import torch
@@ -183,6 +207,7 @@ class CopyCount:
         self._first = recorder.index
         self._inside = False
         self._class: Any = torch.Tensor
+        self._plain_types = (torch.Tensor, torch.nn.Parameter)
         self._set: dict[tuple[Any, str], Any] = {}
         self._plain_synchronize = torch.cuda.synchronize
         for name in (*COPIES, *WAITS):
@@ -199,17 +224,14 @@ class CopyCount:
         copies, waits = name in COPIES, name in WAITS
 
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if tracing.is_compiling() or self._inside:
+            if tracing.is_compiling() or self._inside or type(tensor) not in self._plain_types:
                 return plain(tensor, *args, **kwargs)
             begun, self._inside = now(), True
             try:
                 result = plain(tensor, *args, **kwargs)
             finally:
                 self._inside = False
-            if copies:
-                self._note_copy(tensor, result)
-            if tensor.is_cuda and (waits or not result.is_cuda):
-                self._note_wait(now() - begun)
+            self._note(tensor, result, copies, waits, now() - begun)
             return result
 
         return method
@@ -217,13 +239,24 @@ class CopyCount:
     @wrappers_without_level
     def _counted_synchronize(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def synchronize(*args: Any, **kwargs: Any) -> Any:
+            if tracing.is_compiling():
+                return plain(*args, **kwargs)
             begun = now()
             plain(*args, **kwargs)
             self._note_wait(now() - begun)
 
-        return synchronize
+        return functools.update_wrapper(synchronize, plain)
 
     @entry("copies.note")
+    def _note(self, tensor: Any, result: Any, copies: bool, waits: bool, seconds: float) -> None:
+        """A method of `tensor` has returned. Copies and waits of an evaluation are not those of a step."""
+        if tracing.capturing() or NO_GRAD in recorder.codes:
+            return
+        if copies:
+            self._note_copy(tensor, result)
+        if tensor.is_cuda and (waits or not result.is_cuda):
+            self._note_wait(seconds)
+
     def _note_copy(self, tensor: Any, copy: Any) -> None:
         """A method has made `copy` of `tensor`."""
         if copy.device.type != "cuda" or tensor.device.type != "cpu":
@@ -237,9 +270,9 @@ class CopyCount:
     @entry("copies.wait")
     def _note_wait(self, seconds: float) -> None:
         """A call of the training thread has waited for the GPU."""
-        if recorder.thread != get_ident() or recorder.stack[-1] == OWN:
+        if recorder.thread != get_ident() or recorder.stack[-1] == OWN or NO_GRAD in recorder.codes:
             return
-        frame = program_frame(sys._getframe(2))
+        frame = program_frame(sys._getframe(1))
         place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
         self.waits += 1
         self.wait_s[place] = self.wait_s.get(place, 0.0) + seconds

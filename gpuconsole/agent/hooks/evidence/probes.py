@@ -25,7 +25,7 @@ from .. import tracing
 from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
 from ..watch import program_frame, recorder, watch
-from .observed import is_compiled
+from .observed import is_compiled, why_unpatched
 
 Probing = Generator[None, None, Signals]
 """A probe under way: it yields where it waits for further steps of the program, and returns signals."""
@@ -583,7 +583,10 @@ def script_lines(times: ThreadTimes) -> Probing:
 
 
 def cached_batch(loop: Any) -> Probing:
-    return probes.cached_batch((yield from last_pass(loop)))
+    subject = yield from last_pass(loop)
+    if subject.device.type == "cuda":  # with CUDA graphs a pass of ours would replay into the memory of the program's last outputs
+        refuse_compiled(loop.knobs, "a pass in between")
+    return probes.cached_batch(subject)
 
 
 def batch_elasticity(loop: Any) -> Probing:
@@ -734,6 +737,10 @@ class Window:
         self._profile.stop()
         self._forget_variables()
 
+    def forget(self) -> None:
+        """In a forked child: the profiler belongs to the parent."""
+        self._on = False
+
     def _forget_variables(self) -> None:
         for name in self._ours:
             os.environ.pop(name, None)
@@ -782,7 +789,7 @@ class WaitingLines:
         self._class: Any = torch.Tensor
         self._annotate = torch.profiler.record_function
         self._set: dict[str, Any] = {}
-        for name in WAITING:
+        for name in WAITING if not why_unpatched() else ():
             if name not in self._class.__dict__:
                 self._set[name] = self._marked(name, getattr(self._class, name))
                 setattr(self._class, name, self._set[name])
