@@ -175,14 +175,27 @@ def test_what_only_looks_like_it_is_clear(rule: str, changes: dict[str, float]) 
     assert of(rule, gpu(**changes)).state == "clear"
 
 
-def test_a_power_limit_that_may_be_raised_is_a_loss_and_one_at_its_highest_is_for_information() -> None:
-    lowered, highest = of("hw.power", gpu(**CAPPED)), of("hw.power", gpu(**CAPPED, hw__power_limit_max_w=450.0))
+def test_a_power_limit_below_its_default_is_a_loss_and_any_other_is_for_information() -> None:
+    lowered = of("hw.power", gpu(**CAPPED, hw__power_limit_default_w=700.0))
     assert (lowered.note, lowered.recoverable_ratio) == (False, pytest.approx(0.2))
-    assert (highest.note, highest.recoverable_ratio) == (True, 0.0)
+    for limits, words in (
+        ({"hw__power_limit_max_w": 450.0}, "at its maximum"),
+        ({"hw__power_limit_default_w": 450.0}, "is the default of the board"),
+        ({"hw__power_limit_default_w": 400.0}, "above the default of 400 W"),
+        ({}, "does not report the default"),
+    ):
+        finding = of("hw.power", gpu(**CAPPED, **limits))
+        assert (finding.note, finding.recoverable_ratio) == (True, 0.0) and words in finding.summary
 
 
 def test_heat_and_power_share_the_clock_that_is_lost() -> None:
-    both = gpu(hw__sm_clock_ratio=0.7, hw__thermal_time_ratio=0.2, hw__power_cap_time_ratio=0.4, hw__power_limit_w=450.0)
+    both = gpu(
+        hw__sm_clock_ratio=0.7,
+        hw__thermal_time_ratio=0.2,
+        hw__power_cap_time_ratio=0.4,
+        hw__power_limit_w=450.0,
+        hw__power_limit_default_w=700.0,
+    )
     shares = [of(rule, both).recoverable_ratio for rule in ("hw.thermal", "hw.power")]
     assert shares == [pytest.approx(0.1), pytest.approx(0.2)]
     assert of("hw.clocks_low", both).state == "clear"

@@ -28,18 +28,20 @@ In a user's job the timer of DistributedDataParallel gives the time of a pass up
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
         alone, limit = comm.late_alone(case), comm.LATE
-        ratio = alone if alone >= limit else comm.late_outside(case)
+        lost_alone = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.get("comm.late_s", 0.0) / case.value("step_s")
+        in_passes = alone >= limit and lost_alone >= GAIN
+        ratio = alone if in_passes else max(comm.late_outside(case), alone)
         level = (ratio - 1) / (limit - 1)
         evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s")
         evidence += case.if_known(("ranks.busy_ratio", limit))
         if ratio < limit:
             return self.clear(level, evidence)
-        if alone >= limit:
+        if in_passes or comm.late_outside(case) < limit:
             rank = int(case.value("comm.slowest_rank"))
-            lost = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / case.value("step_s")
+            lost = lost_alone
             where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
         else:
-            rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", 1 - 1 / ratio
+            rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", 1 - 1 / comm.late_outside(case)
         share = min(0.9, lost)
         if share < GAIN:
             return self.clear(short_of(share / GAIN), evidence, f"rank {rank} is late by {percent(share)} of a step")

@@ -37,7 +37,7 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
         if level < 1:
             return self.clear(min(0.59, level), evidence)
         if mfu > MOST_MFU and case.get("is_gpu", 0.0):
-            return self.clear(0.0, evidence, "more than the peak: the job does not compute in the precision that was seen")
+            return self.clear(0.0, evidence, "MFU is above 100%: the job does not compute in the precision that gpuconsole detected")
         if comm.several(case) and comm.exposed_ratio(case) >= comm.EXPOSED:
             return self.clear(0.0, evidence, f"{percent(comm.exposed_ratio(case))} of a step is communication")
         threads, cores = case.get("threads", 0), case.get("cores", 0)

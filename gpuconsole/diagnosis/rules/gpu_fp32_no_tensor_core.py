@@ -46,7 +46,7 @@ without your permission."""
             for signal, limit in (("profile.tensor_core_ratio", ACTIVE), ("gpu.tensor_active_ratio", ACTIVE)):
                 if case.get(signal, 0.0) >= limit:
                     return self.clear(0.0, case.evidence((signal, limit)), "tensor cores are in use")
-            if case.get("precision.tf32_ratio", 0.0) >= IN_TF32 and case.get("gpu.tf32_speed_ratio", 1.0) > 1:
+            if case.get("precision.tf32_ratio", 0.0) >= IN_TF32 and case.get("gpu.tf32_speed_ratio", 2.0) > 1:
                 return self.clear(0.0, case.evidence(("precision.tf32_ratio", IN_TF32)), "tensor cores compute the products in TF32")
             if not case.has("probe.precision_bf16_native"):
                 return self._from_the_setting(case, compute)

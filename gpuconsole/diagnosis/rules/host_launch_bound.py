@@ -67,11 +67,11 @@ data, or in a synchronisation."""
         beside, known = device.beside_passes(case), case.has("gpu.sm_active_ratio")
         if not known and device.waited_ratio(case) >= device.WAITED:
             return self.clear(
-                0.0, evidence, "the host waits for the GPU within the step; only without these waits its lead shows what launches cost"
+                0.0, evidence, "the host waits for the GPU within the step. While the host waits, the cost of launches cannot be seen"
             )
         if beside >= BESIDE and not known:
             return self.clear(
-                0.0, evidence, f"the host spends {percent(beside)} of a step beside the passes; the GPU has nothing to do then"
+                0.0, evidence, f"the host spends {percent(beside)} of a step outside of the passes. The GPU is idle in that time"
             )
         busy = device.busy_ratio(case)
         if busy is None:
@@ -80,14 +80,10 @@ data, or in a synchronisation."""
         level = min(level, share / (1 - BUSY))
         if share < 1 - BUSY:
             return self.clear(short_of(level), evidence)
-        active = (
-            f"{percent(case.value('gpu.sm_active_ratio'))} of the SMs' time is used"
-            if known
-            else f"MFU is {percent(case.value('mfu_ratio'))}"
-        )
+        active = f"SM active is {percent(case.value('gpu.sm_active_ratio'))}" if known else f"MFU is {percent(case.value('mfu_ratio'))}"
         summary = (
-            f"in {percent(caught_up)} of the steps the GPU has done its work before the host has issued the rest, and {active}:"
-            " the host issues kernels more slowly than the GPU runs them"
+            f"in {percent(caught_up)} of the steps the GPU has no work left when the host ends the step, and {active}."
+            " The host issues kernels more slowly than the GPU runs them"
         )
         share = min(MOST, share)
         return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(known), suggestions=[_fused(case, share)])

@@ -52,20 +52,20 @@ def _cure(case: Case) -> str:
     """The advice where a person or a brake has lowered the power; "" otherwise, and if the limits are not known."""
     if case.get("hw.power_brake_time_ratio", 0.0) >= TIME:
         return "An external brake signal is the cause: check the power supply, and a cap for the whole server (BMC)"
-    limit, default = case.get("hw.power_limit_w", 0.0), _default(case)
+    limit, default = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_default_w", 0.0)
     if 0 < limit < LOWERED * default:
         return f"The limit of {limit:.0f} W is below the default of {default:.0f} W: nvidia-smi -pl {default:.0f} resets it (root)"
     return ""
 
 
-def _default(case: Case) -> float:
-    """The limit of the board as it is sold, in W; the highest limit where the driver does not report it."""
-    return case.get("hw.power_limit_default_w", case.get("hw.power_limit_max_w", 0.0))
-
-
 def _as_sold(case: Case) -> str:
-    """What is said of a limit that nobody has lowered."""
-    limit, most = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_max_w", 0.0)
-    if 0 < limit < LOWERED * most:
-        return f"The limit of {limit:.0f} W is the default of the board; up to {most:.0f} W can be set"
-    return "The limit is at its maximum, so the board cannot do more"
+    """What is said of a limit that nobody has lowered, as far as the driver reports the limits."""
+    limit, default, most = (case.get(f"hw.power_limit_{name}", 0.0) for name in ("w", "default_w", "max_w"))
+    if not limit or not most:
+        return "The driver does not report the limits of the board"
+    if limit >= LOWERED * most:
+        return "The limit is at its maximum, so the board cannot do more"
+    if not default:
+        return f"The limit is {limit:.0f} W, and up to {most:.0f} W can be set. The driver does not report the default"
+    named = "the default of the board" if limit < 1.01 * default else f"above the default of {default:.0f} W"
+    return f"The limit of {limit:.0f} W is {named}; up to {most:.0f} W can be set"

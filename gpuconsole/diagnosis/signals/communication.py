@@ -135,9 +135,12 @@ def _pieces(record: RunRecord, timed: list[Exchanges], models: list[int], expose
         return {}
     first = [min(process.first[model].comm_s for process in timed) for model in models if all(model in process.first for process in timed)]
     fewer, now = record.facts.get("exchange.first_buckets", 0.0), record.facts.get("exchange.buckets", 0.0)
-    if len(first) < len(models) or not 0 < fewer < now:
-        return {}
     pieces = f"{source}: the part after the computation, in {now:.0f} buckets"
+    if now and fewer >= now:  # the model fits in as few buckets as DDP can make: larger buckets would be the same
+        same = Signal(exposed, "s", pieces)
+        return {"comm.exchange_now_s": same, "comm.exchange_large_s": same}
+    if len(first) < len(models) or not fewer:
+        return {}
     large = f"{TIMER}: DDP's first iteration, which has {fewer:.0f} bucket{'' if fewer == 1 else 's'}"
     return {"comm.exchange_now_s": Signal(exposed, "s", pieces), "comm.exchange_large_s": Signal(on_core * sum(first), "s", large)}
 

@@ -76,14 +76,18 @@ class HardwareWatch:
         readings = Readings(state, device, since)
         card = next((listed for listed in state.devices if listed.id == device), Device(device, ""))
         ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
+        sharing = sharing_signals(state.processes, ours, device, _used_bytes(state, device))
+        activity = activity_signals(state, record, since)
+        if "hw.other_processes" in sharing and sharing["hw.other_processes"].value > 0:  # GPM counts the work of all processes on the card
+            activity = {name: signal for name, signal in activity.items() if name == "gpu.util_ratio"}
         return (
             {"is_gpu": Signal(1.0, "", "device")}
             | clock_signals(readings, card)
-            | activity_signals(state, record, since)
+            | activity
             | tensor_core_signals(card)
             | pcie_signals(readings)
             | nvlink_signals(readings, state, record, ours)
-            | sharing_signals(state.processes, ours, device, _used_bytes(state, device))
+            | sharing
             | self._error_signals(state, device.partition("/")[0])
             | growth_signals(state, record)
         )
