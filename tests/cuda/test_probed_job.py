@@ -56,7 +56,7 @@ def test_probes_change_no_bit_and_give_their_memory_back(simulated: Machines, tm
     assert probed == alone
     signals = {name: signal for answer in done.values() for name, signal in answer.signals.items()}
     assert signals["probe.batch_factor"].value == 4
-    assert signals["probe.pass_gpu_s"].value <= signals["probe.pass_s"].value * 1.1
+    assert 0 < signals["probe.pass_gpu_s"].value < 10 * signals["probe.pass_s"].value, "a comparison of times belongs to benchmarks"
     assert {
         "probe.issue_s",
         "probe.precision_bf16_speedup",
