@@ -253,8 +253,9 @@ def end(optimizer: Any, done: bool) -> None:
             and recorder.index > LOOK_AT[-1]
         ):
             steppers.events += 1  # the usual step: there is nothing to find out
-            if recorder.backwards != watch.micro_batches:
-                watch.note_passes(recorder.backwards or 1)
+            watch.micro_batches = recorder.backwards or 1
+            if recorder.backwards > watch.most_micro_batches:
+                watch.most_micro_batches = recorder.backwards
             recorder.cut(leaves=True)
             recorder.work()
             return
@@ -325,7 +326,8 @@ def end_whole() -> None:
 def end_step() -> None:
     """End the step, then let the agent work."""
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
-    watch.note_passes(recorder.backwards or 1)
+    watch.micro_batches = recorder.backwards or 1
+    watch.most_micro_batches = max(watch.most_micro_batches, recorder.backwards)
     recorder.cut()
     if not steppers.decided and len(steppers.held) >= (HELD if iterations.on else ALONE):
         steppers.decide()

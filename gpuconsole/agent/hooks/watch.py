@@ -65,11 +65,6 @@ class Watch:
         """The objects that still exist, in order."""
         return [target for ref in refs if (target := ref()) is not None]
 
-    def note_passes(self, passes: int) -> None:
-        """A step has had so many backward passes."""
-        self.micro_batches = passes
-        self.most_micro_batches = max(self.most_micro_batches, passes)
-
     def note_made(self, kind: str, target: Any) -> None:
         """Remember the line of the program that made an object. Called while the object's `__init__` runs."""
         frame = program_frame(sys._getframe(1))

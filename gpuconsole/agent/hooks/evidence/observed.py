@@ -24,7 +24,7 @@ from ...protocol import Signal
 from .. import tracing
 from ..changes.loader import worker_pids
 from ..guard import entry, switch, wrappers_without_level
-from ..memory import models, tensors_of_program
+from ..memory import tensors_of_program
 from ..passes import state
 from ..recorder import NO_GRAD, OWN, get_ident
 from ..watch import program_frame, recorder, watch
@@ -143,13 +143,15 @@ def memory_parts() -> Signals:
     """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the allocator's peak counts as activations."""
     import torch
 
-    tensors = tensors_of_program()
+    roots = watch.alive(watch.roots)
+    tensors = tensors_of_program(roots)
     parts = {
         "memory.parameters_bytes": tensors.parameters,
         "memory.gradients_bytes": tensors.gradients,
         "memory.optimizer_bytes": tensors.optimizer,
     }
-    device = next((p.device for model in models() for p in model.parameters()), None)
+    groups = (group["params"] for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups)
+    device = next((p.device for parameters in (*(root.parameters() for root in roots), *groups) for p in parameters), None)
     if device is not None and device.type == "cuda":
         peak = float(torch.cuda.max_memory_allocated(device))
         parts["memory.activations_bytes"] = max(0.0, peak - sum(parts.values()))
