@@ -61,7 +61,7 @@ CASES = (
     Case("workers started anew each epoch", ("input.epoch_restart",), "--workers 2 --epoch 128 --batch 16 --pin"),
     Case("pageable copies", ("h2d.pageable_or_serial",), "--model resnet --width 16 --seq 224 --batch 256 --workers 2"),
     Case("checkpoint every few steps", ("host.checkpoint_stall",), "--save-every 5 --width 512 --layers 4"),
-    Case("evaluation every few steps", ("host.eval_stall",), "--eval-every 4"),
+    Case("evaluation every few steps", ("host.eval_stall",), "--eval-every 4 --workers 2 --pin"),
     Case("memory near its limit", ("mem.near_capacity",), "--batch 16", ("card h100 memory=17.4e9",)),
     Case("memory leak", ("mem.leak_gpu",), "--leak-mb 25"),
     Case("attention by hand", ("gpu.attention_math",), "--attention math --batch 8 --seq 2048"),

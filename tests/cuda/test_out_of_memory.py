@@ -115,6 +115,13 @@ def test_an_error_that_the_program_catches_is_a_note_and_no_failure(card: Simula
     assert "the job ran out of GPU memory 2 times and went on" in summary
 
 
+def test_a_caught_error_is_not_the_cause_of_an_end_by_another_error(card: SimulatedMachine, tmp_path: Path) -> None:
+    ended = watched(card, tmp_path, "another", 65536, 1024)
+    assert ended.code == 1 and "ValueError: no batch fits" in ended.stderr
+    assert {failure["caught"] for failure in ended.failures} == {True}
+    assert "error         out of memory" not in (tmp_path / "summary").read_text()
+
+
 def test_another_process_that_holds_the_card(card: SimulatedMachine, tmp_path: Path) -> None:
     command, env = (sys.executable, str(PROGRAM), "hold", "5000", "0"), card.environment(OMP_NUM_THREADS="1")
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

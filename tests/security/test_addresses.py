@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -49,13 +49,18 @@ def test_the_address_of_a_dcgm_exporter_is_on_no_command_line_of_a_child() -> No
     address = "http://127.0.0.1:9/a-token-in-the-path"
     words = [sys.executable, "-m", "gpuconsole", "exporter", "--listen", "127.0.0.1:0", "--dcgm", address]
     exporter = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+
+    def children() -> list[tuple[list[str], str | None]]:
+        """Command line and variable of each child that has begun its own program: until then a child has the exporter's command line."""
+        started = []
+        for child in psutil.Process(exporter.pid).children():
+            with contextlib.suppress(psutil.Error):
+                started.append((child.cmdline(), child.environ().get("GPUCONSOLE_DCGM")))
+        return [(command, variable) for command, variable in started if command and command[1:] != words[1:]]
+
     try:
-        wait_until(lambda: psutil.Process(exporter.pid).children(), 30, "the sampler")
-        until = time.monotonic() + 2.0
-        while time.monotonic() < until and not (children := psutil.Process(exporter.pid).children()):
-            time.sleep(0.05)
-        assert all(address not in child.cmdline() for child in children)
-        assert any(child.environ().get("GPUCONSOLE_DCGM") == address for child in children)
+        wait_until(lambda: any(variable == address for _, variable in children()), 30, "the sampler with the address in its environment")
+        assert all(address not in command for command, _ in children())
     finally:
         exporter.kill()
         exporter.wait(10)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import itertools
 import os
 import time
 
@@ -197,8 +198,8 @@ for x, y in batches():
     if args.eval_every and step % args.eval_every == 0:
         model.eval()
         with torch.no_grad():
-            for _ in range(args.eval_every * 2):
-                model(x)
+            for x, y in itertools.islice(DataLoader(Samples(), args.batch), 2 * args.eval_every):
+                loss_of(model, x.to(args.device), y.to(args.device))
         torch.cuda.synchronize()
         model.train()
     if args.leak_mb:

@@ -537,8 +537,10 @@ class Agent:
     def ended(self) -> None:
         """The process ends: send what is left."""
         if not switch.failed and self._connection is not None:
-            at_end()
+            raised = at_end()
             if self._service is None:
+                if raised and memory.has_failed:
+                    self._send("agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised)
                 self._connection.drain(LAST_MESSAGES_S)
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
@@ -547,7 +549,7 @@ class Agent:
             memory.end(device.index if device.type == "cuda" else None)
             self._send_notes()
             self._send(
-                "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail=""
+                "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
 

@@ -280,6 +280,11 @@ class Memory:
         self._last = ("", -1)
         """The message of the last failed allocation that was sent, and its step."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failed allocation was sent."""
+        return bool(self._last[0])
+
     # --- over the run -------------------------------------------------------------------------------------
 
     def due(self, t: float) -> bool:
@@ -424,11 +429,23 @@ def raised(problem: BaseException) -> None:
         memory.off = f"{type(own).__name__}: {own}"
 
 
-def at_end() -> None:
-    """The process ends: report the exception that ends it, if no hook has seen it. Python keeps it in `sys.last_value` before it prints it."""
+def at_end() -> str:
+    """The process ends: report the exception that ends it, if no hook has seen it. Python keeps it in `sys.last_value` before it prints it. Returns the
+    type of an exception that has nothing to do with a failed allocation; empty where there is none."""
     problem = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if problem is not None:
-        raised(problem)
+    if problem is None:
+        return ""
+    raised(problem)
+    return "" if any(map(is_out_of_memory, _with_causes(problem))) else type(problem).__name__
+
+
+def _with_causes(problem: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those during whose handling it was raised."""
+    seen: set[int] = set()  # a program can make a circle of them
+    while problem is not None and id(problem) not in seen:
+        seen.add(id(problem))
+        yield problem
+        problem = problem.__cause__ or problem.__context__
 
 
 @wrappers_without_level

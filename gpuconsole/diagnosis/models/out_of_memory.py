@@ -184,7 +184,7 @@ def _no_grad(failure: MemoryFailure) -> Fit | None:
     """A model in evaluation mode whose passes keep tensors for a backward pass that never comes."""
     if not failure.evaluates or failure.phase not in ("forward", "other"):
         return None
-    reason = "the model is in evaluation mode and gradients are on: each pass keeps its tensors for a backward pass that does not follow"
+    reason = "the model is in evaluation mode and gradients are on: each pass keeps its activations, and no backward pass frees them"
     return Fit("evaluate within torch.no_grad()", reason, failure.activations_bytes)
 
 
@@ -193,7 +193,7 @@ def _expandable(failure: MemoryFailure) -> Fit | None:
     unallocated, asked = failure.unallocated_bytes, failure.asked_bytes
     if unallocated is None or asked is None or unallocated < asked or EXPANDABLE in failure.settings:
         return None
-    reason = f"fragmentation: {_text(unallocated)} are reserved and free, in pieces of which none has {_text(asked)}"
+    reason = f"fragmentation: {_text(unallocated)} are reserved and free, but no piece is as large as {_text(asked)}"
     return Fit(f"PYTORCH_ALLOC_CONF={EXPANDABLE}", reason, unallocated)
 
 

@@ -27,8 +27,8 @@ class CommSlowLink(Rule):
 of that size do not reach the full bandwidth of NVLink. The rule therefore fires only if the result is below the PCIe bandwidth and below half
 of the NVLink bandwidth. NCCL then uses PCIe or host memory: peer access is disabled, or the processes run in containers that do not
 share memory. The rule is silent without NVLink and across several machines.
-In a user's job nothing is tried. The link has carried all gradients at most in the time after the computation. The bandwidth that follows is an
-upper limit: if it is too low, the link is slow. Where computation hides the exchange, the link is fast enough."""
+In a job of your own no exchange is tried. The bytes of the gradients, divided by the exposed time of the exchange, give the largest bandwidth that the
+link can have. If that bandwidth is too low, the link is slow. Where computation hides the exchange, the link is fast enough."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):

@@ -31,10 +31,10 @@ class HostLaunchBound(Rule):
     text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how long the pass takes, and how long the GPU needs if the whole
 pass was issued beforehand, behind a kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the GPU
 is idle between small kernels, although utilisation reads 100 %.
-In a job of your own nothing is tried. At the end of each sampled step the agent looks whether the GPU has done all work except the last part. If it
-still has work, the host is ahead, and launches cost nothing. If it has none, the host has neither waited for the GPU nor for data, and few SMs are
-active (without GPM: MFU is low), then the GPU waits for launches. The time that the thread waits for a core is taken off. The figure for the gain is
-the most that is possible.
+In a job of your own no pass is tried. At the end of each sampled step the agent reads whether the GPU has finished all work except the last part. A GPU
+with work left means that the host is ahead, and that launches cost no time. The rule fires if the GPU has no work left, the host has waited neither
+for the GPU nor for data, and few SMs are active (without GPM: MFU is low). The time in which the thread waits for a core is subtracted. The figure
+for the gain is an upper limit.
 Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch (gpu.small_batch predicts that gain). Other rules cover waiting for a core, for
 data, or in a synchronisation."""
 

@@ -29,10 +29,10 @@ profiles a few ordinary steps and adds up the gaps without GPU work that begin w
 all gaps is applied to the idle time of the GPU in steps without the profiler, less the time for logging, checkpoints and evaluation. Waiting
 for data after a synchronisation belongs to the input rules. The source of the signal names the operator that waited most. Other rules cover
 gaps with other causes (launches, data).
-In a job of your own nothing is tried. The agent times the calls that wait for the GPU in a few steps. Without these waits a step takes as long as the
-host's own work or the GPU's work, whichever is longer: so the waits cost the smaller of two times, the time of the waits and the time in which the GPU
-is idle. Up to four waits at the end of a pass are free, because the GPU works
-meanwhile. Without GPM the idle time is estimated from MFU, so the confidence is low."""
+In a job of your own no step is profiled. In a few steps the agent times the calls that wait for the GPU. Without these waits a step would take as long
+as the host's own work or the GPU's work, whichever is longer. The waits therefore cost the time of the waits or the idle time of the GPU, whichever is
+shorter. Up to four waits at the end of a pass cost nothing, because the GPU works meanwhile. Without GPM the idle time is estimated from MFU, so the
+confidence is low."""
 
     def judge(self, case: Case) -> Finding:
         step = case.value("step_s")
@@ -66,7 +66,7 @@ meanwhile. Without GPM the idle time is estimated from MFU, so the confidence is
             return self.clear(0.0, evidence, "the host waits at the end of a pass only, and the GPU works meanwhile")
         known = case.has("gpu.sm_active_ratio")
         if not known and waited >= MOSTLY:
-            return self.clear(0.0, evidence, "the host waits for most of the step: the GPU works meanwhile, and is the limit")
+            return self.clear(0.0, evidence, "the host waits for the GPU for most of the step: the GPU is the limit")
         busy = device.busy_ratio(case)
         if busy is None:
             raise Missing("probe.sync_gaps_s")

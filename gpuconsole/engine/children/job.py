@@ -357,7 +357,10 @@ class JobChild(Child):
 
         def on_event(event: AnyEvent) -> None:
             nonlocal rank, off
-            off = off or isinstance(event, AgentOff)
+            if isinstance(event, AgentOff):
+                off = True
+                if event.raised:
+                    self._has_gone_on(event.pid)
             if isinstance(event, RankJoined):
                 if event.rank in self._ranks:
                     self._turn_away(joined.pid, event, writer)
@@ -454,6 +457,13 @@ class JobChild(Child):
         if failed is not None and t > failed.t:
             del self._out_of_memory[rank]
             self._caught(failed)
+
+    def _has_gone_on(self, pid: int) -> None:
+        """Another error than a failed allocation ends a process."""
+        for rank, event in list(self._out_of_memory.items()):
+            if event.pid == pid:
+                del self._out_of_memory[rank]
+                self._caught(event)
 
     def _caught(self, event: OutOfMemory) -> None:
         """The program has caught the error, and went on."""

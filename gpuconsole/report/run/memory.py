@@ -46,9 +46,12 @@ def owner_series(run: Run) -> dict[str, SeriesData]:
 def owners_report(run: Run) -> Report:
     """The owners of GPU memory at the largest allocation of a job; empty where they were not measured."""
     series = owner_series(run)
-    parts = [f"{owner.title} {_size(series[name].v[-1])}" for name, owner in OWNERS.items() if name in series]
-    if not parts:
+    if not series:
         return []
+    newest = max(data.t[-1] for data in series.values())
+    parts = [
+        f"{owner.title} {_size(series[name].v[-1])}" for name, owner in OWNERS.items() if name in series and series[name].t[-1] == newest
+    ]
     card = f" of {_size(series[CARD.name].v[-1])}" if CARD.name in series else ""
     report: Report = [labelled("GPU memory", f"{', '.join(parts)}{card}")]
     if KEPT.name in series and (grown := series[KEPT.name].v[-1] - series[KEPT.name].v[0]) > 0:
