@@ -44,6 +44,8 @@ RECENT = 32
 """Steps by which a pass without gradients is judged: one in most steps is a teacher's or a policy's, not an evaluation."""
 STREAM_STEPS = 16
 """Steps on the stream's timeline by which the time of other steps is divided."""
+ALIKE = 1.5
+"""Of these, steps whose length differs by less than this factor are preferred: workers that deliver their batches together make long and short steps."""
 BACKWARD_STEPS = 200
 """Steps whose mean backward pass the waits for exchanges are compared with."""
 MOST_EXPOSED = 0.98
@@ -194,16 +196,18 @@ class SegmentFold:
 
     def _on_device(self, phases: list[float], wall: float, on_stream: bool) -> list[float]:
         """The phases of a step on a GPU. The host runs ahead of the device, so only steps on the stream's timeline show where the time goes: other
-        steps divide their time as the last STREAM_STEPS of those did. Saving, logging and evaluation are rare, and count as the host saw them."""
+        steps divide their time as the last STREAM_STEPS of those did, if possible as those of about the same length. Saving, logging and evaluation
+        are rare, and count as the host saw them."""
         if on_stream:
             self._stream_steps.append([0.0 if phase in RARE else seconds for phase, seconds in enumerate(phases)])
             return phases
-        sums = [sum(column) for column in zip(*self._stream_steps, strict=True)]
+        divided = wall - sum(phases[phase] for phase in RARE)
+        alike = [step for step in self._stream_steps if divided / ALIKE < sum(step) < divided * ALIKE]
+        sums = [sum(column) for column in zip(*(alike or self._stream_steps), strict=True)]
         total = sum(sums)
         if not total:
             return phases
-        rare = sum(phases[phase] for phase in RARE)
-        return [phases[phase] if phase in RARE else (wall - rare) * sums[phase] / total for phase in range(len(PHASES))]
+        return [phases[phase] if phase in RARE else divided * sums[phase] / total for phase in range(len(PHASES))]
 
     def _phase(self, code: int, before: int | None, after: int | None, fed: bool) -> int:
         if code >= LOADER:

@@ -43,3 +43,20 @@ def test_what_lies_between_a_batch_and_its_pass_is_the_copy(codes: list[int]) ->
 def test_zeroing_before_the_batch_is_asked_for_is_no_copy() -> None:
     seen = phases([ZERO, COPY, LOADER, FORWARD, GAP, BACKWARD, OPTIMIZER], True)
     assert (seen["h2d"], seen["other"]) == (0.0, pytest.approx(COPY_S))
+
+
+def test_a_long_step_is_divided_as_the_long_steps_whose_times_the_gpu_has_measured() -> None:
+    """Two workers of the same pace deliver two batches together: every other step waits for them."""
+    fold = SegmentFold()
+    fold.on_device = True
+
+    def step(index: int, wait_s: float, on_stream: bool) -> dict[str, float]:
+        ends = list(itertools.accumulate([wait_s, 0.01, 0.01, 0.01]))
+        raw = RawStep(index, 0.0, [LOADER, FORWARD, BACKWARD, OPTIMIZER], ends, 8, 0, None, 0, 0, None, on_stream)
+        return dict(zip(PHASES, fold.step(raw).phases, strict=True))
+
+    for index, wait_s in enumerate((0.2, 0.001, 0.001, 0.001)):
+        step(index, wait_s, True)
+    assert step(4, 0.19, False)["data_wait"] == pytest.approx(0.19, rel=0.02)
+    assert step(5, 0.001, False)["data_wait"] == pytest.approx(0.001, rel=0.02)
+    assert step(6, 2.0, False)["data_wait"] == pytest.approx(2.03 * 0.203 / 0.323, rel=0.01), "no step of such a length was measured"

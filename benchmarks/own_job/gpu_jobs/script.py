@@ -23,6 +23,7 @@ parser.add_argument("--attention", choices=("sdpa", "math"), default="sdpa")
 parser.add_argument("--optim", choices=("adamw", "loop", "fused"), default="fused")
 parser.add_argument("--checkpointing", action="store_true")
 parser.add_argument("--workers", type=int, default=-1, help="-1: the batch is on the GPU already")
+parser.add_argument("--in-host-memory", action="store_true", help="the data is in pageable host memory, and each step copies a batch")
 parser.add_argument("--epoch", type=int, default=1_000_000, help="samples of an epoch")
 parser.add_argument("--sleep-ms", type=float, default=0.0, help="storage time of a sample")
 parser.add_argument("--cpu-ms", type=float, default=0.0, help="CPU time of a sample")
@@ -156,11 +157,12 @@ class Samples(Dataset):
 def batches():
     if args.workers < 0:
         x, y = next(iter(DataLoader(Samples(), args.batch)))
-        x, y = x.to(args.device), y.to(args.device)
+        there = x.to(args.device), y.to(args.device)
         while True:
-            yield x, y
+            yield (x.to(args.device), y.to(args.device)) if args.in_host_memory else there
+    loader = DataLoader(Samples(), args.batch, num_workers=args.workers, pin_memory=args.pin)
     while True:
-        for x, y in DataLoader(Samples(), args.batch, num_workers=args.workers, pin_memory=args.pin):
+        for x, y in loader:
             yield x.to(args.device, non_blocking=args.pin), y.to(args.device, non_blocking=args.pin)
 
 

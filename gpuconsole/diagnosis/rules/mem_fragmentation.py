@@ -8,6 +8,9 @@ LOST = Threshold(
     "lost_of_reserved", 0.30, "ratio", "30 % of the reserved memory (TraceML: reserved is 2x allocated, at 30 % of the memory)"
 )
 MATTERS = Threshold("lost_of_limit", 0.10, "ratio", "below 10 % of the limit the room would not be useful")
+FULL = Threshold(
+    "reserved", 0.50, "ratio", "on a GPU of which less than half is reserved, no allocation is near to fail: the finding is a note"
+)
 MMAP_KB = 256
 LENGTHS = 64
 
@@ -17,7 +20,7 @@ class MemFragmentation(Rule):
     title = "Memory is fragmented"
     clear_title = "Memory is not fragmented"
     resource = "memory"
-    thresholds = (LOST, MATTERS)
+    thresholds = (LOST, MATTERS, FULL)
     knobs = ("pytorch_alloc_conf", "pad_to_multiple_of", "malloc_mmap_threshold_kb")
     reads = (
         "memory.limit_bytes", "is_gpu", "memory.allocated_peak_bytes", "memory.reserved_peak_bytes", "memory.heap_allocated_bytes",
@@ -45,7 +48,8 @@ threshold or another malloc returns large blocks to the system."""
         )
         evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))
         suggestions = _on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case)
-        return self.fires(level, evidence, summary, recoverable=of_limit, confidence="high", suggestions=suggestions)
+        roomy = case.get("is_gpu", 0.0) > 0 and reserved.value < FULL * limit
+        return self.fires(level, evidence, summary, recoverable=of_limit, confidence="high", suggestions=suggestions, note=roomy)
 
 
 def _peaks(case: Case) -> tuple[Evidence, ...]:

@@ -19,7 +19,8 @@ EVERY = {"save_every": "checkpoint", "log_every": "logging", "eval_every": "eval
 OBSERVABLE = 0.05
 """Share of step time. A loader that the steps wait for less than this has a queue that is full at times, so its rate does not show."""
 IN_TIME = 0.05
-"""Share of step time. If the median step waits for data less than this, most batches are ready."""
+"""Share of time. If the median round waits for data less than this, most batches are ready. A round has a batch of each worker: workers that work at the
+same pace deliver their batches together, so that only one step in each round waits."""
 RECEIVE_S = 0.0013
 """Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
 2.13). A program without workers does not show it."""
@@ -57,8 +58,9 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     if workers is None:
         return {}
     workers = int(workers)
-    if workers and signals["data_wait_typical_ratio"].value < IN_TIME:
-        return _rates(workers, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
+    in_time = _wait_of_a_round(steps, workers) < IN_TIME
+    if workers and in_time:
+        return _rates(workers, in_time, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
     seconds, gained = record.work.gained(steps[0].t)
     passive: dict[str, Signal] = {}
     who = "workers" if workers else "here"
@@ -71,15 +73,23 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     if workers and inside > 0:
         source = "schedstat of the training thread within next(): CPU time over time outside of run queues, nothing was tried"
         passive["probe.loader_receive_ratio"] = Signal(min(1.0, gained["loader.here_cpu_s"] / inside), "ratio", source)
-    return passive | _rates(workers, signals)
+    return passive | _rates(workers, in_time, signals)
 
 
-def _rates(workers: int, signals: dict[str, Signal]) -> dict[str, Signal]:
+def _wait_of_a_round(steps: list[Step], workers: int) -> float:
+    """The wait for data of the median round of as many steps as there are workers, over the mean time of a round."""
+    size = max(1, workers)
+    waits = [step.phases[PHASES.index("data_wait")] for step in steps]
+    rounds = [sum(waits[start : start + size]) for start in range(0, max(1, len(waits) - size + 1), size)]
+    return statistics.median(rounds) / (size * statistics.fmean(step.wall_s for step in steps))
+
+
+def _rates(workers: int, in_time: bool, signals: dict[str, Signal]) -> dict[str, Signal]:
     """Rates of the loader now and with one worker more; empty where the loop does not wait, or where only some batches are late."""
     wait, samples, step_s = (signals[name].value for name in ("data_wait_ratio", "samples_per_step", "step_s"))
     if wait < OBSERVABLE or not samples:
         return {}
-    if workers > 1 and signals["data_wait_typical_ratio"].value < IN_TIME:
+    if workers > 1 and in_time:
         return {}
     rate = samples / (step_s if workers else step_s * wait)
     source = "step account: the loop waits for the loader and runs at its rate, nothing was tried"
