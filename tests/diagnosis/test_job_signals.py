@@ -127,6 +127,20 @@ def test_late_batches_of_several_workers_say_nothing_about_their_rate() -> None:
     assert first == ""
 
 
+def test_workers_that_deliver_their_batches_together_are_too_slow() -> None:
+    """Two workers of the same pace: every other step waits for both batches, so the median step does not show the wait."""
+    signals, first = watched(
+        {"data_wait": 0.0, **WORK},
+        {"num_workers": 2, "prefetch_factor": 2},
+        {"data_wait": 0.25},
+        2,
+        loader__workers_s=0.31,
+        loader__workers_cpu_s=0.01,
+    )
+    assert signals["probe.loader_samples_per_s"].value == pytest.approx(16 / signals["step_s"].value)
+    assert first == "input.slow_storage"
+
+
 @pytest.mark.parametrize(
     ("phase", "rule", "knob"),
     [
