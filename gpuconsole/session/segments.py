@@ -204,10 +204,19 @@ class SegmentFold:
         divided = wall - sum(phases[phase] for phase in RARE)
         alike = [step for step in self._stream_steps if divided / ALIKE < sum(step) < divided * ALIKE]
         sums = [sum(column) for column in zip(*(alike or self._stream_steps), strict=True)]
+        waited = None
+        if (
+            sums and not alike and phases[P_DATA] > divided / 2
+        ):  # no measured step waited so long: the host did, while the GPU ended its work
+            waited = max(0.0, phases[P_DATA] - (sum(sums) - sums[P_DATA]) / len(self._stream_steps))
+            divided, sums[P_DATA] = divided - waited, 0.0
         total = sum(sums)
         if not total:
             return phases
-        return [phases[phase] if phase in RARE else divided * sums[phase] / total for phase in range(len(PHASES))]
+        shares = [phases[phase] if phase in RARE else divided * sums[phase] / total for phase in range(len(PHASES))]
+        if waited is not None:
+            shares[P_DATA] = waited
+        return shares
 
     def _phase(self, code: int, before: int | None, after: int | None, fed: bool) -> int:
         if code >= LOADER:

@@ -23,7 +23,7 @@ parser.add_argument("--attention", choices=("sdpa", "math"), default="sdpa")
 parser.add_argument("--optim", choices=("adamw", "loop", "fused"), default="fused")
 parser.add_argument("--checkpointing", action="store_true")
 parser.add_argument("--workers", type=int, default=-1, help="-1: the batch is on the GPU already")
-parser.add_argument("--in-host-memory", action="store_true", help="the data is in pageable host memory, and each step copies a batch")
+parser.add_argument("--in-host-memory", action="store_true", help="batches lie in pageable host memory")
 parser.add_argument("--epoch", type=int, default=1_000_000, help="samples of an epoch")
 parser.add_argument("--sleep-ms", type=float, default=0.0, help="storage time of a sample")
 parser.add_argument("--cpu-ms", type=float, default=0.0, help="CPU time of a sample")
@@ -154,13 +154,29 @@ class Samples(Dataset):
         return torch.zeros(shape_of_sample()), torch.tensor(index % 10)
 
 
+class InHostMemory(Dataset):
+    """Batches that lie in pageable memory of the host."""
+
+    def __init__(self):
+        self.x, self.y = torch.zeros(args.batch, *shape_of_sample()), torch.arange(args.batch) % 10
+
+    def __len__(self):
+        return args.epoch
+
+    def __getitem__(self, index):
+        return self.x, self.y
+
+
 def batches():
-    if args.workers < 0:
+    if args.workers < 0 and not args.in_host_memory:
         x, y = next(iter(DataLoader(Samples(), args.batch)))
         there = x.to(args.device), y.to(args.device)
         while True:
-            yield (x.to(args.device), y.to(args.device)) if args.in_host_memory else there
-    loader = DataLoader(Samples(), args.batch, num_workers=args.workers, pin_memory=args.pin)
+            yield there
+    if args.in_host_memory:
+        loader = DataLoader(InHostMemory(), batch_size=None)
+    else:
+        loader = DataLoader(Samples(), args.batch, num_workers=args.workers, pin_memory=args.pin)
     while True:
         for x, y in loader:
             yield x.to(args.device, non_blocking=args.pin), y.to(args.device, non_blocking=args.pin)
