@@ -101,15 +101,8 @@ def watch(case: Case, seconds: float, probe: bool) -> tuple[Verdict, dict[str, A
             if case.processes > 1:
                 python += ["-m", "torch.distributed.run", f"--nproc-per-node={case.processes}"]
             command = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", str(snapshot)]
-            command += [
-                *(["--probe"] if probe else []),
-                "--",
-                *python,
-                str(SCRIPT),
-                *case.options.split(),
-                "--seconds",
-                f"{max(seconds, case.least_s):g}",
-            ]
+            script = [str(SCRIPT), *case.options.split(), "--seconds", f"{max(seconds, case.least_s):g}"]
+            command += [*(["--probe"] if probe else []), "--", *python, *script]
             env = machine.environment(OMP_NUM_THREADS="1")
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False, env=env, cwd=folder)
         if not snapshot.exists():
@@ -141,10 +134,9 @@ def main() -> int:
         good = said.top in case.truth or bool(noted) if case.truth else healthy
         right += good
         harmful += healthy if case.truth else not healthy
-        print(
-            f"| {case.name} | {figures(run)} | {', '.join(f'{rule} (note)' for rule in noted) or said.top} | {', '.join(case.truth) or '-'} | {'yes' if good else 'no'} | {said.cannot_tell} |",
-            flush=True,
-        )
+        top = f"{noted[0]} (note)" if noted else said.top
+        truth = ", ".join(case.truth) or "-"
+        print(f"| {case.name} | {figures(run)} | {top} | {truth} | {'yes' if good else 'no'} | {said.cannot_tell} |", flush=True)
     print(f"\n{right} of {len(chosen)} right; {harmful} healthy jobs accused or faulty ones called healthy")
     return 0 if right >= LEAST_RIGHT * len(chosen) and not harmful else 1
 

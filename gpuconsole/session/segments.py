@@ -45,7 +45,8 @@ RECENT = 32
 STREAM_STEPS = 16
 """Steps on the stream's timeline by which the time of other steps is divided."""
 ALIKE = 1.5
-"""Of these, steps whose length differs by less than this factor are preferred: workers that deliver their batches together make long and short steps."""
+"""The time of a step is divided as in those of these steps whose length differs by less than this factor, where there are some. Workers that deliver
+their batches at the same time make long and short steps."""
 BACKWARD_STEPS = 200
 """Steps whose mean backward pass the waits for exchanges are compared with."""
 MOST_EXPOSED = 0.98
@@ -196,27 +197,24 @@ class SegmentFold:
 
     def _on_device(self, phases: list[float], wall: float, on_stream: bool) -> list[float]:
         """The phases of a step on a GPU. The host runs ahead of the device, so only steps on the stream's timeline show where the time goes: other
-        steps divide their time as the last STREAM_STEPS of those did, if possible as those of about the same length. Saving, logging and evaluation
-        are rare, and count as the host saw them."""
+        steps divide their time in the same proportions as the last STREAM_STEPS of those, and as those of about the same length where there are
+        some. Saving, logging and evaluation are rare: their times are those of the host."""
         if on_stream:
             self._stream_steps.append([0.0 if phase in RARE else seconds for phase, seconds in enumerate(phases)])
             return phases
         divided = wall - sum(phases[phase] for phase in RARE)
         alike = [step for step in self._stream_steps if divided / ALIKE < sum(step) < divided * ALIKE]
-        sums = [sum(column) for column in zip(*(alike or self._stream_steps), strict=True)]
-        waited = None
-        if (
-            sums and not alike and phases[P_DATA] > divided / 2
-        ):  # no measured step waited so long: the host did, while the GPU ended its work
-            waited = max(0.0, phases[P_DATA] - (sum(sums) - sums[P_DATA]) / len(self._stream_steps))
-            divided, sums[P_DATA] = divided - waited, 0.0
-        total = sum(sums)
+        measured = [sum(column) for column in zip(*(alike or self._stream_steps), strict=True)]
+        kept = {phase: phases[phase] for phase in RARE}
+        if measured and not alike and phases[P_DATA] > divided / 2:
+            # No measured step has waited so long for data. The host has measured the wait; at its start the GPU still does the work of a step.
+            work = (sum(measured) - measured[P_DATA]) / len(self._stream_steps)
+            kept[P_DATA] = max(0.0, phases[P_DATA] - work)
+            divided, measured[P_DATA] = divided - kept[P_DATA], 0.0
+        total = sum(measured)
         if not total:
             return phases
-        shares = [phases[phase] if phase in RARE else divided * sums[phase] / total for phase in range(len(PHASES))]
-        if waited is not None:
-            shares[P_DATA] = waited
-        return shares
+        return [kept.get(phase, divided * seconds / total) for phase, seconds in enumerate(measured)]
 
     def _phase(self, code: int, before: int | None, after: int | None, fed: bool) -> int:
         if code >= LOADER:

@@ -234,7 +234,7 @@ class AgentOff(Event, frozen=True):
     """The agent in a process of the job has switched itself off, and the job continues unwatched; or the process ends.
 
     `where`: the entry point that failed; empty where the console asked for the end, or where the process ends. `cause` is one line,
-    `detail` the end of the traceback. `raised`: the type of the exception that ends the process, where no failed allocation is its cause.
+    `detail` the end of the traceback. `raised`: the type of the exception that ends the process; empty where its cause is a failed allocation.
     """
 
     pid: int

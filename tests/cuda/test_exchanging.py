@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulated pair")]
 
 PROGRAM = Path(__file__).parent / "programs" / "exchanging.py"
 STEPS, SKIPPED = 600, 10
-POINTS = 0.1
-"""The agent samples some steps, DDP times each 100th iteration, and the host of the simulated device shares its cores with other tests. A phase under a
-wrong name differs by more."""
+POINTS = 0.05
+"""The agent samples some steps, DDP times each 100th iteration, and the host of the simulated device shares its cores with other tests."""
 
 
 class Job(NamedTuple):

@@ -92,3 +92,12 @@ def test_noise_makes_nobody_slow(signals: dict[str, float]) -> None:
 def test_a_process_that_waits_for_its_data_shows_in_the_account() -> None:
     found = check("comm.straggler", case({**STEP, **EVEN, "ranks.busy_ratio": 1.5, "ranks.busiest": 0.0}))
     assert found.state == "fires" and "rank 0" in found.summary and "data" in found.summary
+
+
+def test_of_late_data_and_slower_passes_the_larger_loss_is_named() -> None:
+    """Another program that takes a core makes the passes of one process a little slower."""
+    slower = {"comm.straggler_ratio": 1.3, "comm.late_s": 0.008, "comm.late_in_backward_ratio": 0.9}
+    data = check("comm.straggler", case({**STEP, **EVEN, **slower, "ranks.busy_ratio": 2.0, "ranks.busiest": 0.0}))
+    assert "rank 0 takes 100 % longer" in data.summary and "data" in data.summary and data.recoverable_ratio == pytest.approx(0.5)
+    passes = check("comm.straggler", case({**STEP, **EVEN, **slower, "comm.late_s": 0.03, "ranks.busy_ratio": 1.5, "ranks.busiest": 1.0}))
+    assert "rank 1 takes 30 % longer" in passes.summary and "backward" in passes.summary

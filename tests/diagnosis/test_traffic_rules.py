@@ -146,6 +146,9 @@ def test_fragments_are_named_on_a_gpu_with_what_its_allocator_can_do() -> None:
         {"pytorch_alloc_conf": "expandable_segments:True"},
         {"pad_to_multiple_of": 64},
     ]
+    assert not finding.note
+    half_empty = {"memory__allocated_peak_bytes": 25e9, "memory__reserved_peak_bytes": 45e9, "memory__limit_bytes": 100e9}
+    assert of("mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **half_empty)).note, "no allocation is likely to fail"
 
 
 def test_memory_that_waits_for_the_next_step_is_not_lost() -> None:

@@ -49,6 +49,20 @@ def test_the_terminal_names_each_owner_and_what_grows_between_two_steps() -> Non
     assert owners_report(small_session().runs[0]) == []
 
 
+def test_after_a_failed_allocation_activations_and_cache_are_named_once() -> None:
+    """The agent then knows only their sum: the earlier figures of both are out of date."""
+    session = job()
+    for name, sizes in SIZES.items():
+        if name not in ("activations", "cache"):
+            session.runs[0].series[f"{OWNER_ROWS[name].metric}{{device=gpu:0}}"] = SeriesData(
+                [3.0, 13.0], [size * GIB for size in sizes], "torch"
+            )
+    session.runs[0].series[f"{OWNERS['unknown'].metric}{{device=gpu:0}}"] = SeriesData([13.0], [9 * GIB], "torch")
+    line = printed(owners_report(session.runs[0])).splitlines()[0]
+    assert "activations and cache 9.00 GiB" in line
+    assert "activations and other tensors" not in line and "cache 1.50 GiB" not in line
+
+
 def test_the_areas_of_the_page_lie_on_one_another_below_the_line_of_the_card() -> None:
     page = html_page(session_document(job()))
     polygons = re.findall(r'<polygon points="([^"]*)" class="([^"]*)"><title>([^<]*)', page)

@@ -154,11 +154,9 @@ def own_job_out_of_memory(day: Day) -> None:
     run = is_unharmed(day, alone, watched(day, "out_of_memory.py"))
     day.require("state of the run", run.state == "failed", f"{run.state}: {run.error or ''}")
     summary = (day.folder / "own-job-out_of_memory.txt").read_text(errors="replace").splitlines()
-    said = " / ".join(line.strip() for line in summary if "memory" in line.lower() or line.strip().startswith(("owners", "would fit")))[
-        :600
-    ]
+    explained = [line.strip() for line in summary if line.strip().startswith(("owners", "would fit"))]
     day.require("the line that asked is named", "out_of_memory.py:" in (run.error or ""), run.error or "no error")
-    day.require("owners and what would fit are named", "owners" in said and "would fit" in said, said or "nothing")
+    day.require("owners and what would fit are named", len(explained) >= 2, " / ".join(explained) or "nothing")
 
 
 @check(value=115, seconds=60, limit_s=240)

@@ -193,7 +193,7 @@ def _expandable(failure: MemoryFailure) -> Fit | None:
     unallocated, asked = failure.unallocated_bytes, failure.asked_bytes
     if unallocated is None or asked is None or unallocated < asked or EXPANDABLE in failure.settings:
         return None
-    reason = f"fragmentation: {_text(unallocated)} are reserved and free, but no piece is as large as {_text(asked)}"
+    reason = f"fragmentation: {_text(unallocated)} are reserved and free, but no free piece has {_text(asked)}"
     return Fit(f"PYTORCH_ALLOC_CONF={EXPANDABLE}", reason, unallocated)
 
 

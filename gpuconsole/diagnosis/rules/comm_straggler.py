@@ -27,21 +27,22 @@ In a user's job the timer of DistributedDataParallel gives the time of a pass up
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        alone, limit = comm.late_alone(case), comm.LATE
+        alone, outside, limit = comm.late_alone(case), comm.late_outside(case), comm.LATE
         lost_alone = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.get("comm.late_s", 0.0) / case.value("step_s")
-        in_passes = alone >= limit and lost_alone >= GAIN
-        ratio = alone if in_passes else max(comm.late_outside(case), alone)
+        lost_outside = 1 - 1 / outside  # of the whole step, its passes included
+        in_passes = alone >= limit and lost_alone >= GAIN and lost_alone >= lost_outside / 2
+        before_passes = not in_passes and outside >= limit
+        ratio = outside if before_passes else alone
         level = (ratio - 1) / (limit - 1)
         evidence = case.evidence(("comm.straggler_ratio", limit), "comm.late_s", "comm.pass_alone_s")
         evidence += case.if_known(("ranks.busy_ratio", limit))
         if ratio < limit:
             return self.clear(level, evidence)
-        if in_passes or comm.late_outside(case) < limit:
-            rank = int(case.value("comm.slowest_rank"))
-            lost = lost_alone
-            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
+        if before_passes:
+            rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", lost_outside
         else:
-            rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", 1 - 1 / comm.late_outside(case)
+            rank, lost = int(case.value("comm.slowest_rank")), lost_alone
+            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
         share = min(0.9, lost)
         if share < GAIN:
             return self.clear(short_of(share / GAIN), evidence, f"rank {rank} is late by {percent(share)} of a step")

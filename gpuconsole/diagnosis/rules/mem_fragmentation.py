@@ -9,7 +9,7 @@ LOST = Threshold(
 )
 MATTERS = Threshold("lost_of_limit", 0.10, "ratio", "below 10 % of the limit the room would not be useful")
 FULL = Threshold(
-    "reserved", 0.50, "ratio", "on a GPU of which less than half is reserved, no allocation is near to fail: the finding is a note"
+    "reserved", 0.50, "ratio", "on a GPU with less than half of its memory reserved, no allocation is likely to fail: the finding is a note"
 )
 MMAP_KB = 256
 LENGTHS = 64
@@ -31,7 +31,8 @@ glibc's mallinfo2 is read during a few passes; its heap holds the whole process 
 memory that is unused between steps only waits for the next step. If a third is lost, tensors of different sizes are allocated and freed in an order that leaves gaps,
 mostly because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a multiple leaves few sizes.
 glibc before 2.38 gains nothing from few sizes: a freed aligned block cannot hold the next block of the same size. There, a fixed mmap
-threshold or another malloc returns large blocks to the system."""
+threshold or another malloc returns large blocks to the system.
+On a GPU with less than half of its memory reserved, the finding is a note: the lost memory makes no allocation fail."""
 
     def judge(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")

@@ -19,8 +19,8 @@ EVERY = {"save_every": "checkpoint", "log_every": "logging", "eval_every": "eval
 OBSERVABLE = 0.05
 """Share of step time. A loader that the steps wait for less than this has a queue that is full at times, so its rate does not show."""
 IN_TIME = 0.05
-"""Share of time. If the median round waits for data less than this, most batches are ready. A round has a batch of each worker: workers that work at the
-same pace deliver their batches together, so that only one step in each round waits."""
+"""Share of time. If the median round waits for data less than this, most batches are ready. A round is as many steps as there are workers. Workers of
+the same speed deliver their batches at the same time, so only one step of each round waits."""
 RECEIVE_S = 0.0013
 """Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
 2.13). A program without workers does not show it."""
@@ -77,11 +77,11 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
 
 
 def _wait_of_a_round(steps: list[Step], workers: int) -> float:
-    """The wait for data of the median round of as many steps as there are workers, over the mean time of a round."""
-    size = max(1, workers)
-    waits = [step.phases[PHASES.index("data_wait")] for step in steps]
-    rounds = [sum(waits[start : start + size]) for start in range(0, max(1, len(waits) - size + 1), size)]
-    return statistics.median(rounds) / (size * statistics.fmean(step.wall_s for step in steps))
+    """The share of time that the median round waits for data. A round is as many steps as there are workers."""
+    size, place = max(1, workers), PHASES.index("data_wait")
+    rounds = [steps[start : start + size] for start in range(0, max(1, len(steps) - size + 1), size)]
+    median_s = statistics.median(sum(step.phases[place] for step in part) for part in rounds)
+    return median_s / (len(rounds[0]) * statistics.fmean(step.wall_s for step in steps))
 
 
 def _rates(workers: int, in_time: bool, signals: dict[str, Signal]) -> dict[str, Signal]:

@@ -459,7 +459,7 @@ class JobChild(Child):
             self._caught(failed)
 
     def _has_gone_on(self, pid: int) -> None:
-        """Another error than a failed allocation ends a process."""
+        """An error that is no failed allocation ends a process: the program has caught the failed allocation before."""
         for rank, event in list(self._out_of_memory.items()):
             if event.pid == pid:
                 del self._out_of_memory[rank]
