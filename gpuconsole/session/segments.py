@@ -143,11 +143,14 @@ class SegmentFold:
     def _without_waits(self, step: Step) -> Step:
         """The step with the wait for its exchanges of gradients as `comm`. DistributedDataParallel waits within the backward pass, and times only some
         exchanges. So each step gives the share of its backward pass that the wait had lately: the mean wait in a step over the mean
-        backward pass."""
-        backward = sum(self._backward_s)
-        if not backward or not self._exchanges:
+        backward pass. On a GPU that is the mean of the steps on the stream's timeline: the host's times of its first steps are short, because the host
+        runs ahead until the queue of the GPU is full."""
+        on_stream = [phases[P_BACKWARD] for phases in self._stream_steps] if self.on_device else []
+        backward_s = on_stream or self._backward_s
+        total_s = sum(backward_s)
+        if not total_s or not self._exchanges:
             return step
-        share = min(MOST_EXPOSED, self._exchanges.exposed_s() * len(self._backward_s) / backward)
+        share = min(MOST_EXPOSED, self._exchanges.exposed_s() * len(backward_s) / total_s)
         return msgspec.structs.replace(
             step, phases=_moved(step.phases, share), runq=None if step.runq is None else _moved(step.runq, share)
         )

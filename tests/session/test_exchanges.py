@@ -44,6 +44,23 @@ def test_the_wait_for_exchanges_leaves_the_backward_pass() -> None:
     assert [exchange.iteration for exchange in steps.exchanges] == list(range(1, 11)), "the session gets them too"
 
 
+def test_on_a_gpu_the_wait_is_a_share_of_the_backward_pass_as_the_stream_shows_it() -> None:
+    """The host runs ahead of the GPU: it issues its first steps in 2 ms each, until the queue is full."""
+    on_stream: list[float] = []
+    raw: list[Any] = []
+    for index in range(1, 101):
+        start, issued_s = 0.1 * index, 0.002 if index < 40 else 0.1
+        measured = index > 90
+        ends = [start + issued_s * share for share in (0.2, 0.8, 1.0)]
+        raw.append((index, start, [FORWARD, BACKWARD, OPTIMIZER], ends, 4, 0, None, 0, 0, on_stream if measured else None))
+    fold = SegmentFold()
+    fold.on_device = True
+    exchanges = [timed(iteration, 0.045) for iteration in range(3, 11)]
+    steps = fold.add(Segments(1.0, pack(raw), 0.0, 0.0, 0.0, 0.0, exchanges=exchanges)).steps
+    assert steps[-1].phases[P_COMM] == pytest.approx(0.045)
+    assert steps[0].phases[P_COMM] == pytest.approx(0.045 * 0.02), "the same share of a short step"
+
+
 def test_the_run_queue_delay_moves_with_the_time() -> None:
     (step, *_) = folded([timed(iteration, 0.03) for iteration in range(3, 11)], runq=[0.0, 0.0, 0.01, 0.01]).steps
     assert step.runq is not None
