@@ -14,6 +14,7 @@ from gpuconsole.diagnosis import rules as rules_package
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
+from gpuconsole.diagnosis.unexplained import open_question, unexplained
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.run import Run
 
@@ -59,14 +60,16 @@ class Standing:
 
 
 def why_no_claim(run: Run) -> str:
-    """The reason why a run without a firing rule cannot be called healthy; empty if it can. One clause for the user."""
+    """The reason why a run in which no rule names a fault cannot be called without a fault; empty if it can. One clause for the user."""
     if run.steady_from_s is None and not run.summary.steps:
         return "nothing was measured"
     if run.is_job and run.state not in ("starting", "running") and run.steady_from_s is None:
         return f"the job ended before its step time was steady, after {run.summary.steps} step{'' if run.summary.steps == 1 else 's'}"
     if run.validity is not None and run.validity.verdict != "valid":
         return f"the figures are {run.validity.verdict}: {run.validity.reasons[0]}"
-    return ""
+    if (gap := unexplained(run)) is not None:
+        return gap.words
+    return open_question(run)
 
 
 def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:

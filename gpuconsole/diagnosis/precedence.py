@@ -21,6 +21,8 @@ from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.model.finding import Finding
 
+COVERED = "Covered by"
+"""The start of the title of a finding that yields to one that fires."""
 FIRST = "hw.errors"
 """This finding recovers no time, but comes before all other findings, because the results may be wrong."""
 
@@ -138,7 +140,7 @@ def _outcome(entry: Yields, settled: dict[str, Finding], case: Case) -> Finding 
         if loser.state == "clear":
             return msgspec.structs.replace(loser, level=0.0)
         if loser.state == "fires" or (entry.when is not None and _lacks_a_probe(loser)):
-            return Finding(loser.rule, "clear", f"Covered by {winner.rule}", summary=entry.why, evidence=loser.evidence or winner.evidence)
+            return Finding(loser.rule, "clear", f"{COVERED} {winner.rule}", summary=entry.why, evidence=loser.evidence or winner.evidence)
     elif entry.must_know is not None and entry.must_know(case) and loser.state == "fires" and winner.state == "cant_tell":
         return Finding(loser.rule, "cant_tell", loser.title, summary=winner.summary, missing=winner.missing)
     return None

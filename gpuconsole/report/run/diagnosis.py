@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpuconsole.diagnosis.engine import why_no_claim
 from gpuconsole.diagnosis.rule import NOT_ON_GPU
+from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
@@ -312,6 +313,8 @@ def details_report(run: Run) -> Report:
         report.append(BLANK)
     for number, finding in enumerate(firing, 1):
         report += [*finding_report(number, finding, run), BLANK]
+    if (gap := unexplained(run)) is not None:
+        report += [heading("Not explained"), text(f"{gap.words}.", "alert"), *(text(clause) for clause in gap_clauses(gap)), BLANK]
     if reach := attainable_report(run):
         report += [heading("What this hardware could reach"), *reach, BLANK]
     report += other_rules(run)
@@ -327,16 +330,23 @@ def other_rules(run: Run) -> Report:
 
 
 def firing_report(run: Run) -> Report:
-    """The findings that fire, or the reason why no finding fires: for the terminal."""
-    firing = facts.firing(run)
+    """The findings that fire, or the reason why no finding fires; then the time that no finding explains: for the terminal."""
+    firing, gap = facts.firing(run), unexplained(run)
+    rest = [text(clause, indent=2) for clause in gap_clauses(gap)] if gap is not None else []
     if not firing:
         why = why_no_claim(run)
         result = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
-        return [Line([("diagnosis: ", ""), (result, "alert" if why else "")])]
+        return [Line([("diagnosis: ", ""), (result, "alert" if why else "")]), *(rest if gap is not None and why == gap.words else [])]
     report: Report = [Line([("diagnosis:", "")])]
     for number, finding in enumerate(firing, 1):
         report += [part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)]
-    return report
+    return [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest] if gap is not None else report
+
+
+def gap_clauses(gap: Unexplained) -> list[str]:
+    """What time that no finding explains can be, which signals are missing, and how to get them: a clause each."""
+    missing = f"missing: {', '.join(gap.missing)}" if gap.missing else ""
+    return [clause for clause in (f"possible causes: {gap.fits}", missing, gap.remedy) if clause]
 
 
 def stake(finding: Finding) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
@@ -20,6 +21,7 @@ from gpuconsole.report.run.diagnosis import (
     NOTHING_FOUND,
     effect_on_numbers,
     failure,
+    gap_clauses,
     missing_signals,
     rule_counts,
     sentence,
@@ -106,6 +108,9 @@ def answer(view: View, selected: str) -> Answer:
             [("The first figures follow the first steps.", "dim")],
         )
     trial = facts.running_trial(view)
+    gap = unexplained(run) if run.steady_from_s is not None and not view.probing else None
+    if trial is None and gap is not None and all(finding.note for finding in firing):
+        return _not_explained(gap, _kept(view))
     if trial is None and (well := facts.healthy(run)) is not None:
         return _healthy(view, run, well, selected)
     if trial is None and (kept := _kept(view)) is not None and all(finding.note for finding in firing):
@@ -122,6 +127,13 @@ def answer(view: View, selected: str) -> Answer:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
     state = "Measuring: a short experiment runs" if view.probing and run.state == "running" else state_words(run)
     return Answer("dim", [(state, "title")], _rest(view, run))
+
+
+def _not_explained(gap: Unexplained, kept: Trial | None) -> Answer:
+    """No finding names the cause of a large part of the time. What was proven before stays the headline."""
+    if kept is not None:
+        return Answer("good", _proven(kept), [(sentence(gap.words), "wait"), *((clause, "dim") for clause in gap_clauses(gap))])
+    return Answer("wait", [(sentence(gap.words), "title")], [(clause, "dim") for clause in gap_clauses(gap)])
 
 
 def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
@@ -289,7 +301,8 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if facts.firing(run):
         return 2, f"This finding has no change to try here. Press {keys['details']} for the reasons."
     if run.findings and run.steady_from_s is not None and not view.probing:
-        return 2, f"{NOTHING_FOUND}.{another}"
+        state = state_words(run)
+        return 2, f"{state}.{another}" if state == NOTHING_FOUND else f"No rule names a cause. Press {keys['details']} for the reasons."
     return 2, "Wait for the finding. The console measures where the time goes."
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.engine import why_no_claim
+from gpuconsole.diagnosis.unexplained import unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup, Sweep, Trial
 from gpuconsole.model.finding import Finding
@@ -99,6 +100,8 @@ def answer(chain: Chain) -> Answer:
     kept = next((trial for trial in chain.trials if trial.kept), None)
     if finding is None and kept is not None:
         return Answer(f"Proven: {in_words(kept.changes)}: {measured(kept)}", "no rule had named the cause", fixes, "good")
+    if (finding is None or finding.note) and (gap := unexplained(run)) is not None and run.steady_from_s is not None:
+        return Answer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
     if finding is None:
         why = why_no_claim(run)
         if why:
