@@ -139,7 +139,8 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         if gaps and number < len(firing):
             rows.append(blank(width))
             owners.append("")
-    state = "" if firing or (run is not None and run.findings and state_words(run) == NOTHING_FOUND) else _state(view)
+    said = run is not None and bool(run.findings) and state_words(run) in (NOTHING_FOUND, f"No conclusion: {_gap_words(run)}")
+    state = "" if firing or said else _state(view)  # the answer line has said it
     starting = run is not None and run.state == "starting"  # a start may show a long command
     rows += [line(width, (text, "")) for text in wrap(state, width, 8 if starting else 4)]
     return rows, headlines, at, owners
@@ -196,17 +197,23 @@ def _others(view: View, width: int, room: int) -> list[Row]:
         return []
     if not run.findings or (run.state == "running" and run.steady_from_s is None):
         return _settings(run, width, room)
-    rows: list[Row] = []
+    clear, unsure = list[Row](), list[Row]()
     for finding in run.findings:
         if finding.state == "clear" and finding.summary != NOT_ON_GPU:
-            rows += _other("✓ ", finding.title, finding.summary, width)
-    for finding in run.findings:
-        if finding.state == "cant_tell":
+            clear += _other("✓ ", finding.title, finding.summary, width)
+        elif finding.state == "cant_tell":
             missing = f"missing {', '.join(finding.missing)}" if finding.missing else finding.summary
-            rows += _other("? ", finding.title, missing, width)
+            unsure += _other("? ", finding.title, missing, width)
+    rows = unsure + clear if _gap_words(run) else clear + unsure
     if len(rows) > room:
         return [*rows[: room - 1], line(width, (f"  … {len(rows) - room + 1} more: d", "dim"))]
     return rows
+
+
+def _gap_words(run: Run) -> str:
+    """The time that no finding explains, in one clause; empty where there is none."""
+    gap = unexplained(run)
+    return gap.words if gap is not None else ""
 
 
 def _other(mark: str, title: str, why: str, width: int) -> list[Row]:

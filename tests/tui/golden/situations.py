@@ -9,7 +9,7 @@ import msgspec
 
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
-from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
+from gpuconsole.model.finding import Evidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import PHASES, Step
@@ -227,6 +227,18 @@ def healthy() -> Script:
     return script
 
 
+def unexplained() -> Script:
+    """The step waits for data, and the rules about input lack a signal."""
+    script = Script()
+    script.start("1", "train-gpt", {**GPT, **LOADER})
+    script.train(60, 0.146, WAITING)
+    signals = {f"{phase}_ratio": Signal(share, "ratio", "step account") for phase, share in WAITING.items()}
+    rules = {"input.too_few_workers": STARVED.title, "input.slow_storage": "The loader waits for storage"}
+    lacking = [Finding(rule, "cant_tell", title, missing=("probe.loader_cpu_ratio",)) for rule, title in rules.items()]
+    script.events.append(Found(script.t, "1", [*lacking, *CLEAR], signals))
+    return script
+
+
 def finding() -> Script:
     """Hardware errors come first although no time can be recovered from them."""
     script = Script()
@@ -371,6 +383,7 @@ def second_scenario() -> Script:
 
 SITUATIONS: dict[str, Callable[[], Script]] = {
     "healthy": healthy,
+    "unexplained": unexplained,
     "finding": finding,
     "trial": trial,
     "trial-finished": trial_finished,
