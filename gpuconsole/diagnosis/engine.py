@@ -80,6 +80,12 @@ def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:
     return waiting or any(finding.summary == SEEN_ONCE for finding in findings)
 
 
+def still_measuring(run: Run) -> bool:
+    """Whether a rule of a steady run may get its data soon: its probe or its second evaluation is due."""
+    young = run.steady_from_s is not None and run.duration_s - run.steady_from_s < DOUBT_S
+    return run.state == "running" and young and in_doubt(run)
+
+
 # --- runs every rule on a case, and smooths the conclusions over time ----------------------------------------
 
 OPEN_AFTER = 2

@@ -35,14 +35,19 @@ class Part(NamedTuple):
 
 
 class Unexplained(NamedTuple):
-    """Time that no finding explains. `share`: of a step or of a request. `words`: one clause. `fits`: possible causes. `missing`: the signals that the
-    rules about this time lack. `remedy`: how to get them, one clause."""
+    """Time that no finding explains. `share`: of a step or of a request. `time`: one clause that says what it goes to. `fits`: possible causes.
+    `missing`: the signals that the rules about this time lack. `remedy`: how to get them, one clause."""
 
     share: float
-    words: str
+    time: str
     fits: str
     missing: tuple[str, ...]
     remedy: str
+
+    @property
+    def words(self) -> str:
+        """The clause for a run whose diagnosis is final."""
+        return f"{self.time}, and no rule names the cause"
 
 
 def _phase(name: str) -> Callable[[Case], float]:
@@ -67,6 +72,8 @@ TRAINING = (
 SERVING = (
     Part(serving.queue_ratio, "is a wait in the queue", ("serve.",), "more load than the server can take, or limits that are too low"),
 )
+UNMEASURED = "forward_ratio"
+"""The signal that rules lack where the time of a step is not divided yet."""
 PASSES = ("forward", "backward", "optimizer")
 RULES_OF_PASSES = ("gpu.", "host.launch_bound", "host.sync_stall", "host.recompile_graphbreak", "host.idle_cores")
 
@@ -79,13 +86,15 @@ def unexplained(run: Run) -> Unexplained | None:
     if part is None or share < LARGE:
         return None
     missing = _missing(_without_conclusion(run, part.rules))
-    words = f"{percent(share)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}, and no rule names the cause"
-    return Unexplained(share, words, part.fits, missing, remedy(run, missing))
+    time = f"{percent(share)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}"
+    return Unexplained(share, time, part.fits, missing, remedy(run, missing))
 
 
 def open_question(run: Run) -> str:
     """Why a run in which nothing is unexplained may still have a fault: rules about a large part of it have no conclusion. One clause; empty where
     there are no such rules."""
+    if any(UNMEASURED in finding.missing for finding in run.findings):
+        return "the shares of a step are not measured yet"
     if run.serves:
         rules, about = _without_conclusion(run, ("serve.",)), "the server"
     else:
@@ -96,7 +105,7 @@ def open_question(run: Run) -> str:
     if not rules:
         return ""
     how = remedy(run, _missing(rules))
-    return f"{len(rules)} {'rule has' if len(rules) == 1 else 'rules have'} no data about {about}{f'. {how}' if how else ''}"
+    return f"{len(rules)} {'rule has' if len(rules) == 1 else 'rules have'} no data about {about}{f': {how}' if how else ''}"
 
 
 def remedy(run: Run, missing: tuple[str, ...]) -> str:

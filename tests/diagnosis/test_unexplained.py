@@ -34,8 +34,8 @@ NAMES = {
 def run_of(a_case: Case, findings: list[Finding] | None = None) -> Run:
     """A steady job with the signals of the case, and what the rules conclude."""
     found = evaluate(a_case) if findings is None else findings
-    summary = Summary(steps=500)
-    return Run("1", "job", JOB, a_case.knobs, "cpu", "running", steady_from_s=1.0, summary=summary, signals=a_case.signals, findings=found)
+    run = Run("1", "job", JOB, a_case.knobs, "cpu", "running", duration_s=60.0, steady_from_s=1.0, summary=Summary(steps=500))
+    return msgspec.structs.replace(run, signals=a_case.signals, findings=found)
 
 
 def starved(without: tuple[str, ...] = ("probe.loader_cpu_ratio",)) -> Run:
@@ -50,6 +50,18 @@ def test_a_wait_without_a_cause_is_named_with_what_is_missing() -> None:
     assert "no conclusion: 72 % of each step waits for data, and no rule names the cause" in told
     assert "possible causes: too few workers, slow storage, or costly transforms" in told
     assert "probe.loader_cpu_ratio" in told.partition("missing: ")[2] and "a longer run may give the figures" in told
+
+
+def test_while_a_probe_is_due_the_cause_is_not_known_yet() -> None:
+    run = msgspec.structs.replace(starved(), duration_s=5.0)
+    assert state_words(run) == "Measuring: 72 % of each step waits for data; the cause is not known yet"
+    waiting = {"probe.loader_alone": NO_CONSENT, "probe.script_lines": "the job ends"}
+    assert state_words(msgspec.structs.replace(run, unavailable=waiting)).startswith("No conclusion: 72 %"), "no probe is due"
+
+
+def test_before_the_time_of_a_step_is_divided_nothing_is_claimed() -> None:
+    run = run_of(case(tuple(f"{phase}_ratio" for phase in PHASES)))
+    assert why_no_claim(run) == "the shares of a step are not measured yet"
 
 
 def test_what_a_finding_names_is_explained() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuconsole.diagnosis.engine import why_no_claim
+from gpuconsole.diagnosis.engine import still_measuring, why_no_claim
 from gpuconsole.diagnosis.rule import NOT_ON_GPU
 from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
@@ -139,7 +139,7 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         if gaps and number < len(firing):
             rows.append(blank(width))
             owners.append("")
-    said = run is not None and bool(run.findings) and state_words(run) in (NOTHING_FOUND, f"No conclusion: {_gap_words(run)}")
+    said = run is not None and bool(run.findings) and (state_words(run) == NOTHING_FOUND or bool(_gap_words(run)))
     state = "" if firing or said else _state(view)  # the answer line has said it
     starting = run is not None and run.state == "starting"  # a start may show a long command
     rows += [line(width, (text, "")) for text in wrap(state, width, 8 if starting else 4)]
@@ -261,11 +261,14 @@ def state_words(run: Run) -> str:
     """The state of the diagnosis of a run in which no rule fires, in one clause: the first that holds."""
     running = run.state == "running"
     unsteady = running and run.steady_from_s is None and not doubtful(run)
-    why = why_no_claim(run) if run.findings else ""
+    why, gap = why_no_claim(run) if run.findings else "", unexplained(run)
+    due = bool(why) and still_measuring(run)
     states = (
         (unsteady and run.summary.steps, "Measuring: the rate is not steady yet"),
         (unsteady, f"Measuring: waiting for the first {'request' if run.serves else 'step'} to end"),
         (why and doubtful(run), NO_FIGURES),
+        (due and gap is not None, f"Measuring: {gap.time if gap is not None else ''}; the cause is not known yet"),
+        (due, "Measuring: some rules have no data yet"),
         (why, f"No conclusion: {why}"),
         (run.findings, NOTHING_FOUND),
         (running, "Measuring: no diagnosis yet"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gpuconsole.diagnosis.engine import still_measuring
 from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
@@ -108,7 +109,7 @@ def answer(view: View, selected: str) -> Answer:
             [("The first figures follow the first steps.", "dim")],
         )
     trial = facts.running_trial(view)
-    gap = unexplained(run) if run.steady_from_s is not None and not view.probing else None
+    gap = unexplained(run) if run.steady_from_s is not None and not view.probing and not still_measuring(run) else None
     if trial is None and gap is not None and all(finding.note for finding in firing):
         return _not_explained(gap, _kept(view))
     if trial is None and (well := facts.healthy(run)) is not None:
@@ -302,7 +303,10 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return 2, f"This finding has no change to try here. Press {keys['details']} for the reasons."
     if run.findings and run.steady_from_s is not None and not view.probing:
         state = state_words(run)
-        return 2, f"{state}.{another}" if state == NOTHING_FOUND else f"No rule names a cause. Press {keys['details']} for the reasons."
+        if state.startswith("No conclusion"):
+            return 2, f"No rule names a cause. Press {keys['details']} for the reasons."
+        if state == NOTHING_FOUND:
+            return 2, f"{state}.{another}"
     return 2, "Wait for the finding. The console measures where the time goes."
 
 
