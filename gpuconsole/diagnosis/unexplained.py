@@ -113,7 +113,8 @@ def remedy(run: Run, missing: tuple[str, ...]) -> str:
     probes = list(dict.fromkeys(PROBE_OF[signal] for signal in missing if signal in PROBE_OF))
     waiting = [probe for probe in probes if probe in IN_JOB and run.unavailable.get(f"probe.{probe}") == NO_CONSENT]
     if waiting:
-        return f"P (or --probe) allows {'the probe' if len(waiting) == 1 else 'the probes'} {', '.join(waiting)}"
+        key = "P (or --probe)" if run.state == "running" else "--probe"
+        return f"{key} allows {'the probe' if len(waiting) == 1 else 'the probes'} {', '.join(waiting)}"
     refused = [run.unavailable[f"probe.{probe}"] for probe in probes if f"probe.{probe}" in run.unavailable]
     if refused:
         return f"the measurement is not possible here: {refused[0]}"

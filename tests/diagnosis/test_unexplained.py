@@ -83,6 +83,8 @@ def test_a_rule_about_the_passes_without_data_leaves_the_question_open() -> None
     assert why_no_claim(run).startswith("1 rule has no data about the passes and the optimizer (98 % of each step)")
     assert why_no_claim(run).endswith("P (or --probe) allows the probe batch_elasticity")
     assert "no fault found" not in printed(firing_report(run))
+    ended = msgspec.structs.replace(run, state="finished")
+    assert why_no_claim(ended).endswith(": --probe allows the probe batch_elasticity"), "no key helps any more"
 
 
 def test_a_probe_that_failed_is_the_reason() -> None:
