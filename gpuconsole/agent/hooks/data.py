@@ -12,7 +12,7 @@ from typing import Any
 from ..clock import now
 from . import passes, tracing
 from .calls import spanned
-from .evidence.observed import loading
+from .evidence.loading import loading
 from .evidence.steps import iterations
 from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS, OWN, get_ident
@@ -31,27 +31,6 @@ MONITORING_TOOL = 4
 
 
 # --- DataLoader ---------------------------------------------------------------------------------------------
-
-
-class LoaderNumbers:
-    """A small number for each DataLoader."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.numbers: dict[int, int] = {}
-        loading.reset()
-
-    def code(self, loader: Any) -> int:
-        key = id(loader)
-        number = self.numbers.get(key)
-        if number is None:
-            number = self.numbers[key] = LOADER + len(self.numbers) % LOADERS
-        return number
-
-
-loaders = LoaderNumbers()
 
 
 @wrappers_without_level
@@ -96,6 +75,7 @@ def on_dataloader(module: Any) -> None:
 @entry("data.loader_made")
 def note_loader(loader: Any) -> None:
     watch.note_made("loader", loader)
+    loading.made(loader)
 
 
 @entry("data.iterator_made")
@@ -105,7 +85,8 @@ def note_iterator(iterator: Any, loader: Any) -> None:
     iterator.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
     if not loader.persistent_workers:  # such a loader holds its iterator: a circle would delay the end of the workers
         iterator.__dict__["_gpuconsole_keeps"] = loader  # `for batch in DataLoader(...)` drops the loader at once
-    iterator.__dict__["_gpuconsole_number"] = loaders.code(loader)
+    iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
+    iterator.__dict__["_gpuconsole_number"] = place.code
     watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
     watch.iterators.append(weakref.ref(iterator))
 
@@ -134,11 +115,11 @@ def begin_batch(iterator: Any) -> float | None:
 def end_batch(iterator: Any, begun: float) -> None:
     try:
         if recorder.thread:
-            ref = iterator.__dict__.get("_gpuconsole_loader")
-            if ref is loading.loader and not loading.opened and loading.began is None:
-                loading.count += 1  # the usual batch: there is nothing to find out
+            place = iterator.__dict__.get("_gpuconsole_place")
+            if place is loading.place and loading.began is None and place is not None and place.opened is None:
+                place.batches += 1  # the usual batch: there is nothing to find out
             else:
-                loading.batch_ends(ref, begun)
+                loading.batch_ends(place, begun)
             recorder.leave()
     except Exception as problem:
         switch.part_off("data.end", problem)
@@ -149,7 +130,7 @@ def begin_epoch(loader: Any) -> float | None:
     """The start of an epoch starts the loader's processes: this time counts as a wait for data."""
     if recorder.thread != get_ident() or recorder.stack[-1] >= LOADER or getattr(loader, "_gpuconsole_server", False):
         return None
-    recorder.enter(loaders.code(loader))
+    recorder.enter(loading.place_of(loader).code)
     return recorder.times[-1]
 
 

@@ -37,8 +37,9 @@ from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.communication import exchanges
+from .evidence.loading import loading
 from .evidence.memory_lines import history
-from .evidence.observed import Arithmetic, CopyCount, loading, memory_parts, why_unpatched
+from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
@@ -579,7 +580,7 @@ class Agent:
         self._every_step, self._searched = True, False
         self._arithmetic = Arithmetic()
         steppers.reset()
-        data.loaders.reset()
+        loading.reset()
         exchanges.reset()
         writers.reset()
 

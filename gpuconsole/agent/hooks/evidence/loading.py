@@ -1,0 +1,164 @@
+"""Whether the processes that load data compute or wait, and what the starts of epochs cost.
+
+Only /proc and the clocks are read. The probe of a loader of ours (`workloads/training/probes/loader.py`) measures another thing: the rate of a second
+loader that runs alone. A dataset of a user is never opened a second time.
+
+Many programs make a new DataLoader in each epoch. So all that is kept belongs to the place in the program that makes loaders, not to a loader.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from ...clock import ThreadTimes, now, process_cpu_s
+from ..changes.loader import worker_pids
+from ..recorder import LOADER, LOADERS
+from ..watch import program_frame, watch
+
+SAMPLE_EVERY_S = 0.04
+"""Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
+WORKERS_EVERY_S = 0.25
+"""Seconds between two readings of the loader's processes at least, apart from those of each message: 5 µs for each process."""
+FRAMES = 2
+"""Calls in the program that tell places apart: the call that makes the loader, and the call of the function around it. One helper may make the loader
+of the training and the one of the evaluation."""
+
+
+class Place:
+    """A place in the program that makes DataLoaders. `code`: the segment of its batches."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.batches = self.epochs = 0
+        self.opened: float | None = None
+        """The seconds that the start of an epoch has taken so far, where it has no batch yet."""
+
+
+class Loading:
+    """Totals since the start. `here_*`: the training thread within sampled `next()` calls; `workers_*`: the loader's processes.
+
+    `place`: the one with the most batches, because an evaluation has loaders of its own. The totals grow with its batches and epochs only.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As in a process that has loaded nothing yet."""
+        self.place: Place | None = None
+        self._places: dict[Any, Place] = {}
+        self._place_of = weakref.WeakKeyDictionary[Any, Place]()
+        self._count = 0
+        self._restarts, self._restart_s = 0, 0.0
+        self._times: ThreadTimes | None = None
+        self.due = self._workers_due = 0.0
+        """When the next batch is sampled, and when the loader's processes are read."""
+        self.began: tuple[float, float, float] | None = None
+        self._here = [0.0, 0.0, 0.0]
+        self._workers = [0.0, 0.0, 0.0]
+        self._last: dict[int, tuple[float, float, float]] = {}
+
+    # --- places -----------------------------------------------------------------------------------------------
+
+    def made(self, loader: Any) -> None:
+        """The program makes `loader`: called while its `__init__` runs."""
+        calls, frame = list[tuple[str, int, int]](), program_frame(sys._getframe(1))
+        while frame is not None and len(calls) < FRAMES:
+            calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
+            frame = program_frame(frame.f_back)
+        # a loop over two datasets may make both loaders by one call: they then differ in what they load, and in which order
+        kind = (type(loader.dataset), type(getattr(loader, "sampler", None)), loader.batch_size)
+        self._keep(loader, (*calls, *kind))
+
+    def place_of(self, loader: Any) -> Place:
+        """The place that has made `loader`. A loader that was not seen while it was made has a place of its own."""
+        try:
+            place = self._place_of.get(loader)
+        except TypeError:  # a class with an equality of its own
+            return self._keep(None, type(loader))
+        return place if place is not None else self._keep(loader, None)
+
+    def _keep(self, loader: Any, key: Any) -> Place:
+        place = self._places.get(key) if key is not None else None
+        if place is None:
+            place = Place(LOADER + self._count % LOADERS)
+            self._count += 1
+            if key is not None:
+                self._places[key] = place
+        if loader is not None:
+            try:
+                self._place_of[loader] = place
+            except TypeError:
+                return self._keep(None, type(loader))
+        return place
+
+    # --- batches and epochs -----------------------------------------------------------------------------------
+
+    def epoch_opened(self, loader: Any, seconds: float) -> None:
+        """`iter(loader)` has taken so long."""
+        place = self.place_of(loader)
+        place.epochs = max(place.epochs, int(place.batches > 0)) + 1
+        place.opened = seconds
+        if place is self.place:
+            self._read_workers(now())
+
+    def batch_begins(self, t: float) -> None:
+        """The training thread asks for a batch at `t`, which is `due` or later."""
+        if self._times is None:
+            self._times = ThreadTimes()
+        self.began = (t, *self._times.cpu_and_runq_s())
+
+    def batch_ends(self, place: Place | None, begun: float) -> None:
+        """The training thread has its batch, or the epoch is over. `place`: None where the loader is not known. `begun`: when it asked."""
+        if place is None:
+            return
+        place.batches += 1
+        if self.place is None or place.batches > self.place.batches:
+            self.place = place
+        opened, place.opened = place.opened, None
+        if place is not self.place:
+            return
+        t = now()
+        if opened is not None:
+            if place.epochs > 1:
+                self._restarts += 1
+                self._restart_s += opened + t - begun
+        elif self.began is not None and self._times is not None:
+            self.due = t + SAMPLE_EVERY_S
+            cpu, runq = self._times.cpu_and_runq_s()
+            for i, gained in enumerate((t - self.began[0], cpu - self.began[1], runq - self.began[2])):
+                self._here[i] += gained
+            self.began = None
+            if t >= self._workers_due:
+                self._read_workers(t)
+
+    # --- what is sent -----------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, float]:
+        """The counters; empty before the first batch of a DataLoader. Reads the loader's processes, which takes 5 µs each."""
+        if self.place is None:
+            return {}
+        self._read_workers(now())
+        counters = {"loader.restarts": float(self._restarts), "loader.restart_s": self._restart_s}
+        for who, totals in (("here", self._here), ("workers", self._workers)):
+            counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
+        return counters
+
+    def _read_workers(self, t: float) -> None:
+        self._workers_due, present = t + WORKERS_EVERY_S, {}
+        for pid in worker_pids(watch):
+            try:
+                present[pid] = (t, *process_cpu_s(pid))
+            except (OSError, IndexError, ValueError):  # it has ended since
+                continue
+        for pid, reading in present.items():
+            last = self._last.get(pid)
+            if last is not None:
+                for i in range(3):
+                    self._workers[i] += reading[i] - last[i]
+        self._last = present
+
+
+loading = Loading()

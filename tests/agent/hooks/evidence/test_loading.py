@@ -1,0 +1,128 @@
+"""What is kept of loading belongs to the place in the program that makes DataLoaders, not to one of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from gpuconsole.agent.hooks.evidence import loading as module
+from gpuconsole.agent.hooks.evidence.loading import Loading
+
+DATA = list(range(64))
+
+
+@pytest.fixture
+def loading() -> Loading:
+    return Loading()
+
+
+def make(loading: Loading, shuffle: bool = True) -> DataLoader[int]:
+    """A helper of the program that makes all its loaders."""
+    loader: DataLoader[int] = DataLoader(DATA, 8, shuffle=shuffle)  # type: ignore[arg-type]
+    loading.made(loader)
+    return loader
+
+
+def epoch(loading: Loading, loader: DataLoader[int], batches: int = 8) -> None:
+    """What the hooks report of an epoch."""
+    place = loading.place_of(loader)
+    loading.epoch_opened(loader, 0.001)
+    for begun in range(batches):
+        loading.batch_begins(float(begun))
+        loading.batch_ends(place, float(begun))
+
+
+def test_the_totals_of_a_loader_made_anew_in_each_epoch_grow(loading: Loading) -> None:
+    seen = [0.0]
+    for _ in range(5):
+        epoch(loading, make(loading))
+        seen.append(loading.read()["loader.here_s"])
+    assert seen == sorted(set(seen)), "each epoch adds to the totals"
+    assert loading.read()["loader.restarts"] == 4
+
+
+def test_thousands_of_loaders_of_one_line_are_one_place(loading: Loading) -> None:
+    places = set()
+    for _ in range(3000):
+        loader = make(loading)
+        places.add(loading.place_of(loader))
+        del loader
+    gc.collect()
+    assert len(places) == 1
+    assert len(loading._places) == 1 and len(loading._place_of) == 0
+
+
+def test_a_loader_with_the_id_of_an_earlier_one_is_not_taken_for_it(loading: Loading) -> None:
+    training = make(loading, shuffle=True)
+    epoch(loading, training)
+    code = loading.place_of(training).code
+    del training
+    gc.collect()
+    for _ in range(50):  # one of them may get the same id
+        assert loading.place_of(make(loading, shuffle=False)).code != code
+
+
+def test_a_helper_makes_the_loaders_of_training_and_evaluation(loading: Loading) -> None:
+    training, evaluation = make(loading), make(loading)
+    assert loading.place_of(training) is not loading.place_of(evaluation), "two calls of the helper"
+    of_both = [make(loading, shuffle) for shuffle in (True, False)]
+    assert [type(loader.sampler) for loader in of_both] == [RandomSampler, SequentialSampler]
+    assert loading.place_of(of_both[0]) is not loading.place_of(of_both[1]), "one call, and another order"
+
+
+def test_an_evaluation_with_fewer_batches_adds_nothing(loading: Loading) -> None:
+    training, evaluation = make(loading), make(loading)
+    for _ in range(3):
+        epoch(loading, training)
+        before = loading.read()
+        epoch(loading, evaluation, 4)
+        assert loading.read() == before
+
+
+def test_totals_never_go_back_where_loaders_alternate(loading: Loading) -> None:
+    loaders = [make(loading), make(loading)]
+    seen = [0.0]
+    for number in range(8):
+        epoch(loading, loaders[number % 2], 8 + number)
+        seen.append(loading.read()["loader.here_s"])
+    assert seen == sorted(seen)
+
+
+def test_a_loader_that_was_not_seen_while_it_was_made(loading: Loading) -> None:
+    first, second = (DataLoader(DATA, 8) for _ in range(2))  # type: ignore[arg-type]
+    assert loading.place_of(first) is loading.place_of(first)
+    assert loading.place_of(first) is not loading.place_of(second)
+
+
+def test_a_loader_that_cannot_be_a_key(loading: Loading) -> None:
+    class Equal(DataLoader[int]):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    loader = Equal(DATA, 8)  # type: ignore[arg-type]
+    loading.made(loader)
+    assert loading.place_of(loader) is loading.place_of(loader)
+
+
+def test_workers_of_each_epoch_count(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of an epoch are read at its start and with its batches, so that a short epoch counts too."""
+    clock, cpu = iter(range(1000)), iter(range(1000))
+    pids: Iterator[int] = iter(range(1, 100))
+    present = [0]
+    monkeypatch.setattr(module, "worker_pids", lambda watch: present)
+    monkeypatch.setattr(module, "process_cpu_s", lambda pid: (0.5 * next(cpu), 0.0))
+    monkeypatch.setattr(module, "now", lambda: float(next(clock)))
+    epoch(loading, make(loading))
+    for _ in range(3):
+        present[0] = next(pids)
+        epoch(loading, make(loading), 3)
+    counters = loading.read()
+    assert counters["loader.workers_s"] > 3 and counters["loader.workers_cpu_s"] > 1
+
+
+def test_own_process_has_readings() -> None:
+    assert module.process_cpu_s(os.getpid())[0] > 0
