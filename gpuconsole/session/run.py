@@ -9,7 +9,7 @@ from collections import deque
 import msgspec
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job import AGENT, EFFECT, FIXED
+from gpuconsole.model.job import AGENT, EFFECT, FIXED, VARIES
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
@@ -213,6 +213,7 @@ class RunRecord:
             device=opened.device,
             started=started,
             changes=opened.changes,
+            at_step=opened.at_step,
             elsewhere=opened.elsewhere,
             command_digest=opened.digest,
             command=opened.command,
@@ -262,7 +263,7 @@ class RunRecord:
         self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
         self.run.job, self.run.unavailable, self.run.effects = before.run.job, dict(before.run.unavailable), before.run.effects
-        self.run.traceback = before.run.traceback
+        self.run.traceback, self.run.varies = before.run.traceback, before.run.varies
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -314,6 +315,7 @@ class RunRecord:
     def _started(self, event: Started) -> None:
         """Store facts about the workload. Facts of the other side of a trial do not belong to this run. A user's job first reports the knobs
         that the agent observed."""
+        self.run.varies = sorted(name.removeprefix(VARIES) for name in event.notes if name.startswith(VARIES))
         if self.run.is_job and (not self.run.knobs or not self.steady_t):
             self.run.knobs = event.knobs
         own = {name: event.knobs[name] for name in LIVE_KNOBS if self.run.knobs.get(name) == 0 and name in event.knobs}

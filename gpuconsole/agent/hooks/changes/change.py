@@ -42,6 +42,13 @@ class Change:
         """Put `value` in force from the next step on. Raises Refused; everything is then as before."""
         raise NotImplementedError
 
+    def prepare(self, watch: Watch, value: Value) -> None:
+        """Begin what a change to `value` needs beforehand, and change nothing. `set` makes the change later. Raises Refused."""
+
+    def prepared(self, watch: Watch, value: Value) -> bool:
+        """Whether `set` can put `value` in force before the next step. Called between two steps. Raises Refused where it cannot at all."""
+        return True
+
     def pending(self, watch: Watch) -> bool:
         """Whether a change that `set` began is still under way. Called between two steps. Raises Refused where the change failed."""
         return False
