@@ -54,7 +54,9 @@ def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
     """A program may choose its batch size in each epoch, and the gradients that it adds up."""
     state = state_of_a_job()
     state.apply(Started(3.0, {"num_workers": 0, "batch_size": 50}, {}))
-    state.apply(RunOpened(4.0, "2", "train.py", "job", {"num_workers": 4, "batch_size": 57}, "cpu", {"num_workers": 4}, at_step=31))
+    state.apply(
+        RunOpened(4.0, "2", "train.py", "job", {"num_workers": 4, "batch_size": 57}, "cpu", {"num_workers": 4}, digest="abc", at_step=31)
+    )
     state.apply(Started(5.0, {"num_workers": 4, "batch_size": 57}, {}, {"varies: batch_size": "the program changes it by itself"}))
     first, last = (record.run for record in state.records)
     assert (last.varies, last.at_step) == (["batch_size"], 31)
@@ -64,7 +66,7 @@ def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
     last.varies = ["num_workers"]
     assert facts.kept_changes([first, last]) == {}
     last.varies = first.varies = ["batch_size"]
-    assert [difference.name for difference in compare(first, last, (Environment(), Environment())).knobs] == ["num_workers"]
+    assert [difference.name for difference in compare(first, last, (Environment(), Environment()), ("a", "b")).knobs] == ["num_workers"]
 
 
 def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:

@@ -67,6 +67,9 @@ LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.co
 ISOLATED = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 """Options of Python that keep PYTHONPATH or `sitecustomize` away."""
 OLD_PYTHONS = tuple(f"3.{minor}." for minor in range(10))
+WITHOUT_TORCH = {"jax": "JAX", "tensorflow": "TensorFlow"}
+"""Frameworks with which a program trains without torch, by their module; the job's Python notes their import (agent/inject/sitecustomize.py)."""
+SHOWN = "devices and processes are shown"
 NO_STEP_YET = "the job has imported torch, and has made no optimizer step"
 NO_STEP = f"{NO_STEP_YET}: neither inference nor updates by torch.func are measured"
 NO_PYTHON_YET = "the job has started; its Python has not"
@@ -203,8 +206,12 @@ class JobFolder:
         failed = next((note[1] for note in seen if len(note) > 1 and note[1].startswith("failed")), "")
         if failed:
             return f"the agent could not start: {failed.removeprefix('failed: ')}"
-        if any(len(note) > 1 and note[1] == "jax" for note in seen):
-            return "the job uses JAX, which the agent cannot watch; it watches PyTorch"
+        imported = {note[1] for note in seen if len(note) > 1}
+        other = next((name for module, name in WITHOUT_TORCH.items() if module in imported), "")
+        if other:
+            return f"the job uses {other}, which the agent cannot watch; it watches the steps of PyTorch; {SHOWN}"
+        if "numpy" in imported:
+            return f"the job's Python has not imported torch, only NumPy; the agent watches the steps of PyTorch; {SHOWN}"
         return "the job's Python has not imported torch"
 
 
