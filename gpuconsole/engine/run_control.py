@@ -225,23 +225,12 @@ class RunControl:
         finally:
             self._close(state, error)
 
-    def _open(self, knobs: Knobs, device: Device, changes: Knobs, at_step: int = 0) -> None:
+    def _open(self, knobs: Knobs, device: Device, changes: Knobs) -> None:
         assert self._scenario is not None
         run, scenario = str(len(self._state.records) + 1), self._scenario
         objective = self._serving.objective if scenario.workload.serves else None
         elsewhere = scenario.workload.serves and self._serving.elsewhere
-        opened = RunOpened(
-            time.monotonic(),
-            run,
-            scenario.name,
-            scenario.workload.name,
-            knobs,
-            device.id,
-            changes,
-            objective,
-            elsewhere,
-            at_step=at_step,
-        )
+        opened = RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device.id, changes, objective, elsewhere)
         self._emit(opened if self._command is None else self._command.identify(opened))
         for call in self.on_open:
             call(scenario, device)
@@ -296,7 +285,7 @@ class RunControl:
             return
         device = next((device for device in self._state.devices if device.id == record.run.device), Device(record.run.device, ""))
         self._close("finished")
-        self._open(worker.knobs, device, changes, worker.changed_at)
+        self._open(worker.knobs, device, changes)
         for event in (*worker.joined, worker.last_started, worker.last_server):
             if event is not None:
                 self._emit(msgspec.structs.replace(event, t=time.monotonic()))

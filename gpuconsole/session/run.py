@@ -28,6 +28,7 @@ from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
     JobKnown,
+    KnobsSet,
     MemoryLines,
     OutOfMemory,
     ProbeDone,
@@ -213,7 +214,6 @@ class RunRecord:
             device=opened.device,
             started=started,
             changes=opened.changes,
-            at_step=opened.at_step,
             elsewhere=opened.elsewhere,
             command_digest=opened.digest,
             command=opened.command,
@@ -225,6 +225,8 @@ class RunRecord:
         """Seconds from the start of the worker to the end of its preparation; in a serving run, until the model server was ready."""
         self.knobs_in_force: Knobs = opened.knobs
         """The knobs that the worker last confirmed. During a trial these are the knobs of the running side."""
+        self.changed_at = 0
+        """The step before which all processes of a job made the last change; 0: not known."""
         self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
         self.seen_steps = 0
@@ -264,6 +266,7 @@ class RunRecord:
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
         self.run.job, self.run.unavailable, self.run.effects = before.run.job, dict(before.run.unavailable), before.run.effects
         self.run.traceback, self.run.varies = before.run.traceback, before.run.varies
+        self.run.at_step = before.changed_at
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -275,6 +278,9 @@ class RunRecord:
         match event:
             case Started():
                 self._started(event)
+            case KnobsSet() if not event.error:
+                self.changed_at = event.at_step
+                return
             case AgentOff() if event.where:
                 self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
                 self.run.traceback = _last_lines(event.detail)

@@ -310,8 +310,8 @@ class KnobsSet(Event, frozen=True):
     """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error` the change was refused, and `knobs` are
     the old knobs.
 
-    `at_step`: the step of a user's job before which the process made the change; a loader may have older batches under way then, so `step` may be
-    later. 0: not said. `steps`: the same for each rank. Of one process only, between the stages of a change: `prepared`: the process is ready at
+    `at_step`: the step of a user's job before which the process made the change, where several processes have agreed on it; a loader may have older
+    batches under way then, so `step` may be later. Else it is `step`; 0: not said. `steps`: the same for each rank. Of one process only, between the stages of a change: `prepared`: the process is ready at
     `step` and has changed nothing yet. `late`: the process was past the agreed step, or not ready, and has changed nothing.
     """
 
@@ -381,7 +381,7 @@ class EnvironmentKnown(Event, frozen=True):
 class RunOpened(Event, frozen=True):
     """A run begins, or a kept change ends the current run and begins the next. `objective`: the limits of a good request (`--slo`).
     `elsewhere`: the run loads a model server that the console did not start. A job of the user's own has a `digest` of its command; `command` is
-    the command itself, where the user wants it stored. `at_step`: the step of a user's job before which `changes` took effect; 0: not known."""
+    the command itself, where the user wants it stored."""
 
     run: str
     scenario: str
@@ -393,7 +393,6 @@ class RunOpened(Event, frozen=True):
     elsewhere: bool = False
     digest: str = ""
     command: tuple[str, ...] = ()
-    at_step: int = 0
 
 
 class RunClosed(Event, frozen=True):

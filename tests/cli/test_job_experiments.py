@@ -69,4 +69,5 @@ def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     assert certificate["attempts"][0]["trial"]["kept"], text
     workers = certificate["end"]["num_workers"]
     assert workers >= 2 and snapshot["runs"][-1]["knobs"]["num_workers"] == workers
+    assert snapshot["runs"][-1]["at_step"] > 0
     assert f"num_workers 0 -> {workers}" in text and "gpuconsole run starved.py" not in text

@@ -14,7 +14,7 @@ from gpuconsole.report.share.session import knob_table
 from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AgentOff, Devices, JobKnown, RunOpened, Started, decode_event, encode
+from gpuconsole.wire.events import AgentOff, Devices, JobKnown, KnobsSet, RunOpened, Started, decode_event, encode
 from tests.tui.fake_session import view
 
 CPU = Device("cpu", "a CPU")
@@ -54,9 +54,8 @@ def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
     """A program may choose its batch size in each epoch, and the gradients that it adds up."""
     state = state_of_a_job()
     state.apply(Started(3.0, {"num_workers": 0, "batch_size": 50}, {}))
-    state.apply(
-        RunOpened(4.0, "2", "train.py", "job", {"num_workers": 4, "batch_size": 57}, "cpu", {"num_workers": 4}, digest="abc", at_step=31)
-    )
+    state.apply(KnobsSet(4.0, 1, 33, {"num_workers": 4, "batch_size": 57}, at_step=31))
+    state.apply(RunOpened(4.0, "2", "train.py", "job", {"num_workers": 4, "batch_size": 57}, "cpu", {"num_workers": 4}, digest="abc"))
     state.apply(Started(5.0, {"num_workers": 4, "batch_size": 57}, {}, {"varies: batch_size": "the program changes it by itself"}))
     first, last = (record.run for record in state.records)
     assert (last.varies, last.at_step) == (["batch_size"], 31)

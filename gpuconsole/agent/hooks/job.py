@@ -252,7 +252,7 @@ class JobService(Service):
     loop: JobLoop
     _changing: SetKnobs | None = None
     _changed_at = 0
-    """The step before which the last change was made."""
+    """The step before which the last change was begun."""
     _preparing: SetKnobs | None = None
     _holds = False
     """Whether a change is prepared, and the console has not named its step yet."""
@@ -369,7 +369,7 @@ class JobService(Service):
             step=recorder.index,
             knobs=self.loop.knobs,
             error=error,
-            at_step=self._changed_at,
+            at_step=self._changed_at if command.at_step else recorder.index,
             prepared=prepared,
             late=late,
         )

@@ -33,6 +33,7 @@ class Agreement:
         self._ahead_s, self._tries = AHEAD_S, 0
         self._undoing = False
         self._refusal: str | None = None
+        self._refused = set[int]()
         self._last: dict[int, KnobsSet] = {}
 
     def prepare(self) -> SetKnobs:
@@ -49,6 +50,7 @@ class Agreement:
             return self._after_undo()
         given = self._last.values()
         self._refusal = next((answer.error for answer in given if answer.error), None)
+        self._refused = {rank for rank, answer in self._last.items() if answer.error}
         if all(answer.error for answer in given):
             return self._settled(self._last, self._refusal)
         if self._refusal or any(answer.late for answer in given):
@@ -67,6 +69,13 @@ class Agreement:
         self._undoing = False
         self._tries += 1
         self._ahead_s *= 2
+        kept = [
+            f"rank {rank} could not go back: {answer.error}"
+            for rank, answer in self._last.items()
+            if answer.error and rank not in self._refused
+        ]
+        if kept:
+            return self._settled(self._last, "; ".join([self._refusal or NO_COMMON_STEP, *kept]))
         if self._refusal is None and self._tries < TRIES:
             return self.prepare()
         return self._settled(self._last, self._refusal or NO_COMMON_STEP)

@@ -85,8 +85,6 @@ class WorkerHandle:
         last change."""
         self._in_force_from = 0
         """The first step that all ranks make with the knobs of the last change."""
-        self.changed_at = 0
-        """The step before which all ranks made the last change; 0: not known."""
         self.joined: list[RankJoined] = []
         self.probed: list[str] = []
         self.allows_numerics = job is not None and job.allows_numerics
@@ -215,7 +213,7 @@ class WorkerHandle:
     def _on_event(self, event: AnyEvent) -> None:
         self.knobs = confirmed_knobs(event) or self.knobs
         if isinstance(event, KnobsSet) and not event.error:
-            self._in_force_from, self.changed_at = event.step, event.at_step
+            self._in_force_from = event.step
             self.trial_steps[:] = [step for step in self.trial_steps if step.index >= event.step]
         self.listener(event)
         if isinstance(event, KnobsSet | ProbeDone | Profiled | Paused):

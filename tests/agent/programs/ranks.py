@@ -1,5 +1,6 @@
 """Two processes of DistributedDataParallel, each with a DataLoader: `ranks.py FOLDER`. Ends when the file `FOLDER/end` exists.
 
+SAMPLES: the size of the dataset. FAILS: the rank whose dataset does not work in a worker.
 Each process writes to `FOLDER/rankN` who made the first sample of each step: 0 the process itself, else a worker of its loader.
 """
 
@@ -22,6 +23,8 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         worker = get_worker_info()
+        if worker is not None and os.environ["RANK"] == os.environ.get("FAILS"):
+            raise OSError("no file here")
         return torch.full((32,), float(index % 7)), 0 if worker is None else worker.id + 1
 
 
@@ -30,7 +33,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(32, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     dataset = Samples()
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from gpuconsole.engine.children.agreement import ALL_LEFT, NO_COMMON_STEP, TRIES, UNDO, Agreement
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.worker import WorkerHandle
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.events import AnyEvent, KnobsSet, RankJoined, SetKnobs, Steps, decode_event
 
 PROGRAM = Path(__file__).parents[2] / "agent" / "programs" / "ranks.py"
@@ -91,8 +92,16 @@ def test_a_rank_that_has_left_does_not_count_and_the_end_of_all_is_a_refusal() -
     assert settled(agreement.next({}, STEP_S)).error == ALL_LEFT
 
 
-async def changes_of(folder: Path, values: tuple[int, ...]) -> list[KnobsSet]:
-    """The answers of a job of two ranks to these changes of num_workers, one after the other."""
+def test_a_rank_that_could_not_go_back_is_named() -> None:
+    agreement = Agreement(COMMAND)
+    agreement.next(answers(changed(12, 12), LATE), STEP_S)
+    assert (
+        settled(agreement.next(answers(refused("no epoch"), BACK), STEP_S)).error == f"{NO_COMMON_STEP}; rank 0 could not go back: no epoch"
+    )
+
+
+async def changes_of(folder: Path, changes: Sequence[Knobs]) -> list[KnobsSet]:
+    """The answers of a job of two ranks to these changes, one after the other."""
     ended, events = asyncio.Event(), list[AnyEvent]()
     command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), str(folder))
     worker = WorkerHandle(events.append, lambda gone, code: ended.set(), job=JobCommand(command, allows_numerics=True))
@@ -103,10 +112,25 @@ async def changes_of(folder: Path, values: tuple[int, ...]) -> list[KnobsSet]:
                 isinstance(event, Steps) and event.steps and event.steps[-1].index > 20 for event in events
             ):
                 await asyncio.sleep(0.05)
-            return [await worker.set_knobs({"num_workers": value}, 0) for value in values]
+            return [await worker.set_knobs(change, 0) for change in changes]
     finally:
         (folder / "end").touch()
         await asyncio.wait_for(ended.wait(), 60)
+
+
+def makers(folder: Path) -> list[list[int]]:
+    """For each rank and step, whether a worker made the batch."""
+    return [[int(line) for line in (folder / f"rank{rank}").read_text().splitlines()] for rank in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("a job")
+def test_where_one_rank_cannot_change_none_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAILS", "1")
+    (answer,) = asyncio.run(changes_of(tmp_path, [{"num_workers": 2}]))
+    assert answer.error is not None and "does not work in a worker" in answer.error
+    assert answer.knobs["num_workers"] == 0
+    assert not any(map(any, makers(tmp_path)))
 
 
 @pytest.mark.slow
@@ -115,14 +139,15 @@ async def changes_of(folder: Path, values: tuple[int, ...]) -> list[KnobsSet]:
 def test_two_ranks_of_ddp_make_each_change_before_the_same_step(samples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's own record of who made each batch agrees."""
     monkeypatch.setenv("SAMPLES", samples)
-    values = (2, 0, 1, 2, 0)
-    given = asyncio.run(changes_of(tmp_path, values))
-    made = [[int(line) for line in (tmp_path / f"rank{rank}").read_text().splitlines()] for rank in (0, 1)]
-    for value, answer in zip(values, given, strict=True):
-        print(f"num_workers={value}: made before step {answer.steps}, in force from step {answer.step}, error {answer.error}")
+    changes: list[Knobs] = [{"num_workers": value} for value in (0, 2, 0, 1, 2)]
+    changes += [{"optim": "adamw_fused"}, {"num_workers": 0, "optim": "adamw"}]
+    given = asyncio.run(changes_of(tmp_path, changes))
+    made = makers(tmp_path)
+    for change, answer in zip(changes, given, strict=True):
+        print(f"{change}: made before step {answer.steps}, in force from step {answer.step}, error {answer.error}")
         assert answer.error is None
         assert answer.steps == {0: answer.at_step, 1: answer.at_step}
-        assert answer.knobs["num_workers"] == value
-        assert [of_rank[answer.step] for of_rank in made] == [int(value > 0)] * 2
+        assert change.items() <= answer.knobs.items()
+        assert [of_rank[answer.step] for of_rank in made] == [int(answer.knobs["num_workers"] != 0)] * 2
     assert made[0] == made[1]
     assert [answer.at_step for answer in given] == sorted({answer.at_step for answer in given})

@@ -66,9 +66,9 @@ class Fixed(NamedTuple):
 
 
 BUCKETS = "a process that built its buckets anew one step before another would exchange other sizes, and the job would hang"
-"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make all processes do so in the
-same step: that takes a collective of its own, and a process that fails would leave the others waiting. Hooks of communication would be
-lost, too."""
+"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make sure that all processes do so in the
+same step: that takes a collective of its own, because a process that is past an agreed step, or fails, would leave the others waiting. Hooks of
+communication would be lost, too."""
 FIXED: dict[str, Fixed] = {
     "batch_size": Fixed("the sampler of the DataLoader has grouped the samples", "DataLoader(dataset, batch_size=...)", "loader"),
     "persistent_workers": Fixed("it acts only between two epochs", "DataLoader(dataset, persistent_workers=True, ...)", "loader"),
