@@ -95,13 +95,17 @@ class Channel(Protocol):
 
 # --- commands from the console ------------------------------------------------------------------------------
 
+PREPARE, UNDO = "prepare", "undo"
+"""Stages of a change that several processes make before one step."""
+
 
 @dataclass(frozen=True)
 class SetKnobs:
     """Change live knobs between two steps. Later steps carry `arm`.
 
-    `at_step`: a user's job does not begin the change before this step; 0: the next step.
+    `at_step`: a user's job makes the change before this step, or answers that it is too late; 0: the next step.
     `numerics`: the user has agreed to changes that alter the numbers of the user's own job.
+    `stage`: in a job of several processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before.
     """
 
     request: int
@@ -109,6 +113,7 @@ class SetKnobs:
     arm: int = 0
     at_step: int = 0
     numerics: bool = False
+    stage: str = ""
 
 
 @dataclass(frozen=True)

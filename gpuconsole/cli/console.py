@@ -88,10 +88,12 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
         session_file.report()
         if engine.job is not None:
             from gpuconsole.cli.files import patch_lines
+            from gpuconsole.cli.hints import job_hints
 
-            for line in patch_lines(engine.snapshot(), args.patch):
+            snapshot, goes_on = engine.snapshot(), engine.job.exit_code is None
+            for line in [*patch_lines(snapshot, args.patch), *([] if goes_on else job_hints(snapshot))]:
                 note(line)
-            if engine.job.exit_code is None:
+            if goes_on:
                 note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
     if engine.job is not None:
         return engine.job.exit_code or 0

@@ -14,7 +14,8 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, NOT_EXECUTABLE
 from gpuconsole.cli.files import patch_lines
 from gpuconsole.cli.headless import regressed, report_baselines
-from gpuconsole.cli.job_work import JobWork
+from gpuconsole.cli.hints import job_hints
+from gpuconsole.cli.job_work import JobWork, TrialOnJob
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.engine.reader import write_snapshot
@@ -106,7 +107,8 @@ class HeadlessJob:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
         patch = patch_lines(snapshot, getattr(self._args, "patch", None))
-        problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch]
+        hints = job_hints(snapshot, self._work.tries if isinstance(self._work, TrialOnJob) else None)
+        problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch, *hints]
         lines += [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]  # it may come from the job
         self._write_summary("\n".join(lines) + "\n")
         if self._args.snapshot is not None:

@@ -68,13 +68,13 @@ class TrialOnJob(JobWork):
     settles = True
 
     def __init__(self, tries: Knobs) -> None:
-        self._tries = tries
+        self.tries = tries
 
     async def run(self, engine: LiveSession, say: Say) -> None:
         await trains(engine)
-        while not ready(engine.view(), self._tries, late=False):
+        while not ready(engine.view(), self.tries, late=False):
             await asyncio.sleep(TICK_S)
-        await try_now(engine, self._tries, asyncio.Event(), say)
+        await try_now(engine, self.tries, asyncio.Event(), say)
 
 
 class TuneJob(JobWork):

@@ -68,9 +68,10 @@ def _same(before: Run, after: Run) -> bool:
 
 
 def _knobs(before: Run, after: Run, names: Iterable[str]) -> list[Difference]:
-    """Those of the knobs `names` that differ."""
+    """Those of the knobs `names` that differ. A knob that both programs change by themselves has no value to compare."""
     pairs = ((name, *(show(run.knobs[name]) if name in run.knobs else NA for run in (before, after))) for name in dict.fromkeys(names))
-    return [Difference(name, old, new) for name, old, new in pairs if old != new]
+    vary = {*before.varies} & {*after.varies}
+    return [Difference(name, old, new) for name, old, new in pairs if old != new and name not in vary]
 
 
 def _work(before: Run, after: Run) -> list[Difference]:

@@ -36,6 +36,8 @@ from gpuconsole.model.run import Run, Step
 from gpuconsole.session.api import SessionError
 
 MAX_PAIRS = 60
+JOB_ENDED = "the job ended before the trial was decided"
+"""The error of such a trial."""
 AGE_S = 15.0
 """Maximum time in seconds for probes in the second process of a trial. Probes that remain after this time are skipped."""
 
@@ -310,7 +312,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 break
     except (TrialFailed, WorkerGone) as error:
         # where the job itself ended, the cause of the end is in the error of the run
-        why = "the job ended before the trial was decided" if run.is_job and isinstance(error, WorkerGone) else str(error)
+        why = JOB_ENDED if run.is_job and isinstance(error, WorkerGone) else str(error)
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=why, elapsed_s=time.monotonic() - start)
     trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided")
     return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial

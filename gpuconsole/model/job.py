@@ -20,6 +20,8 @@ AGENT = "agent"
 FIXED = "fixed: "
 """Prefix of the agent's notes about knobs that cannot change while the job runs; the note holds the reason."""
 
+VARIES = "varies: "
+"""Prefix of a note of the agent: the program changes this knob by itself."""
 EFFECT = "effect: "
 """Prefix of the agent's notes about knobs that can change while the job runs; the note holds one of EFFECTS."""
 SAME_BITS, SAME_SAMPLES, CHANGES_NUMERICS = "same bits", "same samples", "changes numerics"

@@ -157,9 +157,11 @@ class Run(msgspec.Struct, omit_defaults=True):
     analytical models next to measurements. `attainable`: the rate that the hardware could reach for this work. `ranks`: the processes of a
     run with several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what
     the model server reports about itself. `elsewhere`: the console did not start the model server, so the knobs of the server in `knobs`
-    have no effect (see `settings`). `validity`: whether the figures of a serving run can be trusted; None for a training run. `job`: what
+    have no effect (see `settings`). `validity`: whether the figures of a serving run can be trusted; None for a training run.
+    `at_step`: the step of a user's job before which `changes` took effect in all its processes; 0: not known. `job`: what
     is known about the user's own program; `command_digest` identifies its command, and `command` is the command, where the user wants it
     stored. `effects`: for each knob that can change while the job runs, what a change does to its numbers (one of `model.job.EFFECTS`).
+    `varies`: the knobs that the job changes by itself: they are no kept changes.
     `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off. `memory_failures`: the
     last allocations of a job for which its GPU had no memory, the oldest first. `memory_lines`: with --memory, the lines that held its memory.
     """
@@ -175,6 +177,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     duration_s: float = 0.0
     steady_from_s: float | None = None
     changes: Knobs = {}
+    at_step: int = 0
     summary: Summary = msgspec.field(default_factory=Summary)
     series: dict[str, SeriesData] = {}
     unavailable: dict[str, str] = {}
@@ -192,6 +195,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     command_digest: str = ""
     command: tuple[str, ...] = ()
     effects: dict[str, str] = {}
+    varies: list[str] = []
     attainable: Attainable | None = None
     traceback: list[str] = []
     memory_failures: list[MemoryFailure] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -69,6 +70,15 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
             lines.append(line)
     diff = "".join(file.diff(name(path)) for path, file in files.items())
     return Patch(diff, tuple(lines))
+
+
+def in_own_code(changes: Knobs, facts: JobFacts, before: Knobs) -> list[str]:
+    """What the user would write for `changes`, a line for each call, with the place where the program has it."""
+    calls = []
+    for kind, arguments in _arguments(changes, before, facts).items():
+        site = next((site for site in facts.sites if site.kind == ("loader" if kind == "arguments" else kind)), None)
+        calls.append(_call(kind, arguments) + (f" at {os.path.basename(site.file)}:{site.line}" if site and kind != "arguments" else ""))
+    return calls + [line for knob, values in LINES.items() if (line := values.get(changes.get(knob, "")))]
 
 
 def _by_trainer(facts: JobFacts) -> bool:

@@ -127,11 +127,11 @@ def kept_changes(runs: Sequence[Run]) -> Knobs:
     """The knobs that the console changed in the course of `runs` and that differ from the first run, with their values in the end.
 
     The knobs of the user's own job are those that the agent has observed. They may differ without a change: where batches vary in size, the batch
-    size is that of the largest batch so far.
+    size is that of the largest batch so far. A knob that the program changes by itself has no value that was kept.
     """
     first, last = runs[0].knobs, runs[-1].knobs
     changes: Knobs = {name: last.get(name, value) for run in runs[1:] for name, value in run.changes.items()}
-    return {name: value for name, value in changes.items() if first.get(name) != value}
+    return {name: value for name, value in changes.items() if first.get(name) != value and name not in runs[-1].varies}
 
 
 class Gain(NamedTuple):

@@ -9,7 +9,7 @@ from collections import deque
 import msgspec
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job import AGENT, EFFECT, FIXED
+from gpuconsole.model.job import AGENT, EFFECT, FIXED, VARIES
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
@@ -28,6 +28,7 @@ from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
     JobKnown,
+    KnobsSet,
     MemoryLines,
     OutOfMemory,
     ProbeDone,
@@ -224,6 +225,8 @@ class RunRecord:
         """Seconds from the start of the worker to the end of its preparation; in a serving run, until the model server was ready."""
         self.knobs_in_force: Knobs = opened.knobs
         """The knobs that the worker last confirmed. During a trial these are the knobs of the running side."""
+        self.changed_at = 0
+        """The step before which all processes of a job made the last change; 0: not known."""
         self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
         self.seen_steps = 0
@@ -262,7 +265,8 @@ class RunRecord:
         self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
         self.run.job, self.run.unavailable, self.run.effects = before.run.job, dict(before.run.unavailable), before.run.effects
-        self.run.traceback = before.run.traceback
+        self.run.traceback, self.run.varies = before.run.traceback, before.run.varies
+        self.run.at_step = before.changed_at
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -274,6 +278,9 @@ class RunRecord:
         match event:
             case Started():
                 self._started(event)
+            case KnobsSet() if not event.error:
+                self.changed_at = event.at_step
+                return
             case AgentOff() if event.where:
                 self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
                 self.run.traceback = _last_lines(event.detail)
@@ -314,6 +321,7 @@ class RunRecord:
     def _started(self, event: Started) -> None:
         """Store facts about the workload. Facts of the other side of a trial do not belong to this run. A user's job first reports the knobs
         that the agent observed."""
+        self.run.varies = sorted(name.removeprefix(VARIES) for name in event.notes if name.startswith(VARIES))
         if self.run.is_job and (not self.run.knobs or not self.steady_t):
             self.run.knobs = event.knobs
         own = {name: event.knobs[name] for name in LIVE_KNOBS if self.run.knobs.get(name) == 0 and name in event.knobs}

@@ -308,12 +308,21 @@ class ServerState(Event, frozen=True):
 
 class KnobsSet(Event, frozen=True):
     """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error` the change was refused, and `knobs` are
-    the old knobs."""
+    the old knobs.
+
+    `at_step`: the step of a user's job before which the process made the change, where several processes have agreed on it; a loader may have older
+    batches under way then, so `step` may be later. Else it is `step`; 0: not said. `steps`: the same for each rank. Of one process only, between the stages of a change: `prepared`: the process is ready at
+    `step` and has changed nothing yet. `late`: the process was past the agreed step, or not ready, and has changed nothing.
+    """
 
     request: int
     step: int
     knobs: Knobs
     error: str | None = None
+    at_step: int = 0
+    steps: dict[int, int] = {}
+    prepared: bool = False
+    late: bool = False
 
 
 class ProbeDone(Event, frozen=True):
@@ -467,15 +476,16 @@ class Start(Command, frozen=True):
 
 
 class SetKnobs(Command, frozen=True):
-    """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: a user's job does not begin the change before this step. The console
-    sends 0, the next step: it learns from the answers when the change is in force in all processes. `numerics`: the user has agreed to changes that
-    alter the numbers of the user's own job."""
+    """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: a user's job makes the change before this step, or answers that it is
+    too late; 0: the next step. `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `stage`: in a job of several
+    processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before (see `engine.children.agreement`)."""
 
     request: int
     changes: Knobs
     arm: int = 0
     at_step: int = 0
     numerics: bool = False
+    stage: str = ""
 
 
 class RunProbe(Command, frozen=True):

@@ -49,6 +49,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "no environment": (PYTHON, "-E", "-c", "print('hello')"),
     "frozen": ("/bin/echo", "hello"),
     "jax": (PYTHON, "uses_jax.py"),
+    "tensorflow": (PYTHON, "-c", "import numpy, tensorflow"),
+    "numpy": (PYTHON, "-c", "import numpy; print(numpy.ones(3).sum())"),
+    "looks for jax": (PYTHON, "-c", "import importlib.util as u; print(u.find_spec('jax') is not None)"),
     "shell": ("sh", "-c", f"{PYTHON} -c 'print(1)'; exit 4"),
     "exception": (PYTHON, "-c", "raise ValueError('mine')"),
     "killed": (PYTHON, "-c", "import os, signal; print('hello', flush=True); os.kill(os.getpid(), signal.SIGKILL)"),
@@ -62,6 +65,9 @@ SAID = {
     "no environment": "python -E does not load the agent",
     "frozen": "no Python process of the job has loaded the agent",
     "jax": "the job uses JAX, which the agent cannot watch",
+    "tensorflow": "the job uses TensorFlow, which the agent cannot watch; it watches the steps of PyTorch; devices and processes are shown",
+    "numpy": "the job's Python has not imported torch, only NumPy; the agent watches the steps of PyTorch; devices and processes are shown",
+    "looks for jax": "the job's Python has not imported torch",
     "shell": "the job ended with exit code 4",
     "exception": "the job ended with exit code 1",
     "killed": "the job was ended by SIGKILL",
@@ -80,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (
         ("own/sitecustomize.py", "WHOSE = 'the user'\n"),
         ("own/jax.py", "VERSION = 7\n"),
+        ("own/tensorflow.py", ""),
         ("package/train.py", "print('trained')\n"),
     ):
         (made / name).parent.mkdir(exist_ok=True)

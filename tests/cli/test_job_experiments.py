@@ -56,6 +56,8 @@ def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> N
     text, snapshot = until_said(tmp_path, "trial: num_workers 0 -> 2", "run", "--headless", "--try", "num_workers=2")
     (trial,) = snapshot["trials"]
     assert (trial["state"], trial["error"]) == ("failed", "the job ended before the trial was decided"), text
+    assert "before a trial of num_workers 0 -> 2 could be decided: that takes about" in text
+    assert "to try it in your own code: DataLoader(..., num_workers=2, persistent_workers=True) at starved.py:27" in text
 
 
 @pytest.mark.slow
@@ -67,4 +69,5 @@ def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     assert certificate["attempts"][0]["trial"]["kept"], text
     workers = certificate["end"]["num_workers"]
     assert workers >= 2 and snapshot["runs"][-1]["knobs"]["num_workers"] == workers
+    assert snapshot["runs"][-1]["at_step"] > 0
     assert f"num_workers 0 -> {workers}" in text and "gpuconsole run starved.py" not in text

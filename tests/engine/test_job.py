@@ -10,10 +10,11 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.report.share.session import knob_table
 from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AgentOff, Devices, JobKnown, RunOpened, Started, decode_event, encode
+from gpuconsole.wire.events import AgentOff, Devices, JobKnown, KnobsSet, RunOpened, Started, decode_event, encode
 from tests.tui.fake_session import view
 
 CPU = Device("cpu", "a CPU")
@@ -47,6 +48,24 @@ def test_the_effect_of_a_change_is_the_strongest_of_its_knobs() -> None:
     assert run.effect({"num_workers": 2, "prefetch_factor": 4}) == "same samples"
     assert run.effect({"num_workers": 2, "precision": "bf16"}) == "changes numerics"
     assert run.effect({"optim": "sgd"}) == run.effect({}) == ""
+
+
+def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
+    """A program may choose its batch size in each epoch, and the gradients that it adds up."""
+    state = state_of_a_job()
+    state.apply(Started(3.0, {"num_workers": 0, "batch_size": 50}, {}))
+    state.apply(KnobsSet(4.0, 1, 33, {"num_workers": 4, "batch_size": 57}, at_step=31))
+    state.apply(RunOpened(4.0, "2", "train.py", "job", {"num_workers": 4, "batch_size": 57}, "cpu", {"num_workers": 4}, digest="abc"))
+    state.apply(Started(5.0, {"num_workers": 4, "batch_size": 57}, {}, {"varies: batch_size": "the program changes it by itself"}))
+    first, last = (record.run for record in state.records)
+    assert (last.varies, last.at_step) == (["batch_size"], 31)
+    assert facts.kept_changes([first, last]) == {"num_workers": 4}
+    marked = {str(cells[0][0]): cells[2][1] for cells in knob_table([first, last]).rows}
+    assert marked == {"num_workers": "accent", "batch_size (varies in the program)": ""}
+    last.varies = ["num_workers"]
+    assert facts.kept_changes([first, last]) == {}
+    last.varies = first.varies = ["batch_size"]
+    assert [difference.name for difference in compare(first, last, (Environment(), Environment()), ("a", "b")).knobs] == ["num_workers"]
 
 
 def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:

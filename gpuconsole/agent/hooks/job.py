@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from ..loop import Probe, Signals
 from ..probes import ProbeError
 from ..protocol import (
     COUNTS,
+    PREPARE,
     PROBE,
     SETTLING,
+    UNDO,
     Command,
     Knobs,
     Pause,
@@ -81,6 +84,10 @@ class JobLoop:
 
         self.account = SegmentAccount(ThreadTimes())
         self.knobs: Knobs = {}
+        self.varies = set[str]()
+        """Knobs that the program changes by itself."""
+        self._asked = set[str]()
+        """Knobs that the console has changed."""
         self.scratch = Path()
         self.device = torch.device(described.device() or "cpu")
         self.settles_until = 0
@@ -108,14 +115,15 @@ class JobLoop:
     def step(self) -> None:
         raise RuntimeError("the program makes its steps itself")
 
-    def set_knobs(self, changes: Knobs, arm: int) -> None:
-        """Begin `changes`; see `pending`. The steps until it is over belong to no side of a trial. Raises Refused where one is not possible;
-        those before it are taken back."""
+    def set_knobs(self, changes: Knobs, arm: int, prepare: bool = False) -> None:
+        """Begin `changes`, see `pending`; or only prepare them, see `prepared`. The steps until it is over belong to no side of a trial. Raises
+        Refused where one is not possible; those before it are taken back."""
         self._before = before = changes_of.observed()
+        self._asked |= changes.keys()
         done = list[str]()
         try:
             for name, value in changes.items():
-                changes_of.begin(name, value)
+                changes_of.begin(name, value, prepare)
                 done.append(name)
         except Exception:
             for name in done:
@@ -128,6 +136,23 @@ class JobLoop:
         for name in changes:
             if name in self._before and CHANGES[name].read(watch) != self._before[name]:
                 CHANGES[name].set(watch, self._before[name])
+
+    def observe(self) -> None:
+        """Read the knobs of the program again. One that has changed without the console varies; the first steps only show what it is."""
+        knobs = described.observed_knobs()
+        if recorder.index >= COUNT_AT:
+            known = (knobs.keys() & self.knobs.keys()) - self._asked
+            self.varies |= {name for name in known if knobs[name] != self.knobs[name]}
+        self.knobs = knobs
+
+    def before(self, changes: Knobs) -> Knobs:
+        """The values of these knobs before the last change."""
+        return {name: self._before[name] for name in changes if name in self._before}
+
+    def prepared(self, changes: Knobs) -> bool:
+        """Whether all `changes` can take effect in the next step. Raises Refused where one is not possible."""
+        ready = [CHANGES[name].prepared(watch, value) for name, value in changes.items()]
+        return all(ready)
 
     def pending(self, changes: Knobs) -> bool:
         """Whether a change that `set_knobs` began is still under way. Raises Refused where it failed."""
@@ -220,10 +245,18 @@ def refusal(problem: Exception) -> str:
 
 
 class JobService(Service):
-    """Serves the console between two steps of a user's loop. A change may need several steps; its answer comes then."""
+    """Serves the console between two steps of a user's loop. A change may need several steps; its answer comes then.
+
+    In a job of several processes, the console first asks each to prepare the change, and then names one step for all.
+    """
 
     loop: JobLoop
     _changing: SetKnobs | None = None
+    _changed_at = 0
+    """The step before which the last change was begun."""
+    _preparing: SetKnobs | None = None
+    _holds = False
+    """Whether a change is prepared, and the console has not named its step yet."""
     _waiting: list[SetKnobs]
 
     def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any, folder: str) -> None:
@@ -253,6 +286,8 @@ class JobService(Service):
         return (
             self._window is not None
             or self._changing is not None
+            or self._preparing is not None
+            or self._holds
             or self._probing is not None
             or bool(self._waiting)
             or bool(self.loop.settles_until)
@@ -265,10 +300,12 @@ class JobService(Service):
             recorder.kind, self.loop.settles_until = SETTLING, max(self.loop.settles_until, recorder.index + 1)
         while changes_of.loader.lost:
             self._channel.send(message("note", now(), text=changes_of.loader.lost.pop(), level="warning"))
-            self.loop.knobs = described.observed_knobs()
+            self.loop.observe()
             self._announce()
         if self._changing is not None:
             self._go_on_changing(self._changing)
+        if self._preparing is not None:
+            self._go_on_preparing(self._preparing)
         if self._probing is not None:
             self._go_on_probing(*self._probing)
         if self._window is not None and self._window.step():
@@ -285,14 +322,32 @@ class JobService(Service):
         if command.at_step > recorder.index or self._changing is not None:
             self._waiting.append(command)
             return
-        watch.allows_numerics = command.numerics
+        watch.allows_numerics, self._holds, self._changed_at = command.numerics, False, recorder.index
+        changes = self.loop.before(command.changes) if command.stage == UNDO else command.changes
         try:
-            self.loop.set_knobs(command.changes, command.arm)
+            if command.at_step and (command.at_step < recorder.index or not self.loop.prepared(changes)):
+                self._answer_change(command, None, late=True)
+                return
+            self.loop.set_knobs(changes, command.arm, prepare=command.stage == PREPARE)
         except Exception as problem:  # the program goes on as before; the problem is the answer
             self._answer_change(command, refusal(problem))
             return
-        self._changing = command
-        self._go_on_changing(command)
+        if command.stage == PREPARE:
+            self._preparing = command
+            self._go_on_preparing(command)
+        else:
+            self._changing = replace(command, changes=changes)
+            self._go_on_changing(self._changing)
+
+    def _go_on_preparing(self, command: SetKnobs) -> None:
+        error = None
+        try:
+            if not self.loop.prepared(command.changes):
+                return
+        except Exception as problem:
+            error = refusal(problem)
+        self._preparing, self._holds = None, error is None
+        self._answer_change(command, error, prepared=self._holds)
 
     def _go_on_changing(self, command: SetKnobs) -> None:
         error = None
@@ -304,12 +359,21 @@ class JobService(Service):
             error = refusal(problem)
             self.loop.take_back(command.changes)
         self._changing = None
-        self.loop.knobs = described.observed_knobs()
+        self.loop.observe()
         self._announce()
         self._answer_change(command, error)
 
-    def _answer_change(self, command: SetKnobs, error: str | None) -> None:
-        self._answer("knobsset", request=command.request, step=recorder.index, knobs=self.loop.knobs, error=error)
+    def _answer_change(self, command: SetKnobs, error: str | None, prepared: bool = False, late: bool = False) -> None:
+        self._answer(
+            "knobsset",
+            request=command.request,
+            step=recorder.index,
+            knobs=self.loop.knobs,
+            error=error,
+            at_step=self._changed_at if command.at_step else recorder.index,
+            prepared=prepared,
+            late=late,
+        )
 
     def _probe(self, command: RunProbe) -> None:
         """Begin a probe. It may need several steps; its answer comes then."""
@@ -515,7 +579,7 @@ class Agent:
 
     def _describe(self) -> None:
         assert self._service is not None
-        self._service.loop.knobs = described.observed_knobs()
+        self._service.loop.observe()
         self._announce()
 
     def _count_arithmetic(self) -> None:
@@ -607,7 +671,8 @@ class Agent:
             return
         self._announced = (knobs, facts, about)
         self._send("jobknown", rank=self.rank, facts=about)
-        self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs))
+        varies = {f"varies: {name}": "the program changes it by itself" for name in self._service.loop.varies}
+        self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs) | varies)
 
     def _send_observed(self, signals: Signals | None) -> None:
         """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step. None: it could not

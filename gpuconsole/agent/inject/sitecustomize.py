@@ -32,15 +32,33 @@ def _try_note(what: str) -> None:
         return
 
 
+_OTHERS = ("jax", "tensorflow", "numpy")
+"""With these a program may train without torch; the agent cannot watch such a program."""
+
+
 class _Finder:
-    """Loads the agent when the program imports torch. Notes an import of jax, which the agent cannot watch."""
+    """Loads the agent when the program imports torch. Notes an import of _OTHERS."""
+
+    def __init__(self) -> None:
+        self._looked_for: list[str] = []
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name == "torch":
             return _load_agent(self)
-        if name == "jax":
-            _try_note("jax")
+        if name in _OTHERS and name not in self._looked_for:
+            import atexit
+
+            self._looked_for.append(name)
+            atexit.register(self.note_others)
+        elif self._looked_for:
+            self.note_others()
         return None
+
+    def note_others(self) -> None:
+        """Note which of _OTHERS the program has imported: libraries look for these modules without importing them, to learn whether they exist."""
+        for name in [name for name in self._looked_for if name in sys.modules]:
+            self._looked_for.remove(name)
+            _try_note(name)
 
 
 def _load_agent(finder: "Any") -> "Any":

@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from gpuconsole.diagnosis.models.out_of_memory import completed, headline
+from gpuconsole.engine.children.agreement import Agreement
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
@@ -46,6 +47,7 @@ from gpuconsole.wire.events import (
     RankJoined,
     RunOpened,
     Segments,
+    SetKnobs,
     Started,
     Stop,
     decode_event,
@@ -65,6 +67,9 @@ LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.co
 ISOLATED = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 """Options of Python that keep PYTHONPATH or `sitecustomize` away."""
 OLD_PYTHONS = tuple(f"3.{minor}." for minor in range(10))
+WITHOUT_TORCH = {"jax": "JAX", "tensorflow": "TensorFlow"}
+"""Frameworks with which a program trains without torch, by their module; the job's Python notes their import (agent/inject/sitecustomize.py)."""
+SHOWN = "devices and processes are shown"
 NO_STEP_YET = "the job has imported torch, and has made no optimizer step"
 NO_STEP = f"{NO_STEP_YET}: neither inference nor updates by torch.func are measured"
 NO_PYTHON_YET = "the job has started; its Python has not"
@@ -201,8 +206,12 @@ class JobFolder:
         failed = next((note[1] for note in seen if len(note) > 1 and note[1].startswith("failed")), "")
         if failed:
             return f"the agent could not start: {failed.removeprefix('failed: ')}"
-        if any(len(note) > 1 and note[1] == "jax" for note in seen):
-            return "the job uses JAX, which the agent cannot watch; it watches PyTorch"
+        imported = {note[1] for note in seen if len(note) > 1}
+        other = next((name for module, name in WITHOUT_TORCH.items() if module in imported), "")
+        if other:
+            return f"the job uses {other}, which the agent cannot watch; it watches the steps of PyTorch; {SHOWN}"
+        if "numpy" in imported:
+            return f"the job's Python has not imported torch, only NumPy; the agent watches the steps of PyTorch; {SHOWN}"
         return "the job's Python has not imported torch"
 
 
@@ -225,6 +234,10 @@ class JobChild(Child):
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}
         self._answers: dict[int, dict[int, KnobsSet | ProbeDone | Profiled]] = {}
+        self._agreements: dict[int, Agreement] = {}
+        """By request: the changes that several processes make before one step."""
+        self._step_s = 1.0
+        """The mean time of the last steps in seconds."""
         self._torch = self._stepped = self._left = False
         self.why_no_steps = ""
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
@@ -288,6 +301,13 @@ class JobChild(Child):
                 process.kill()
 
     def send(self, command: Command) -> None:
+        """Send `command` to each rank. Several ranks first prepare a change."""
+        if isinstance(command, SetKnobs) and len(self._ranks) > 1:
+            self._agreements[command.request] = agreement = Agreement(command)
+            command = agreement.prepare()
+        self._send(command)
+
+    def _send(self, command: Command) -> None:
         for writer in self._ranks.values():
             if not writer.is_closing():
                 writer.write(encode(command) + b"\n")
@@ -419,6 +439,8 @@ class JobChild(Child):
                 with contextlib.suppress(ValueError):
                     steps = msgspec.structs.replace(fold.add(event), rank=rank)
                     self._on_event(steps)
+                    if steps.steps:
+                        self._step_s = max(1e-6, sum(step.wall_s for step in steps.steps) / len(steps.steps))
                     self._has_stepped(rank, steps.steps[-1].t if steps.steps else 0.0)
             case Profiled() if event.trace:
                 self._tasks.append(asyncio.create_task(self._analyse(event, fold, rank)))
@@ -477,21 +499,24 @@ class JobChild(Child):
 
     def _settle_answers(self) -> None:
         """Pass on the answers that every rank has given: the first refusal, else the leader's. Answers of ranks that have left count only
-        where all have left, as at the end of the job.
-
-        A change is in force from the last of the ranks' first steps with it: a rank may take the command some steps after the others, or may
-        rehearse new loader workers for longer. All ranks count the same steps, because each step needs all of them.
-        """
+        where all have left, as at the end of the job. A change of several ranks has stages: see `Agreement`."""
         for request, answers in list(self._answers.items()):
             present = self._ranks.keys() or answers.keys()
             if present <= answers.keys():
                 del self._answers[request]
-                given = [answers[rank] for rank in sorted(present)]
-                settled = next((answer for answer in given if answer.error), given[0])
-                if isinstance(settled, KnobsSet) and not settled.error:
-                    first_step = max(answer.step for answer in given if isinstance(answer, KnobsSet))
-                    settled = msgspec.structs.replace(settled, step=first_step)
-                self._on_event(settled)
+                agreement = self._agreements.get(request)
+                if agreement is None:
+                    given = [answers[rank] for rank in sorted(present)]
+                    self._on_event(next((answer for answer in given if answer.error), given[0]))
+                    continue
+                changed = {rank: answer for rank in present if isinstance(answer := answers[rank], KnobsSet)}
+                following = agreement.next(changed, self._step_s)
+                if isinstance(following, SetKnobs) and self._ranks:
+                    self._answers[request] = {}
+                    self._send(following)
+                else:
+                    del self._agreements[request]
+                    self._on_event(following if isinstance(following, KnobsSet) else agreement.ended())
 
     # --- end ------------------------------------------------------------------------------------------------
 

@@ -175,10 +175,16 @@ def _knobs(all_chains: Sequence[Chain]) -> list[Folded]:
 
 
 def knob_table(runs: Sequence[Run]) -> Table:
-    """All knobs of one run or of two runs. A knob that differs is marked."""
+    """All knobs of one run or of two runs. A knob that differs is marked, unless the program changes it by itself."""
     names = dict.fromkeys(name for run in runs for name in run.knobs)
     heads = ["before", "after"] if len(runs) > 1 else ["value"]
-    rows = [[(name, ""), *((_knob(run, name), "accent" if _changed(runs, name) else "") for run in runs)] for name in names]
+    rows = [
+        [
+            (f"{name} (varies in the program)" if _varies(runs, name) else name, ""),
+            *((_knob(run, name), "accent" if _changed(runs, name) else "") for run in runs),
+        ]
+        for name in names
+    ]
     return Table([Column("knob"), *(Column(head) for head in heads)], rows)
 
 
@@ -187,7 +193,11 @@ def _knob(run: Run, name: str) -> str:
 
 
 def _changed(runs: Sequence[Run], name: str) -> bool:
-    return len({_knob(run, name) for run in runs}) > 1
+    return len({_knob(run, name) for run in runs}) > 1 and not _varies(runs, name)
+
+
+def _varies(runs: Sequence[Run], name: str) -> bool:
+    return name in runs[-1].varies
 
 
 def _validity(snapshot: Snapshot) -> list[TextBlock | Folded]:

@@ -59,8 +59,8 @@ def effects() -> dict[str, str]:
     return {knob: change.effect_here(watch) for knob, change in CHANGES.items() if knob not in unreadable}
 
 
-def begin(knob: str, value: Value) -> None:
-    """Begin to set `knob`. Raises Refused."""
+def begin(knob: str, value: Value, prepare: bool = False) -> None:
+    """Begin to set `knob`, or only to prepare that. Raises Refused."""
     from ..watch import watch
 
     change = CHANGES.get(knob)
@@ -68,4 +68,4 @@ def begin(knob: str, value: Value) -> None:
         raise Refused(f"{knob}: {why_fixed(knob) if change is None else reason}")
     if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
         raise Refused(f"{knob} changes numerics: it needs your permission (--allow-numerics)")
-    change.set(watch, value)
+    (change.prepare if prepare else change.set)(watch, value)

@@ -42,6 +42,13 @@ class Change:
         """Put `value` in force from the next step on. Raises Refused; everything is then as before."""
         raise NotImplementedError
 
+    def prepare(self, watch: Watch, value: Value) -> None:
+        """Begin what a change to `value` needs beforehand, and change nothing. `set` makes the change later. Raises Refused."""
+
+    def prepared(self, watch: Watch, value: Value) -> bool:
+        """Whether `set` can put `value` in force before the next step. Called between two steps. Raises Refused where it cannot at all."""
+        return True
+
     def pending(self, watch: Watch) -> bool:
         """Whether a change that `set` began is still under way. Called between two steps. Raises Refused where the change failed."""
         return False
@@ -59,9 +66,9 @@ class Fixed(NamedTuple):
 
 
 BUCKETS = "a process that built its buckets anew one step before another would exchange other sizes, and the job would hang"
-"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make all processes do so in the
-same step: that takes a collective of its own, and a process that fails would leave the others waiting. Hooks of communication would be
-lost, too."""
+"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make sure that all processes do so in the
+same step: that takes a collective of its own, because a process that is past an agreed step, or fails, would leave the others waiting. Hooks of
+communication would be lost, too."""
 FIXED: dict[str, Fixed] = {
     "batch_size": Fixed("the sampler of the DataLoader has grouped the samples", "DataLoader(dataset, batch_size=...)", "loader"),
     "persistent_workers": Fixed("it acts only between two epochs", "DataLoader(dataset, persistent_workers=True, ...)", "loader"),

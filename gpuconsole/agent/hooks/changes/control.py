@@ -130,6 +130,7 @@ class Control:
     """One DataLoader of the program, from its first change on.
 
     `in_force`: the settings that serve or will serve next. `wanted`: the settings that a change asks for; None where no change is under way.
+    `held`: the change is only prepared: `wanted` does not serve before the next `ask`.
     `allows_numerics`: other random numbers in a random dataset are accepted. `failure`: why the last change did not take effect.
     """
 
@@ -139,6 +140,7 @@ class Control:
         self.recipe = Recipe(module, loader, outer)
         self.program = self.in_force = settings_of(loader)
         self.wanted: Settings | None = None
+        self.held = False
         self.allows_numerics = False
         self.random = False
         """Whether a change has shown that the dataset draws random numbers: workers draw others."""
@@ -196,11 +198,11 @@ class Control:
 
     # --- asked for by the training thread ----------------------------------------------------------------------
 
-    def ask(self, settings: Settings, outer: Any) -> None:
-        """Begin to change to `settings`. `outer`: the newest iterator of the loader."""
+    def ask(self, settings: Settings, outer: Any, held: bool = False) -> None:
+        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader."""
         self.failure = ""
         self._asked = time.monotonic()
-        self.wanted = settings
+        self.wanted, self.held = settings, held
         if "_gpuconsole_epoch" not in outer.__dict__:
             self.follow(outer)
 
@@ -219,6 +221,16 @@ class Control:
             self._give_up("the program asked for no batch that could show whether the change works")
             return self.under_way()
         return True
+
+    def ready(self) -> bool:
+        """Whether `wanted` can serve the next batch that is drawn. Raises Refused where the preparation failed."""
+        under_way, epoch = self.under_way(), self.epoch() if self.epoch is not None else None
+        if self.wanted is None:
+            return not under_way
+        return epoch is not None and not epoch.over and len(epoch.line) == 1 and self._can_serve(self.wanted)
+
+    def _can_serve(self, settings: Settings) -> bool:
+        return settings in (self.in_force, self.program) or settings in self._servers
 
     # --- on the thread that asks for batches --------------------------------------------------------------------
 
@@ -291,7 +303,9 @@ class Control:
         if wanted == self.in_force:
             self._drop_rehearsal()
             self.wanted = None
-        elif wanted == self.program or wanted in self._servers:
+        elif self._can_serve(wanted):
+            if self.held:
+                return
             epoch.hand_over(self._server(wanted, epoch))
             self.in_force, self.wanted = wanted, None
         elif self.rehearsal is None:

@@ -180,7 +180,7 @@ def _keep_settings(control: Control) -> None:
     likeness, control.likeness = control.likeness, None
     if likeness is None:
         return
-    wanted, control.wanted = control.wanted, None
+    wanted, control.wanted = None if control.held else control.wanted, None
     settings = wanted or control.in_force
     _kept.pop(likeness, None)
     if control.inherited and wanted is not None:
@@ -287,6 +287,12 @@ class LoaderChange(Change):
         return why_not(*training_loader(watch))
 
     def set(self, watch: Watch, value: Value) -> None:
+        self._ask(watch, value, held=False)
+
+    def prepare(self, watch: Watch, value: Value) -> None:
+        self._ask(watch, value, held=True)
+
+    def _ask(self, watch: Watch, value: Value, held: bool) -> None:
         loader, iterator = training_loader(watch)
         if reason := why_not(loader, iterator):
             raise Refused(reason)
@@ -297,7 +303,19 @@ class LoaderChange(Change):
         if not wanted.num_workers and (reason := why_not_without_workers(loader)):
             raise Refused(reason)
         control.inherited, control.allows_numerics = False, watch.allows_numerics
-        control.ask(wanted, iterator)
+        control.ask(wanted, iterator, held)
+
+    def prepared(self, watch: Watch, value: Value) -> bool:
+        loader, _ = training_loader(watch)
+        control = control_of(loader) if loader is not None else None
+        if control is not None:
+            if not control.ready():
+                return False
+            settings = control.wanted or control.in_force
+            if self.changed(settings, value) == settings:
+                return True
+        self.prepare(watch, value)  # the program has made another DataLoader
+        return False
 
     def pending(self, watch: Watch) -> bool:
         loader, _ = training_loader(watch)

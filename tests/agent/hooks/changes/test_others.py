@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpuconsole.agent.hooks import described
+from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.changes import model as model_changes
 from gpuconsole.agent.hooks.changes.change import Refused
@@ -226,3 +228,18 @@ def test_settings_that_cannot_change_say_why_and_show_code() -> None:
     job = Job()
     assert "DataLoader(dataset, batch_size=...)" in change.why("batch_size", job.watch)
     assert "torchrun" in change.why("nproc", job.watch)
+
+
+def test_a_knob_that_changes_without_the_console_varies_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps only show what a knob is: the size of the largest batch so far, for example."""
+    seen = iter(
+        [{"batch_size": 8, "num_workers": 0}, {"batch_size": 9, "num_workers": 0}, {"batch_size": 12, "num_workers": 4, "optim": "sgd"}]
+    )
+    monkeypatch.setattr(described, "observed_knobs", lambda: next(seen))
+    loop, recorder = hooks_of_job.JobLoop(), hooks_of_job.recorder
+    for index, varies in ((3, set[str]()), (hooks_of_job.COUNT_AT - 1, set[str]()), (hooks_of_job.COUNT_AT, {"batch_size"})):
+        monkeypatch.setattr(recorder, "index", index)
+        loop._asked = {"num_workers"}
+        loop.observe()
+        assert loop.varies == varies
+    loop.close()
