@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gpuconsole.experiments.statistics import BETWEEN, CHANGED, MIN_PAIRS, pairs_needed, plans, rate, resolution
+from gpuconsole.experiments.statistics import BETWEEN, CHANGED, MEAN_STRETCH, MIN_PAIRS, pairs_needed, plans, rate, resolution
 from gpuconsole.experiments.trial import MAX_PAIRS, TrialLimits
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Forecast
@@ -33,7 +33,7 @@ def forecast_restart(
     plan = plans(run.knobs, changes, run.summary.phases_ratio or None)[CHANGED]
     step_s = sum(step.wall_s for step in steps) / len(steps) if steps else 0.0
     e2e = run.summary.e2e_s
-    pair_s = 2 * (settle_s(e2e.p50 if e2e else None) + plan.least_s(step_s) + step_s)
+    pair_s = 2 * (settle_s(e2e.p50 if e2e else None) + MEAN_STRETCH * plan.least_s(step_s) + step_s)
     most = max(MIN_PAIRS, min(MAX_PAIRS, math.ceil(limits.serving_cap_s / pair_s)))
     nulls = null_log_ratios(steps, plan.min_s)
     between = BETWEEN["two workers ABBA"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -119,8 +120,9 @@ async def sweep_by_restarts(
 ) -> None:
     """Fill `sweep`: `commands[n]` is started for a block of point n, in interleaved rounds. A point whose command fails has the error."""
     begun, starts = time.monotonic(), 0
-    for order in rounds(len(commands), sweep.repeats):
-        for index in order:
+    sweep.order_seed = seed = secrets.randbits(32)
+    for order in rounds(len(commands), sweep.repeats, seed):
+        for index, stretch in order:
             point = sweep.points[index]
             if point.error:
                 continue
@@ -133,7 +135,7 @@ async def sweep_by_restarts(
                 continue
             try:
                 await start.until_steady()
-                steps = await _block_of(start, point.knobs)
+                steps = await _block_of(start, point.knobs, stretch)
                 sweep.unit = "tokens/s" if any(step.tokens for step in steps) else "samples/s"
                 point.rates.append(rate(steps, sweep.clock == "contention_free"))
             except (TrialFailed, WorkerGone) as problem:
@@ -145,7 +147,7 @@ async def sweep_by_restarts(
         evaluate(sweep)
 
 
-async def _block_of(start: Start, point: Knobs) -> list[Step]:
+async def _block_of(start: Start, point: Knobs, stretch: float) -> list[Step]:
     """The steps of one block. Raises WorkerGone.
 
     They have an arm, although there is one side only: the agent reads the run-queue delay on every such step, and on few of the others.
@@ -154,6 +156,6 @@ async def _block_of(start: Start, point: Knobs) -> list[Step]:
     plan = BlockPlan(knobs, point, of_job=True)
     start.handle.trial_steps.clear()
     start.handle.resume(BASELINE)
-    while not plan.complete(steps := [step for step in start.handle.trial_steps if step.kind == COUNTS]):
+    while not plan.complete(steps := [step for step in start.handle.trial_steps if step.kind == COUNTS], stretch):
         await start.handle.next_steps()
     return list(plan.trimmed(steps))

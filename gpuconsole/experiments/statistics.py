@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import NormalDist
@@ -156,7 +158,7 @@ def speedup(log_ratios: Sequence[float], between: float = 0.0) -> Speedup | None
 def resolution(null_log_ratios: Sequence[float], pairs: int, between: float = 0.0) -> float | None:
     """The smallest effect, as a ratio, that `pairs` pairs can distinguish from no effect; None for fewer than two null pairs.
 
-    In the order A B, B A, A B every second block follows a block of the same side. The log ratios of these neighbours have the mean 0 and
+    The first block of a pair is compared with the latest block of the same side (see `Pairs`). These log ratios have the mean 0 and at least
     the spread of an ordinary pair. So they are an A/A test without extra measurements.
     """
     if len(null_log_ratios) < 2 or pairs < 1:
@@ -314,6 +316,12 @@ PERIOD_KNOBS = {"log_every": "logging", "save_every": "checkpoint", "eval_every"
 """Knobs that set the period of an event in steps, and the phase in which the event takes its time."""
 COST_KNOBS = {"logging": {"log_every", "log_gradients"}, "checkpoint": {"save_every"}, "eval": {"eval_every", "eval_batch_size"}}
 """Knobs that set the share of each of these phases."""
+MOST_STRETCH = 3.0
+"""The longest block of a trial over the shortest. With equal lengths a rhythm stays in step with the blocks."""
+MEAN_STRETCH = 1 + (MOST_STRETCH - 1) / 3
+"""The mean of `random_stretch`."""
+MOST_ALIKE = 3
+"""The most pairs in a row with the same order; less than MIN_PAIRS."""
 RARER = 10
 """If an event is this many times rarer on one side, a block of that side need not contain the event. Without any such event the gain
 would be overstated by a tenth at most, and some blocks do contain the event."""
@@ -326,11 +334,56 @@ FEW_RUN_BLOCKS = 12
 MOST_RUN_BLOCKS = 60
 
 
-def order() -> Iterator[tuple[int, int]]:
-    """The endless order of arms in pairs: A B, B A, A B, ... This order cancels drift."""
+class Block(NamedTuple):
+    """A block to measure: its arm, and its length as a multiple of the shortest complete block."""
+
+    arm: int
+    stretch: float
+
+
+def order(seed: int) -> Iterator[tuple[Block, Block]]:
+    """The endless order of blocks in pairs, drawn at random: which arm comes first in a pair, and the length of each block.
+
+    A fixed order (A B, B A) with equal lengths repeats every four blocks, and a disturbance with that period looks like an effect: 24 % false
+    wins. Switchback experiments randomise for this reason (Bojinov, Simchi-Levi, Zhao 2023). At most MOST_ALIKE pairs in a row have the same
+    order, since in A B A B A B A B a rhythm of two blocks looks like an effect. `seed` fixes the whole order.
+    """
+    chance = random.Random(seed)
+    latest: deque[int] = deque(maxlen=MOST_ALIKE)
     while True:
-        yield BASELINE, CHANGED
-        yield CHANGED, BASELINE
+        first = chance.choice((BASELINE, CHANGED))
+        if latest.count(first) == MOST_ALIKE:
+            first = other_arm(first)
+        latest.append(first)
+        yield Block(first, random_stretch(chance)), Block(other_arm(first), random_stretch(chance))
+
+
+def random_stretch(chance: random.Random) -> float:
+    """A length between 1 and MOST_STRETCH. Short blocks are drawn more often: a trial then takes less time than with equal chances."""
+    return 1 + (MOST_STRETCH - 1) * chance.random() ** 2
+
+
+def other_arm(arm: int) -> int:
+    return CHANGED if arm == BASELINE else BASELINE
+
+
+class Pairs:
+    """The log rates of the blocks of a trial as they are measured: `log_ratios` and `null_log_ratios` (see `Trial`)."""
+
+    def __init__(self) -> None:
+        self.log_ratios: list[float] = []
+        self.null_log_ratios: list[float] = []
+        self._latest: dict[int, float] = {}
+
+    def add(self, first: int, log_rates: Mapping[int, float]) -> None:
+        """Add a pair whose first block has the arm `first`. `log_rates`: by arm.
+
+        The first block is compared with the latest block of its arm: the block just before it, or the one before that.
+        """
+        if self._latest:
+            self.null_log_ratios.append(log_rates[first] - self._latest[first])
+        self._latest = dict(log_rates)
+        self.log_ratios.append(log_rates[CHANGED] - log_rates[BASELINE])
 
 
 class BlockPlan:
@@ -365,11 +418,11 @@ class BlockPlan:
         self.settling = settling_steps(knobs, self.through_loader) if of_job else 0
         """The first steps of a block that do not count."""
 
-    def complete(self, steps: Sequence[Step]) -> bool:
-        """Whether the block has enough counted `steps`."""
-        seconds = sum(step.wall_s for step in steps)
-        long_enough = len(steps) >= MIN_STEPS and seconds >= self.min_s
-        return long_enough and (len(steps) >= self.period or seconds >= MAX_BLOCK_S)
+    def complete(self, steps: Sequence[Step], stretch: float = 1.0) -> bool:
+        """Whether the block has enough counted `steps`, where it is `stretch` times as long as the shortest block."""
+        count, seconds = len(steps) / stretch, sum(step.wall_s for step in steps) / stretch
+        long_enough = count >= MIN_STEPS and seconds >= self.min_s
+        return long_enough and (count >= self.period or seconds >= MAX_BLOCK_S)
 
     def least_s(self, step_s: float) -> float:
         """Seconds of the shortest complete block, where a step takes `step_s`."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -14,7 +16,7 @@ from gpuconsole.engine.children.pool import Devices
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
-from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, rate, simultaneous_interval
+from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, random_stretch, rate, simultaneous_interval
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -43,10 +45,14 @@ def points(vary: dict[str, list[Value]], base: Knobs, grid: bool) -> list[Knobs]
     return points if any(base[name] in values for name, values in vary.items()) else points[1:]
 
 
-def rounds(count: int, repeats: int) -> Iterator[list[int]]:
-    """Indices of the points, round after round: forwards, backwards, forwards, ..."""
-    for number in range(repeats):
-        yield list(range(count)) if number % 2 == 0 else list(reversed(range(count)))
+def rounds(count: int, repeats: int, seed: int) -> Iterator[list[tuple[int, float]]]:
+    """The points of each round in random order: the index of a point, and the length of its block as a multiple of the shortest block.
+
+    A disturbance that comes at regular intervals therefore meets no point more often than another (see `statistics.order`).
+    """
+    chance = random.Random(seed)
+    for _ in range(repeats):
+        yield [(index, random_stretch(chance)) for index in chance.sample(range(count), count)]
 
 
 def evaluate(sweep: Sweep) -> None:
@@ -93,13 +99,14 @@ class Sweeper:
         free = free and not any("num_threads" in point for point in points)
         clock: Literal["wall", "contention_free"] = "contention_free" if free else "wall"
         sweep = Sweep(self._chosen.name, self._device.id, "tokens/s", self._base, [SweepPoint(point) for point in points], repeats, clock)
-        for number, order in enumerate(rounds(len(points), repeats + 1)):
-            for index in order:
+        sweep.order_seed = seed = secrets.randbits(32)
+        for number, order in enumerate(rounds(len(points), repeats + 1, seed)):
+            for index, stretch in order:
                 point = sweep.points[index]
                 if point.error or (stop_settled and point.settled):
                     continue
                 try:
-                    steps = await self._block(index + 1, point.knobs, points)
+                    steps = await self._block(index + 1, stretch, point.knobs, points)
                 except (WorkerGone, SessionError) as problem:
                     point.error = str(problem)
                 else:
@@ -124,7 +131,7 @@ class Sweeper:
         for _, worker in self._workers:
             await worker.stop()
 
-    async def _block(self, arm: int, point: Knobs, points: list[Knobs]) -> list[Step]:
+    async def _block(self, arm: int, stretch: float, point: Knobs, points: list[Knobs]) -> list[Step]:
         """The counted steps of one block under `point`. Raises WorkerGone, SessionError."""
         worker = await self._worker(point, points)
         if worker is not self._running:
@@ -138,7 +145,7 @@ class Sweeper:
         plan = BlockPlan({**self._base, **point}, point, of_job=self.OF_JOB)
         while True:
             counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0][plan.settling :]
-            if plan.complete(counted):
+            if plan.complete(counted, stretch):
                 return list(plan.trimmed(counted))
             await self._next_steps(worker)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +22,12 @@ from gpuconsole.experiments.statistics import (
     BETWEEN,
     CHANGED,
     MIN_PAIRS,
+    Block,
     BlockPlan,
+    Pairs,
     exhausted,
     order,
+    other_arm,
     plans,
     rate,
     resolution,
@@ -98,9 +102,8 @@ class TwoWorkers:
         self._workers = {BASELINE: baseline, CHANGED: changed}
 
     async def switch_to(self, arm: int) -> None:
-        other = CHANGED if arm == BASELINE else BASELINE
         self._workers[arm].trial_steps.clear()
-        await self._workers[other].pause()
+        await self._workers[other_arm(arm)].pause()
         self._workers[arm].resume(arm)
 
     def worker(self, arm: int) -> WorkerHandle:
@@ -266,11 +269,9 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None, of_job=run.is_job)
     plan = of_side[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
-    ratios: list[float] = []
-    wall_ratios: list[float] = []
-    nulls: list[float] = []
+    pairs, wall_pairs = Pairs(), Pairs()
+    ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
     losses: list[tuple[list[float], list[float]]] = []
-    last: tuple[int, float] | None = None
     between = BETWEEN[sides.method]
     start = time.monotonic()
     cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
@@ -281,26 +282,24 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
         clock="contention_free" if contention_free else "wall",
         changes_training=any(CATALOGUE[name].changes_training for name in trial.changes),
         limit_s=cap_s,
+        order_seed=secrets.randbits(32) if trial.order_seed is None else trial.order_seed,
     )
+    assert trial.order_seed is not None
     on_update(trial)
     decided = None
     try:
-        for pair in itertools.islice(order(), MAX_PAIRS):
-            blocks = {arm: await _block(sides, arm, of_side[arm]) for arm in pair}
-            if not all(rate(block, False) > 0 for block in blocks.values()):
+        for pair in itertools.islice(order(trial.order_seed), MAX_PAIRS):
+            blocks = {block.arm: await _block(sides, block, of_side[block.arm]) for block in pair}
+            if not all(rate(steps, False) > 0 for steps in blocks.values()):
                 raise TrialFailed("no work was done in a whole block")
-            rates = {arm: rate(block, contention_free) for arm, block in blocks.items()}
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
-            ratios.append(math.log(rates[CHANGED] / rates[BASELINE]))
-            if last is not None and last[0] == pair[0]:  # two blocks of one side in a row
-                nulls.append(math.log(rates[pair[0]] / last[1]))
-            last = pair[1], rates[pair[1]]
-            wall_ratios.append(math.log(rate(blocks[CHANGED], False) / rate(blocks[BASELINE], False)))
+            for measured, free in ((pairs, contention_free), (wall_pairs, False)):
+                measured.add(pair[0].arm, {arm: math.log(rate(steps, free)) for arm, steps in blocks.items()})
             decided = verdict(ratios, nulls, between)
             trial = msgspec.structs.replace(
                 trial,
                 speedup=speedup(ratios, between),
-                wall_speedup=speedup(wall_ratios, between),
+                wall_speedup=speedup(wall_pairs.log_ratios, between),
                 blocks=2 * len(ratios),
                 log_ratios=tuple(ratios),
                 null_log_ratios=tuple(nulls),
@@ -318,13 +317,13 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial
 
 
-async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
-    """The counted steps of one block of `arm`, without the first steps after the switch."""
-    await sides.switch_to(arm)
-    worker = sides.worker(arm)
+async def _block(sides: Sides, block: Block, plan: BlockPlan) -> list[Step]:
+    """The counted steps of `block`, without the first steps after the switch."""
+    await sides.switch_to(block.arm)
+    worker = sides.worker(block.arm)
     while True:
-        counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0][plan.settling :]
-        if plan.complete(counted):
+        counted = [step for step in worker.trial_steps if step.arm == block.arm and step.kind == 0][plan.settling :]
+        if plan.complete(counted, block.stretch):
             return list(plan.trimmed(counted))
         await worker.next_steps()
 
@@ -352,7 +351,7 @@ def losses_of(steps: Sequence[Step]) -> list[float]:
 def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[float]]]) -> Trial:
     """`trial` of a user's job with the losses of its own steps, without and with the change, for each pair of blocks.
 
-    The job has no held-out batches. The order of the blocks cancels the progress of the training; `drift` is twice the standard error of
+    The job has no held-out batches. The random order of the blocks cancels the progress of the training; `drift` is twice the standard error of
     the differences.
     """
     means = [(statistics.fmean(before), statistics.fmean(after)) for before, after in pairs if before and after]

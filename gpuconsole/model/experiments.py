@@ -88,13 +88,14 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
     `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate), on `clock`: `contention_free` subtracts the run-queue delay
-    of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of neighbouring
+    of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of successive
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
     same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
     `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
     could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.EFFECTS`). `forecast`: known before
     the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
-    `ended_s`: session times of the start and the end of the trial; only in a snapshot.
+    `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
+    each pair and the lengths of the blocks (`statistics.order`); None in trials with the fixed order A B, B A of earlier versions.
     """
 
     id: str
@@ -124,6 +125,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_s: float | None = None
     limit_s: float | None = None
     effect: str = ""
+    order_seed: int | None = None
 
     @property
     def worth_keeping(self) -> bool:
@@ -164,7 +166,8 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
 class Sweep(msgspec.Struct, omit_defaults=True):
     """`base` holds the knobs that were not varied too. `points` have the order of the command line.
 
-    Repeats are interleaved: each round measures all points, every second round backwards, so that drift affects all points alike.
+    Repeats are interleaved: each round measures all points in random order, so that drift affects all points alike. From `order_seed` follow the
+    order and the lengths of the blocks (`sweep.rounds`).
     """
 
     scenario: str
@@ -175,6 +178,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     repeats: int
     clock: Literal["wall", "contention_free"] = "wall"
     elapsed_s: float = 0.0
+    order_seed: int | None = None
 
     @property
     def varied(self) -> list[str]:

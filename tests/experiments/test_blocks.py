@@ -1,8 +1,6 @@
-import itertools
-
 import pytest
 
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, order, plans, rate
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, plans, rate
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 
@@ -13,15 +11,19 @@ def steps(n: int, wall: float, runq: float = 0.0) -> list[Step]:
     return [Step(i, float(i), wall, 4, 0, phases, delays) for i in range(n)]
 
 
-def test_order_is_abba() -> None:
-    assert list(itertools.islice(order(), 2)) == [(BASELINE, CHANGED), (CHANGED, BASELINE)]
-
-
 def test_blocks_hold_whole_periods_of_what_happens_now_and_then() -> None:
     plan = BlockPlan({"log_every": 3, "save_every": 6, "eval_every": 0}, ["save_every"])
     assert not plan.complete(steps(5, 0.2))
     assert plan.complete(steps(6, 0.2))
     assert len(plan.trimmed(steps(14, 0.2))) == 12
+
+
+def test_a_longer_block_is_longer_in_steps_and_in_seconds_and_holds_whole_periods() -> None:
+    plan = BlockPlan({"log_every": 3, "save_every": 6, "eval_every": 0}, ["save_every"])
+    assert not plan.complete(steps(8, 0.2), 1.5) and plan.complete(steps(9, 0.2), 1.5)
+    assert len(plan.trimmed(steps(9, 0.2))) == 6
+    short = BlockPlan({}, ["precision"])
+    assert not short.complete(steps(10, 0.06), 2.0) and short.complete(steps(12, 0.06), 2.0)
 
 
 def test_a_side_on_which_it_happens_more_often_has_shorter_blocks() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.experiments import sweep as sweeping
-from gpuconsole.experiments.sweep import MIN_REPEATS, Sweeper, evaluate, points, rounds
+from gpuconsole.experiments.sweep import MIN_REPEATS, Sweeper, evaluate, points
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
@@ -38,10 +38,6 @@ def test_base_values_that_the_user_did_not_name_are_left_out() -> None:
 
 def test_a_grid_has_every_combination() -> None:
     assert len(points({"batch_size": [4, 8], "num_workers": [0, 1, 2]}, BASE, True)) == 6
-
-
-def test_rounds_alternate_in_direction() -> None:
-    assert list(rounds(3, 3)) == [[0, 1, 2], [2, 1, 0], [0, 1, 2]]
 
 
 # --- statistics ----------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ READING = (
     ("recoverable", "The share of the step time that a finding is about. Findings are ranked by this share and by their confidence."),
     ("of memory", "The share of the usable memory that the first suggestion would free. Freeing memory may cost time."),
     ("predicted", "Throughput after the change divided by throughput before, as an interval, from the measured parts of a step."),
-    ("trial", "Steps with and without the change alternate (ABBA). The figure is the ratio of both with its 95 % interval."),
+    ("trial", "Steps with and without the change alternate in random order. The figure is the ratio of both with its 95 % interval."),
     ("kept, reverted", "The verdict of a trial. 'unproven' is a change that was applied without a trial."),
     ("vs baseline", "Throughput compared with the runs kept for this scenario, hardware and software. Red: slower beyond noise."),
     ("TTFT, TPOT, E2E", "Sent to first token; (E2E - TTFT) / (output tokens - 1); sent to last token."),

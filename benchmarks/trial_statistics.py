@@ -1,0 +1,206 @@
+"""False wins, coverage and length of trials under simulated noise, with the random order of the blocks and with the fixed order A B, B A.
+
+    python -m benchmarks.trial_statistics --trials 2000 --keep
+
+Order, lengths, pairs, intervals and verdicts are the functions that a trial uses. Rates have a standard deviation of 3 % between blocks. A rhythm
+has this standard deviation too, and 0.6 % of independent noise is added to it; its period is given in blocks of mean length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from benchmarks.machine import keep
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MEAN_STRETCH, Block, Pairs, order, speedup, verdict
+
+DEVIATION = 0.03
+"""Standard deviation of the log rates of blocks."""
+EFFECT = 1.10
+MOST_PAIRS = 20
+PERIODS = (1.5, 2.0, 3.0, 3.7, 4.0, 6.0, 8.0, 12.0)
+
+
+# --- noise ---------------------------------------------------------------------------------------------------
+# Each kind of noise is a function of a generator of random numbers: it returns the mean log rate between two times, which are given in
+# blocks of mean length.
+
+Noise = Callable[[float, float], float]
+
+
+def white(chance: random.Random, deviation: float = DEVIATION) -> Noise:
+    return lambda start, end: chance.gauss(0.0, deviation)
+
+
+def student_3(chance: random.Random) -> Noise:
+    """Student's t with 3 degrees of freedom, whose standard deviation is the square root of 3."""
+    scale = DEVIATION / math.sqrt(3)
+    return lambda start, end: scale * chance.gauss(0, 1) / math.sqrt(chance.gammavariate(1.5, 2) / 3)
+
+
+def autocorrelated(chance: random.Random, correlation: float) -> Noise:
+    """`correlation`: between one block and the next."""
+    level = chance.gauss(0.0, DEVIATION)
+
+    def noise(start: float, end: float) -> float:
+        nonlocal level
+        level = correlation * level + math.sqrt(1 - correlation**2) * chance.gauss(0.0, DEVIATION)
+        return level
+
+    return noise
+
+
+def drift(chance: random.Random) -> Noise:
+    """Half a percent per block, up or down."""
+    slope = chance.choice((-0.005, 0.005))
+    return lambda start, end: slope * (start + end) / 2 + chance.gauss(0.0, DEVIATION)
+
+
+def outliers(chance: random.Random) -> Noise:
+    """2 % of the blocks are three times slower."""
+    return lambda start, end: chance.gauss(0.0, DEVIATION) - (math.log(3) if chance.random() < 0.02 else 0.0)
+
+
+def two_speeds(chance: random.Random) -> Noise:
+    """6 % faster or slower than the mean; the speed changes after a block with a probability of 15 %."""
+    level = chance.choice((-2, 2)) * DEVIATION
+
+    def noise(start: float, end: float) -> float:
+        nonlocal level
+        level *= -1 if chance.random() < 0.15 else 1
+        return level + chance.gauss(0.0, DEVIATION / 5)
+
+    return noise
+
+
+def sine(chance: random.Random, period: float) -> Noise:
+    phase = chance.uniform(0, 2 * math.pi)
+
+    def integral(time: float) -> float:
+        return -math.sqrt(2) * DEVIATION * period / (2 * math.pi) * math.cos(2 * math.pi * time / period + phase)
+
+    return lambda start, end: (integral(end) - integral(start)) / (end - start) + chance.gauss(0.0, DEVIATION / 5)
+
+
+def on_and_off(chance: random.Random, period: float) -> Noise:
+    """A neighbour that works for half of the period and rests for the other half."""
+    phase = chance.random()
+
+    def integral(time: float) -> float:
+        share = (time / period + phase) % 1.0
+        return DEVIATION * period * (abs(share - 0.5) - 0.5)
+
+    return lambda start, end: (integral(end) - integral(start)) / (end - start) + chance.gauss(0.0, DEVIATION / 5)
+
+
+NOISES: dict[str, Callable[[random.Random], Noise]] = {
+    "independent, normal": white,
+    "Student t, 3 degrees": student_3,
+    "autocorrelated 0.5": partial(autocorrelated, correlation=0.5),
+    "autocorrelated 0.8": partial(autocorrelated, correlation=0.8),
+    "drift": drift,
+    "2 % of blocks three times slower": outliers,
+    "two speeds, switching at random": two_speeds,
+    **{f"a rhythm of {period:g} blocks, sine": partial(sine, period=period) for period in PERIODS},
+    **{f"a rhythm of {period:g} blocks, on and off": partial(on_and_off, period=period) for period in PERIODS},
+}
+
+
+# --- trials --------------------------------------------------------------------------------------------------
+
+
+class Ended(NamedTuple):
+    verdict: str
+    pairs: int
+    covered: bool
+    """Whether the interval holds the true effect when the trial stops."""
+
+
+def fixed_order(seed: int) -> Iterator[tuple[Block, Block]]:
+    """The order A B, B A with blocks of equal length."""
+    for first, second in itertools.cycle(((BASELINE, CHANGED), (CHANGED, BASELINE))):
+        yield Block(first, MEAN_STRETCH), Block(second, MEAN_STRETCH)
+
+
+class NeighbourPairs(Pairs):
+    """The null pairs of the fixed order: only neighbours of the same side."""
+
+    def add(self, first: int, log_rates: dict[int, float]) -> None:  # type: ignore[override]
+        super().add(first, log_rates)
+        if self.null_log_ratios and first == self._first:
+            self.null_log_ratios.pop()
+        self._first = first
+
+
+def trial(noise: str, seed: int, effect: float, fixed: bool = False) -> Ended:
+    """A simulated trial, which ends like a real trial: the verdict is asked after every pair."""
+    chance = random.Random(f"{noise} {seed} {effect}")
+    mean_log_rate = NOISES[noise](chance)
+    pairs: Pairs = NeighbourPairs() if fixed else Pairs()
+    decided, end = None, chance.uniform(0.0, 100.0)
+    for pair in itertools.islice((fixed_order if fixed else order)(chance.getrandbits(32)), MOST_PAIRS):
+        log_rates = {}
+        for block in pair:
+            start, end = end, end + block.stretch / MEAN_STRETCH
+            log_rates[block.arm] = mean_log_rate(start, end) + (math.log(effect) if block.arm == CHANGED else 0.0)
+        pairs.add(pair[0].arm, log_rates)
+        decided = verdict(pairs.log_ratios, pairs.null_log_ratios)
+        if decided:
+            break
+    measured = speedup(pairs.log_ratios)
+    assert measured is not None
+    return Ended(decided or "undecided", len(pairs.log_ratios), measured.low <= effect <= measured.high)
+
+
+def row(noise: str, trials: int, fixed: bool) -> dict[str, float]:
+    """The figures of one kind of noise: trials without effect, and as many with EFFECT."""
+    equal = [trial(noise, seed, 1.0, fixed) for seed in range(trials)]
+    faster = [trial(noise, seed, EFFECT, fixed) for seed in range(trials)]
+    return {
+        "false_wins_ratio": statistics.fmean(ended.verdict == "win" for ended in equal),
+        "false_worse_ratio": statistics.fmean(ended.verdict == "worse" for ended in equal),
+        "coverage_without_effect_ratio": statistics.fmean(ended.covered for ended in equal),
+        "coverage_ratio": statistics.fmean(ended.covered for ended in faster),
+        "found_ratio": statistics.fmean(ended.verdict == "win" for ended in faster),
+        "pairs": statistics.fmean(ended.pairs for ended in faster),
+    }
+
+
+HEAD = (
+    "| noise between blocks | false wins | false worse | coverage, no effect | coverage, effect 1.10 | effect found | pairs |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def line(noise: str, random_order: dict[str, float], fixed: dict[str, float]) -> str:
+    """A line of the table: random order, then the fixed order in brackets."""
+    formats = {"pairs": ".1f", "found_ratio": ".2f", "false_wins_ratio": ".4f", "false_worse_ratio": ".4f"}
+    cells = [f"{value:{formats.get(name, '.3f')}} ({fixed[name]:{formats.get(name, '.3f')}})" for name, value in random_order.items()]
+    return f"| {noise} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=2000, help="simulated trials of each kind, without and with the effect")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trial-statistics-DATE.json")
+    args = parser.parse_args()
+    print(HEAD)
+    rows = {}
+    with ProcessPoolExecutor() as pool:
+        waiting = {noise: [pool.submit(row, noise, args.trials, fixed) for fixed in (False, True)] for noise in NOISES}
+        for noise, (random_order, fixed) in waiting.items():
+            rows[noise] = {"random_order": random_order.result(), "fixed_order": fixed.result()}
+            print(line(noise, **{"random_order": rows[noise]["random_order"], "fixed": rows[noise]["fixed_order"]}), flush=True)
+    if args.keep:
+        print(keep("trial-statistics", {"trials": args.trials, "effect": EFFECT, "deviation": DEVIATION, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

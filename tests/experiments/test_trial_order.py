@@ -1,0 +1,106 @@
+"""The random order and lengths of the blocks of a trial: they follow from the seed, and a rhythm of the machine is no effect."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.trial_statistics import trial as simulated
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MOST_ALIKE, MOST_STRETCH, Pairs, order
+from gpuconsole.experiments.sweep import rounds
+from gpuconsole.experiments.trial import run_trial
+from gpuconsole.model.experiments import Trial
+from gpuconsole.model.run import PHASES, Run, Step
+
+STEP_S = 0.01
+
+
+class Sides:
+    """A job in which both sides make steps of STEP_S at once. `blocks`: the arm and the number of steps of each block."""
+
+    method = "live ABBA"
+
+    def __init__(self) -> None:
+        self.trial_steps: list[Step] = []
+        self.blocks: list[list[int]] = []
+
+    async def switch_to(self, arm: int) -> None:
+        self.trial_steps.clear()
+        self.blocks.append([arm, 0])
+
+    def worker(self, arm: int) -> Any:
+        return self
+
+    async def next_steps(self) -> None:
+        phases = (STEP_S, *[0.0] * (len(PHASES) - 1))
+        seconds = STEP_S * (1 + 0.1 * (self.blocks[-1][1] % 2))  # without noise the first pairs would decide
+        self.trial_steps.append(Step(0, 0.0, seconds, 4, 0, phases, phases, arm=self.blocks[-1][0]))
+        self.blocks[-1][1] += 1
+
+
+def measured(seed: int | None) -> tuple[Trial, list[list[int]]]:
+    sides = Sides()
+    run = Run("1", "s", "training.gpt", {"optim": "adamw"}, "gpu:0")
+    trial = Trial("1", "1", {"optim": "adamw_fused"}, order_seed=seed)
+    return asyncio.run(run_trial(trial, run, sides, lambda trial: None)), sides.blocks  # type: ignore[arg-type]
+
+
+def test_the_order_and_the_lengths_follow_from_the_seed() -> None:
+    pairs = list(itertools.islice(order(7), 200))
+    assert pairs == list(itertools.islice(order(7), 200)) != list(itertools.islice(order(8), 200))
+    assert all({first.arm, second.arm} == {BASELINE, CHANGED} for first, second in pairs)
+    stretches = [block.stretch for pair in pairs for block in pair]
+    assert 1.0 <= min(stretches) < 1.1 and 0.9 * MOST_STRETCH < max(stretches) <= MOST_STRETCH
+    firsts = [first.arm for first, _ in pairs]
+    assert max(len(list(alike)) for _, alike in itertools.groupby(firsts)) == MOST_ALIKE
+
+
+def test_a_trial_measures_the_blocks_of_its_seed_and_its_record_keeps_the_seed() -> None:
+    trial, blocks = measured(None)
+    assert trial.state == "done" and trial.order_seed is not None
+    planned = list(itertools.chain.from_iterable(itertools.islice(order(trial.order_seed), len(blocks) // 2)))
+    assert [arm for arm, _ in blocks] == [block.arm for block in planned]
+    steps = [count for _, count in blocks]
+    longest, shortest = (choose(range(len(planned)), key=lambda n: planned[n].stretch) for choose in (max, min))
+    assert steps[longest] > steps[shortest]
+    kept = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
+    assert measured(kept.order_seed)[1] == blocks, "the record is enough to repeat the order"
+    assert measured(kept.order_seed + 1 if kept.order_seed is not None else 0)[1] != blocks
+
+
+def test_records_of_earlier_versions_have_no_seed() -> None:
+    assert msgspec.convert({"id": "1", "baseline_run": "1", "changes": {}}, Trial).order_seed is None
+
+
+def test_every_pair_after_the_first_compares_two_blocks_of_one_side() -> None:
+    pairs = Pairs()
+    pairs.add(BASELINE, {BASELINE: 1.0, CHANGED: 2.0})
+    pairs.add(BASELINE, {BASELINE: 1.25, CHANGED: 2.0})  # A B, A B: the block before the last
+    pairs.add(CHANGED, {BASELINE: 1.0, CHANGED: 2.5})  # A B, B A: the last block
+    assert pairs.log_ratios == [1.0, 0.75, 1.5]
+    assert pairs.null_log_ratios == [0.25, 0.5]
+
+
+def test_the_rounds_of_a_sweep_follow_from_the_seed() -> None:
+    made = list(rounds(5, 20, 3))
+    assert made == list(rounds(5, 20, 3)) != list(rounds(5, 20, 4))
+    orders = [tuple(index for index, _ in points) for points in made]
+    assert all(sorted(points) == [0, 1, 2, 3, 4] for points in orders) and len(set(orders)) > 10
+    assert all(1.0 <= stretch <= MOST_STRETCH for points in made for _, stretch in points)
+
+
+@pytest.mark.parametrize("shape", ["sine", "on and off"])
+def test_a_rhythm_of_four_blocks_is_no_effect(shape: str) -> None:
+    """300 trials without an effect. In the fixed order A B, B A the same rhythm is an effect."""
+    noise = f"a rhythm of 4 blocks, {shape}"
+    decided = [simulated(noise, seed, 1.0).verdict for seed in range(300)]
+    assert decided.count("win") < 3 and decided.count("worse") < 3
+    assert sum(simulated(noise, seed, 1.0, fixed=True).verdict == "win" for seed in range(100)) > 10
+
+
+def test_real_effects_are_found_in_a_rhythm() -> None:
+    assert sum(simulated("a rhythm of 4 blocks, sine", seed, 1.1).verdict == "win" for seed in range(50)) >= 48
