@@ -21,7 +21,8 @@ MOST_LOSS_COST = 0.02
 percent; train-doctor allows 5 %."""
 TrialState = Literal["running", "done", "failed", "cancelled"]
 Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
-"""Both sides in one process, or each side in a separate process."""
+"""Both sides in one process, or each side in a separate process. The names are those of files of earlier versions, whose blocks had the order ABBA: see
+`Trial.way`."""
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -126,6 +127,11 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: float | None = None
     effect: str = ""
     order_seed: int | None = None
+
+    @property
+    def way(self) -> str:
+        """How the sides were measured, for reports."""
+        return self.method if self.order_seed is None else f"{self.method.removesuffix(' ABBA')}, random order"
 
     @property
     def worth_keeping(self) -> bool:

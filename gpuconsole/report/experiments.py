@@ -62,7 +62,7 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     ]
     expected = predicted(trial.predicted)
     if trial.speedup:
-        how = f"   ({trial.blocks} blocks, {trial.method}, {trial.clock.replace('_', '-')} clock)"
+        how = f"   ({trial.blocks} blocks, {trial.way}, {trial.clock.replace('_', '-')} clock)"
         report.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
     loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
     for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
@@ -272,11 +272,11 @@ def attempt_line(number: int, attempt: Attempt) -> str:
 
 
 def gain(made: Certificate) -> str:
-    """`2.10x [1.95, 2.27] against the start, 16 blocks, live ABBA`: all kept changes together. Empty where one trial did not measure them."""
+    """`2.10x [1.95, 2.27] against the start, 16 blocks, live, random order`: all kept changes together. Empty where one trial did not measure them."""
     total, proof = made.gain, made.proof
     if total is None:
         return ""
-    how = f", {proof.blocks} blocks, {proof.method}" if proof is not None else ""
+    how = f", {proof.blocks} blocks, {proof.way}" if proof is not None else ""
     return f"{units.measured(total.estimate, total.low, total.high)} against the start{how}"
 
 

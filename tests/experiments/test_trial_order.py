@@ -104,3 +104,9 @@ def test_a_rhythm_of_four_blocks_is_no_effect(shape: str) -> None:
 
 def test_real_effects_are_found_in_a_rhythm() -> None:
     assert sum(simulated("a rhythm of 4 blocks, sine", seed, 1.1).verdict == "win" for seed in range(50)) >= 48
+
+
+def test_reports_name_the_order_that_a_trial_had() -> None:
+    trial = Trial("1", "1", {"batch_size": 8}, "done")
+    assert trial.way == "live ABBA", "a file of an earlier version"
+    assert msgspec.structs.replace(trial, order_seed=7).way == "live, random order"
