@@ -84,9 +84,8 @@ torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
 peaks["new_all"] = seconds()
 torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
 peaks["ieee"] = seconds()
-b = a.bfloat16()
+b = a[:1536, :1536].bfloat16()  # a processor without instructions for bf16 takes 8 s for their product, and 160 s for that of `a`
 found["peaks"] = peaks
-found["bf16"] = rate(lambda: b @ b)
 
 
 def load(run: Callable[[], object]) -> dict[str, float]:
