@@ -1,7 +1,7 @@
 """Two processes of DistributedDataParallel, each with a DataLoader: `ranks.py FOLDER`. Ends when the file `FOLDER/end` exists.
 
 SAMPLES: the size of the dataset. FAILS: the rank whose dataset does not work in a worker.
-Each process writes to `FOLDER/rankN` who made the first sample of each step: 0 the process itself, else a worker of its loader.
+Each process writes to `FOLDER/rankN`, a line for each step, who made its first sample: 0 the process itself, else a worker of its loader.
 """
 
 import os
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     over = torch.zeros(1)
-    with open(folder / f"rank{dist.get_rank()}", "w") as made:
+    with open(folder / f"rank{dist.get_rank()}", "w", buffering=1) as made:
         epoch = 0
         while not over:
             sampler.set_epoch(epoch := epoch + 1)

@@ -112,7 +112,11 @@ async def changes_of(folder: Path, changes: Sequence[Knobs]) -> list[KnobsSet]:
                 isinstance(event, Steps) and event.steps and event.steps[-1].index > 20 for event in events
             ):
                 await asyncio.sleep(0.05)
-            return [await worker.set_knobs(change, 0) for change in changes]
+            given = [await worker.set_knobs(change, 0) for change in changes]
+            # a change is named before it is in force: the batches under way come first
+            while not all(len(of_rank) > max(answer.step for answer in given) for of_rank in makers(folder)):
+                await asyncio.sleep(0.05)
+            return given
     finally:
         (folder / "end").touch()
         await asyncio.wait_for(ended.wait(), 60)
