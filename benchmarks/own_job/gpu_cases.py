@@ -56,7 +56,7 @@ CASES = (
     Case("launch-bound, batch 1", ("host.launch_bound", "gpu.small_batch"), "--width 256 --batch 1 --seq 128 --layers 16"),
     Case("launch-bound MLP", ("host.launch_bound", "gpu.small_batch"), "--model mlp --width 512 --layers 60 --batch 16"),
     Case("small batch", ("gpu.small_batch", "host.launch_bound"), "--width 512 --batch 1 --seq 256 --layers 12"),
-    Case("wait for the GPU in the loop", ("host.sync_stall",), "--width 384 --batch 14 --seq 512 --layers 8 --sync 6"),
+    Case("wait for the GPU in the loop", ("host.sync_stall",), "--width 384 --batch 24 --seq 512 --layers 8 --sync 6"),
     Case("samples from slow storage", LOADER, "--workers 2 --sleep-ms 20 --batch 16"),
     Case("slow transform", LOADER, "--workers 1 --cpu-ms 6 --batch 16"),
     Case("loading in the training thread", LOADER, "--workers 0 --cpu-ms 4 --batch 16"),

@@ -12,7 +12,7 @@ from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
 from gpuconsole.diagnosis.precedence import rank, settle
-from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, ORDER, PROBE_OF
+from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
 from gpuconsole.diagnosis.unexplained import open_question, unexplained
 from gpuconsole.model.finding import Finding
@@ -75,7 +75,7 @@ def why_no_claim(run: Run) -> str:
 def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:
     """Whether a rule waits for a probe that has not failed, or for its second evaluation. `tunable`: see Standing."""
     findings = about(run.findings, tunable)
-    probes = {PROBE_OF[signal] for finding in findings for signal in finding.missing if signal in PROBE_OF}
+    probes = {PROBE_OF[signal] for finding in findings for signal in finding.missing if signal in PROBE_OF} - ADDS_WORDS
     waiting = any(f"probe.{probe}" not in run.unavailable for probe in probes)
     return waiting or any(finding.summary == SEEN_ONCE for finding in findings)
 

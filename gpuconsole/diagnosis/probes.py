@@ -16,6 +16,7 @@ class Probe:
 
     `always`: runs once on every steady training run, because its figures are useful even if no rule needs them.
     `decisive`: rules request this probe only after a phase has taken too much time. It decides between the causes and runs first.
+    `adds_words`: a finding that fires is complete without it, so nothing waits for it.
     `passive`: it only watches, so it runs in a user's own job without consent. `in_job`: what it does in a user's own job, for the question
     before it runs; empty where it is passive, or never runs there (the agent refuses it).
     """
@@ -25,6 +26,7 @@ class Probe:
     always: bool = False
     decisive: bool = False
     passive: bool = False
+    adds_words: bool = False
     in_job: str = ""
 
 
@@ -41,6 +43,7 @@ PROBES = (
         decisive=True,
     ),
     Probe("script_lines", ("stack.script_ratio",), decisive=True, passive=True),
+    Probe("loading_parts", ("loading.first_ratio",), passive=True, adds_words=True),
     Probe("exposed_communication", ("comm.exposed_s", "comm.straggler_ratio", "comm.bytes_per_step"), decisive=True),
     Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
     Probe("swap_optim", ("probe.optim_present_step_s",), in_job="updates of copies of the parameters by AdamW, fused and not"),
@@ -82,3 +85,4 @@ IN_JOB = {probe.name: probe.in_job for probe in PROBES if probe.in_job}
 """What each probe does that may run in a user's own job with consent, by name."""
 PASSIVE = frozenset(probe.name for probe in PROBES if probe.passive)
 DECISIVE = frozenset(probe.name for probe in PROBES if probe.decisive)
+ADDS_WORDS = frozenset(probe.name for probe in PROBES if probe.adds_words)

@@ -82,6 +82,7 @@ class Case:
     """The input of all rules about one run. `signals` by name; `serves`: a model server under load, not training.
 
     `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has only the settings that the server reports.
+    `is_job`: a job of the user's own, in which some probes measure more and some less.
     `read` collects the names of the requested signals, measured or not, in the order of the first request.
     """
 
@@ -89,13 +90,14 @@ class Case:
     signals: dict[str, Signal]
     serves: bool = False
     elsewhere: bool = False
+    is_job: bool = False
     read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
         """The case of `run` with its present `signals`."""
         seen = {name.removeprefix(SEEN): int(signal.value) for name, signal in signals.items() if name.startswith(SEEN)}
-        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere)
+        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere, run.is_job)
 
     def setting(self, name: str) -> Value:
         """A knob of the model server. Raises CantTell where the server does not report the setting."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
-from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE, NO_CONSENT, PASSIVE
+from gpuconsole.diagnosis.probes import ADDS_WORDS, ALWAYS, DECISIVE, NO_CONSENT, PASSIVE
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
@@ -139,6 +139,8 @@ class DiagnosisLoop:
         record = self._state.record
         first = () if record is None or record.run.serves or self.tunable else ALWAYS
         wanted = wanted_probes(about(findings, self.tunable))
+        if self.tunable:  # a tuner would wait for them, and needs no words
+            wanted = [probe for probe in wanted if probe not in ADDS_WORDS]
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         due = [probe for probe in order if probe not in self._probed]
         if record is None or not record.run.is_job or self.may_probe_jobs:

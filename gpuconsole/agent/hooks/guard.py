@@ -31,6 +31,7 @@ def wrappers_without_level(function: F) -> F:
 
 PARTS = {
     "data": "the waits for batches of a DataLoader",
+    "parts": "the parts of loading that take most of its time",
     "calls": "logging, checkpoints, collectives and zero_grad",
     "writers": "functions that write files",
     "source": "functions that make batches",

@@ -10,14 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from . import calls, data, graphs, optimizer, passes
-from .evidence import communication
+from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT, history
 from .guard import entry, switch, wrappers_without_level
 from .job import Agent
 from .watch import recorder
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
-for _module in (calls, passes, optimizer, data, graphs, communication):
+for _module in (calls, passes, optimizer, data, graphs, communication, loading_parts):
     for _name, _hook in _module.HOOKS.items():
         AFTER_IMPORT.setdefault(_name, []).append(_hook)
 
@@ -80,6 +80,7 @@ _agent: list[Agent] = []
 def begin(folder: str) -> Finder:
     """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch."""
     agent = Agent(folder)
+    loading_parts.begin(folder)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT))
     _agent.append(agent)
     recorder.at_end = agent.step_ended

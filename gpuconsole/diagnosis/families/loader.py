@@ -147,7 +147,45 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
     (probe P1) where it was measured."""
     rates = case.evidence(("data_wait_ratio", WAIT), ("probe.loader_cpu_ratio", cpu_threshold), "probe.loader_samples_per_s")
     rates += case.if_known("probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s")
-    return rates + case.evidence("step_s") + case.if_known("probe.cached_pass_s")
+    return rates + case.if_known(*PARTS) + case.evidence("step_s") + case.if_known("probe.cached_pass_s")
+
+
+# --- the parts of loading (probe P16, in a job of the user's own) --------------------------------------------
+
+PARTS = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio")
+LARGE_PART = Threshold("large_part", 0.25, "ratio", "a part with a quarter of the loading is worth a change of the code")
+
+
+def parts_wanted(case: Case) -> tuple[str, ...]:
+    """The signals of probe P16 that a finding about the loader still lacks."""
+    return PARTS[:1] if case.is_job and not case.has(PARTS[0]) else ()
+
+
+def parts_in_words(case: Case) -> str:
+    """The parts of loading with most of its time, and the step without each, as the end of a summary; empty where no large part is known."""
+    large = [name for name in PARTS if case.get(name, 0.0) >= LARGE_PART]
+    return "".join(f". {_part_in_words(case, name)}" for name in large)
+
+
+def _part_in_words(case: Case, name: str) -> str:
+    share = case.value(name)
+    part, gain = case.signal(name).source.partition(": ")[2], without_part(case, share)
+    return f"{part} takes {percent(share)} of loading" + (f"; without it {gain:.1f}x" if gain is not None and gain >= 1.05 else "")
+
+
+def without_part(case: Case, share: float) -> float | None:
+    """Speed-up of the step without a part that takes `share` of the loading; None where the rate of the loader is not known.
+
+    T' = T_compute + (1 - share) T_load without workers, else max(T_compute + T_receive, (1 - share) T_load).
+    """
+    if not case.has("probe.loader_samples_per_s"):
+        return None
+    step_s = case.value("step_s")
+    load_s = case.value("samples_per_step") / case.value("probe.loader_samples_per_s") * (1 - share)
+    if not _workers(case):
+        return step_s / (compute_s(case) + load_s)
+    receive_s = step_s * case.value("data_wait_ratio") * case.get("probe.loader_receive_ratio", 0.0)
+    return step_s / max(compute_s(case) + receive_s, load_s)
 
 
 def worker_code(case: Case, workers: int) -> str:

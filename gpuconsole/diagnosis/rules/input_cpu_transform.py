@@ -11,13 +11,13 @@ class InputCpuTransform(Rule):
     id = "input.cpu_transform"
     title = "CPU transforms use all cores"
     clear_title = "CPU transforms are not the bottleneck"
-    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN)
+    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.LARGE_PART)
     knobs = ("transform_cost",)
     reads = (
         "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
         "data_wait_excess_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "threads",
         "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "loader.receive_s", "probe.loader_samples_per_s",
-        "probe.cached_pass_s",
+        "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
 by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %. Less work per sample helps: cheaper or vectorised
@@ -32,8 +32,9 @@ torch.set_num_threads(1) is right."""
         cpu = loader.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
         summary = f"a step waits {percent(wait)} of its time for data. The transforms compute {percent(cpu)} of the time, and no core is free for more workers"
+        summary += loader.parts_in_words(case)
         evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
         code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"
         change = case.suggest({"transform_cost": cost // 2}, speedup_interval(1 / (1 - wait / 2), 0.8), why, code) if cost else None
-        return self.fires(level, evidence, summary, recoverable=wait, confidence=high_if(cpu >= loader.SATURATED), suggestions=[change])
+        return self.fires(level, evidence, summary, recoverable=wait, confidence=high_if(cpu >= loader.SATURATED), suggestions=[change], for_prediction=loader.parts_wanted(case))

@@ -17,13 +17,13 @@ class InputJitter(Rule):
     id = "input.jitter"
     title = "Single slow samples stall the loader"
     clear_title = "No single slow samples stall the loader"
-    thresholds = (loader.EXCESS, loader.TYPICAL, REFILLS)
+    thresholds = (loader.EXCESS, loader.TYPICAL, REFILLS, loader.LARGE_PART)
     knobs = ("prefetch_factor", "num_workers")
     reads = (
         "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "data_wait_long_s",
-        "probe.loader_samples_per_s", "data_wait_long_steps",
+        "probe.loader_samples_per_s", "data_wait_long_steps", *loader.PARTS,
     )  # fmt: skip
     text = """The typical step finds its batch ready, but the long waits add up. Excess is the sum, over all steps, of the wait beyond the median wait. A few samples
 take many times longer than others (a cold cache, a large file, a slow server), and the queue runs empty meanwhile. A deeper queue helps if
@@ -49,8 +49,9 @@ that is too slow for ordinary batches makes every step wait."""
         more = case.suggest({"num_workers": workers}, gain, why, loader.worker_code(case, workers))
         refills = capacity is None or capacity * (1 - excess) >= REFILLS
         summary = f"most steps find their batch ready, but a few wait long. The long waits take {percent(excess)} of the time"
+        summary += loader.parts_in_words(case)
         evidence = case.evidence(("data_wait_excess_ratio", limit), ("data_wait_typical_ratio", loader.TYPICAL))
-        evidence += case.if_known("data_wait_long_s", "data_wait_long_steps", RATE, "probe.loader_cpu_ratio")
+        evidence += case.if_known("data_wait_long_s", "data_wait_long_steps", RATE, "probe.loader_cpu_ratio", *loader.PARTS)
         evidence += case.evidence("samples_per_step", "step_s")
         return self.fires(
             excess / limit,
@@ -58,7 +59,7 @@ that is too slow for ordinary batches makes every step wait."""
             summary,
             recoverable=0.8 * excess,
             confidence="medium",
-            for_prediction=() if capacity is not None else (RATE,),
+            for_prediction=(*(() if capacity is not None else (RATE,)), *loader.parts_wanted(case)),
             suggestions=[queue, more] if refills else [more, queue],
         )
 

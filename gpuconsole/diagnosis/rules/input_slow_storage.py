@@ -13,12 +13,12 @@ class InputSlowStorage(Rule):
     id = "input.slow_storage"
     title = "The DataLoader waits for storage"
     clear_title = "The DataLoader does not wait for storage"
-    thresholds = (loader.WAIT, loader.SLEEPS, HELPS)
+    thresholds = (loader.WAIT, loader.SLEEPS, HELPS, loader.LARGE_PART)
     knobs = ("num_workers",)
     reads = (
         "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "cores", "probe.loader_samples_per_s",
-        "probe.loader_plus_4_samples_per_s", "threads", "loader.receive_s", "probe.loader_plus_1_samples_per_s", "probe.cached_pass_s",
+        "probe.loader_plus_4_samples_per_s", "threads", "loader.receive_s", "probe.loader_plus_1_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches while the processes that load them do not use the CPU: they wait for disk, network or a lock. Probe P6
 measures the loader alone: CPU seconds over wall time less run-queue delay, below one half. A waiting worker needs no core, so there may be more
@@ -36,6 +36,7 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         helps = loader.predicted(case, workers) >= HELPS
         limit = "" if helps else ". More workers would get no more from the storage"
         summary = f"a step waits {percent(wait)} of its time for data. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}"
+        summary += loader.parts_in_words(case)
         evidence = loader.evidence(case, loader.SLEEPS)
         why = "waiting workers need no core, so their waits overlap"
         code = loader.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
@@ -43,4 +44,4 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         change = case.suggest({"num_workers": workers}, gain, why, code) if helps else None
         recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
         confidence = high_if(wait >= 0.2 and cpu < 0.4)
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[change])
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[change], for_prediction=loader.parts_wanted(case))

@@ -11,13 +11,13 @@ class InputTooFewWorkers(Rule):
     id = "input.too_few_workers"
     title = "Too few DataLoader workers"
     clear_title = "Enough DataLoader workers"
-    thresholds = (loader.WAIT, loader.WORKER_GAIN)
+    thresholds = (loader.WAIT, loader.WORKER_GAIN, loader.LARGE_PART)
     knobs = ("num_workers",)
     reads = (
         "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "loader.restart_ratio",
         "loader.restarts", "data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_receive_ratio",
-        "probe.loader_samples_per_s", "probe.cached_pass_s",
+        "probe.loader_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
 present number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, there are too
@@ -32,10 +32,11 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
         workers = loader.next_workers(case)
         now = int(case.knobs["num_workers"])
         summary = f"a step waits {percent(wait)} of its time for data. {now} workers are too slow, and a core is free for another worker"
+        summary += loader.parts_in_words(case)
         evidence = loader.evidence(case, loader.SATURATED)
         why = "more batches are made while the model computes"
         code = loader.worker_code(case, workers)
         gain = speedup_interval(loader.predicted(case, workers), loader.PREDICTION_ERROR)
         change = case.suggest({"num_workers": workers}, gain, why, code)
         recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2), suggestions=[change])
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2), suggestions=[change], for_prediction=loader.parts_wanted(case))

@@ -25,6 +25,7 @@ from .. import tracing
 from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
 from ..watch import program_frame, recorder, watch
+from .loading_parts import loading_parts
 from .observed import is_compiled, why_unpatched
 
 Probing = Generator[None, None, Signals]
@@ -617,6 +618,7 @@ def swap_layout(loop: Any) -> Probing:
 
 PROBES: dict[str, Callable[[Any], Probing]] = {
     "script_lines": lambda loop: script_lines(loop.account.times),
+    "loading_parts": lambda loop: loading_parts(int(loop.knobs.get("num_workers", 0))),
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "launch": launch,

@@ -1,0 +1,397 @@
+"""Which part of loading takes the time: a transform, a function or a line of the dataset. Stack samples in the processes that load.
+
+A worker of a DataLoader is a process of its own. A thread of each worker looks a few times a second for a file of the training process in the folder
+of the job. The file says until when samples are wanted. The samples of a worker are another file, which the training process reads in the end.
+Without workers, a thread of the training process takes the samples. Nothing of the program is replaced, and no sample is taken outside the window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import linecache
+import multiprocessing
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from ...clock import now
+from ...loop import Signals
+from ...probes import ProbeError
+from ...protocol import Signal
+from ..guard import entry, switch, wrappers_without_level
+from ..watch import is_program
+
+LENGTH_S = 4.0
+LATE_S = 0.6
+"""Seconds after the window in which workers may still write: a thread may wait for the interpreter lock."""
+LOOK_EVERY_S = 0.25
+EVERY_S = 0.01
+SWITCH_S = 0.0005
+"""The switch interval of the interpreter while samples are taken. With the usual 5 ms a sample waits for that long while the thread computes in Python,
+and then finds the thread at the next call that releases the lock."""
+MOST_COST = 0.008
+"""Share of the time for which samples may hold the interpreter lock. One takes 100 to 200 µs, so about 50 a second are taken."""
+WRITE_EVERY_S = 0.3
+"""A worker writes so often within the window: it may end with its epoch."""
+LEAST_SAMPLES = 20
+SHOWN = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio")
+"""Signals of the parts with most of the time. The source of each names the part: see `signals_of`."""
+FETCH, QUEUES = os.path.join("data", "_utils", "fetch.py"), os.path.join("multiprocessing", "queues.py")
+WORKER_LOOP = "_worker_loop"
+ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__")
+"""Functions of a dataset that stand for all of its work. Of these each line is a part of its own."""
+CALLS = ("__call__", "forward", "_call_impl", "_wrapped_call_impl")
+"""A method with such a name is named by its class."""
+
+
+class Part(NamedTuple):
+    """A part of loading. `name`: a transform, a function, or what a line calls; empty where a line calls nothing. `file`: empty where no line is known.
+    `by_line`: each line is a part, as in the dataset's own `__getitem__`."""
+
+    name: str
+    file: str
+    line: int
+    by_line: bool = False
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line}"
+        return f"{self.name} at {place}" if self.file and self.name else self.name or place
+
+
+SENDING = Part("sending of batches to the training process", "", 0)
+
+
+class Seconds(defaultdict[Part, float]):
+    """The time of loading in seconds, by part."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+
+
+# --- one sample ---------------------------------------------------------------------------------------------
+
+
+class Code:
+    """What is known of a code object, so that a sample does not find it out again. `holds`: whether its first argument has members (see `_members`)."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.fetches = code.co_filename.endswith(FETCH)
+        self.of_program = is_program(code.co_filename)
+        self.first = code.co_varnames[0] if code.co_argcount else ""
+        self.holds: bool | None = None if self.first else False
+
+
+_codes: dict[CodeType, Code] = {}
+
+
+def part_of(frame: FrameType | None) -> Part | None:
+    """The part of loading in which a thread is whose innermost frame is `frame`; None where it does not load."""
+    stack: list[tuple[FrameType, Code]] = []
+    while frame is not None:
+        known = _codes.get(frame.f_code)
+        if known is None:
+            known = _codes[frame.f_code] = Code(frame.f_code)
+        if known.fetches:
+            break
+        stack.append((frame, known))
+        frame = frame.f_back
+    if frame is None:
+        return SENDING if _sends(stack) else None
+    if not stack:
+        return Part("the DataLoader itself", "", 0)
+    for inner, (around, known) in enumerate(stack):
+        if known.holds is not False and (member := _member(around, known)):
+            own = next((frame for frame, known in stack[:inner] if known.of_program), None)
+            return Part(member, *_line(own)) if own is not None else Part(member, "", 0)
+    outermost = stack[-1][0]
+    place = next((place for place, (_, known) in enumerate(stack) if known.of_program), None)
+    if place is None:
+        return Part(_name(outermost.f_code), *_line(outermost))
+    own = stack[place][0]
+    if own.f_code.co_name not in ENTRIES:
+        return Part(_name(own.f_code), *_line(own))
+    return Part(_name(stack[place - 1][0].f_code) if place else "", *_line(own), by_line=True)
+
+
+def _sends(stack: list[tuple[FrameType, Code]]) -> bool:
+    """Whether this is the stack of a worker that is between two batches and does not wait for its next task."""
+    in_queue = any(frame.f_code.co_name == "get" and frame.f_code.co_filename.endswith(QUEUES) for frame, _ in stack)
+    return not in_queue and any(frame.f_code.co_name == WORKER_LOOP for frame, _ in stack)
+
+
+def _line(frame: FrameType) -> tuple[str, int]:
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _member(frame: FrameType, known: Code) -> str:
+    """The transform that `frame` has under way, where its first argument holds transforms; empty otherwise.
+
+    Compose of torchvision, albumentations, MONAI and torch_geometric keep their members as `transforms`; torch.nn.Sequential keeps modules.
+    """
+    values = frame.f_locals
+    members = _members(values.get(known.first))
+    if known.holds is None:
+        known.holds = bool(members)
+    under_way = [value for value in values.values() if any(value is member for member in members)] if members else []
+    return _name_of(under_way[-1]) if under_way else ""
+
+
+def _members(owner: Any) -> list[Any]:
+    try:
+        attributes = object.__getattribute__(owner, "__dict__")  # runs no code of the program
+    except AttributeError:
+        return []
+    if not isinstance(attributes, dict):
+        return []
+    modules = attributes.get("_modules")
+    members = attributes.get("transforms")
+    if members is None and isinstance(modules, dict):
+        members = modules.get("transforms")
+        if members is None and any(base.__name__ == "Sequential" for base in type(owner).__mro__):
+            return list(modules.values())
+        members = list(getattr(members, "_modules", {}).values())
+    return list(members) if isinstance(members, (list, tuple)) else []
+
+
+def _name_of(member: Any) -> str:
+    while isinstance(member, functools.partial):
+        member = member.func
+    return str(getattr(member, "__qualname__", None) or type(member).__qualname__).replace("<locals>.", "")
+
+
+def _name(code: CodeType) -> str:
+    """The name of a function with its class, where Python knows it (3.11); a class alone for its call."""
+    name = str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
+    owner, _, last = name.rpartition(".")
+    return owner if owner and last in CALLS else name
+
+
+# --- samples of a thread ------------------------------------------------------------------------------------
+
+
+class Samples:
+    """Samples of one thread. `thread`: its identifier. `seconds`: by part, the time that the samples stand for. `count`: samples within a part.
+
+    A call that holds the interpreter lock delays a sample until the call returns, so fewer samples fall into it. The sample therefore stands for the delay
+    too.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self.seconds = Seconds()
+        self.count = 0
+        self._thread = thread
+        self._random = random.Random(os.getpid())  # the program's own random numbers stay as they are
+
+    def take(self, until: float, stop: threading.Event) -> Iterator[None]:
+        """Take samples until `until`, or until `stop`; goes on after each."""
+        usual_s, every_s = sys.getswitchinterval(), EVERY_S
+        try:
+            while True:
+                wanted = now() + every_s * (0.5 + self._random.random())
+                if wanted >= until:
+                    return
+                sys.setswitchinterval(SWITCH_S)
+                time.sleep(wanted - now())
+                sys.setswitchinterval(usual_s)  # the stack must not change while it is read
+                if stop.is_set():
+                    return
+                delay_s, cost_s = now() - wanted, time.thread_time()
+                part = part_of(sys._current_frames().get(self._thread))
+                if part is not None:
+                    self.seconds[part] += every_s + delay_s
+                    self.count += 1
+                yield
+                every_s = max(EVERY_S, (time.thread_time() - cost_s) / MOST_COST)
+        finally:
+            sys.setswitchinterval(usual_s)
+
+
+class WorkerSampler(threading.Thread):
+    """A thread of a worker process. `folder`: that of the job. `thread`: the one that loads. `parent`: the training process."""
+
+    def __init__(self, folder: str, thread: int, parent: int) -> None:
+        super().__init__(name="gpuconsole-loading", daemon=True)
+        self._asked = asked_file(folder, parent)
+        self._folder, self._loads, self._ends = folder, thread, threading.Event()
+        self._answer = f"{self._asked}-{os.getpid()}"
+
+    def run(self) -> None:
+        try:
+            while os.path.isdir(self._folder):  # gone with the console
+                time.sleep(LOOK_EVERY_S)
+                until = wanted_until(self._asked)
+                if until > now():
+                    self._sample(until)
+        except Exception as problem:
+            switch.part_off("parts.worker", problem)
+
+    def _sample(self, until: float) -> None:
+        samples, written = Samples(self._loads), now()
+        for _ in samples.take(until, self._ends):
+            if now() - written >= WRITE_EVERY_S:
+                written = now()
+                self._write(samples)
+        self._write(samples)
+
+    def _write(self, samples: Samples) -> None:
+        with contextlib.suppress(OSError):  # the console has ended
+            with open(self._answer + ".new", "w", encoding="utf-8") as file:
+                json.dump([samples.count, [[*part, seconds] for part, seconds in samples.seconds.items()]], file)
+            os.replace(self._answer + ".new", self._answer)
+
+
+def asked_file(folder: str, training_pid: int) -> str:
+    """The file by which a training process asks its workers for samples."""
+    return os.path.join(folder, f"loading-{training_pid}")
+
+
+def wanted_until(path: str) -> float:
+    """The time on CLOCK_MONOTONIC until which samples are wanted; 0 if none are."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return float(file.read())
+    except (OSError, ValueError):
+        return 0.0
+
+
+_folder: list[str] = []
+
+
+def begin(folder: str) -> None:
+    """`folder`: that of the job."""
+    _folder[:] = [folder]
+
+
+@wrappers_without_level
+def on_worker(module: Any) -> None:
+    """`_worker_loop`: what the process of a worker runs. A process that is spawned finds it by its name, so the name stays."""
+    plain = module._worker_loop
+
+    @functools.wraps(plain)
+    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+        begin_worker()
+        return plain(*args, **kwargs)
+
+    module._worker_loop = _worker_loop
+
+
+@entry("parts.begin_worker")
+def begin_worker() -> None:
+    parent = multiprocessing.parent_process()
+    if _folder and parent is not None and parent.pid is not None:
+        WorkerSampler(_folder[0], threading.get_ident(), parent.pid).start()
+
+
+# --- the probe ----------------------------------------------------------------------------------------------
+
+
+def loading_parts(workers: int) -> Generator[None, None, Signals]:
+    """P16: the parts of loading with most of its time, in ordinary steps. `workers`: those of the loader."""
+    seconds, count = yield from (_of_workers() if workers else _here())
+    return signals_of(seconds, count, "of the loading processes" if workers else "of the training thread while it loads")
+
+
+Sampled = Generator[None, None, tuple[Seconds, int]]
+"""Sampling under way: it yields while it waits, and returns the seconds by part and the number of samples."""
+
+
+def _of_workers() -> Sampled:
+    asked = asked_file(_folder[0], os.getpid())
+    until = now() + LOOK_EVERY_S + LENGTH_S
+    with open(asked, "w", encoding="ascii") as file:
+        file.write(repr(until))
+    try:
+        while now() < until + LATE_S:
+            yield
+        return _gathered(asked)
+    finally:
+        for path in (asked, *_answers(asked)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _answers(asked: str) -> list[str]:
+    folder, name = os.path.split(asked)
+    return [os.path.join(folder, other) for other in os.listdir(folder) if other.startswith(name + "-")]
+
+
+def _gathered(asked: str) -> tuple[Seconds, int]:
+    seconds, count = Seconds(), 0
+    for path in _answers(asked):
+        if not path.endswith(".new"):
+            with open(path, encoding="utf-8") as file:
+                of_worker, parts = json.load(file)
+            count += of_worker
+            for *part, of_part in parts:
+                seconds[Part(*part)] += of_part
+    return seconds, count
+
+
+def _here() -> Sampled:
+    samples, stop = Samples(threading.get_ident()), threading.Event()
+    until = now() + LENGTH_S
+
+    def run() -> None:
+        try:
+            for _ in samples.take(until, stop):
+                continue
+        except Exception as problem:
+            switch.part_off("parts.here", problem)
+
+    sampler = threading.Thread(target=run, name="gpuconsole-loading", daemon=True)
+    sampler.start()
+    try:
+        while sampler.is_alive():
+            yield
+    finally:
+        stop.set()
+        sampler.join()
+    return samples.seconds, samples.count
+
+
+def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:
+    """SHOWN of these samples. Raises ProbeError where there are too few."""
+    if count < LEAST_SAMPLES:
+        raise ProbeError(f"only {count} stack samples {whose} were possible")
+    source, total = f"{count} stack samples {whose}", sum(seconds.values())
+    rows = joined(seconds)[: len(SHOWN)]
+    return {signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}") for signal, (part, of_part) in zip(SHOWN, rows, strict=False)}
+
+
+def joined(seconds: Mapping[Part, float]) -> list[tuple[Part, float]]:
+    """A row for each part, the largest first, with the line that has most of its time."""
+    rows: dict[object, Seconds] = {}
+    for part, of_line in seconds.items():
+        rows.setdefault(part if part.by_line else part.name, Seconds())[part] += of_line
+    return sorted(((max(lines, key=lines.__getitem__), sum(lines.values())) for lines in rows.values()), key=lambda row: -row[1])
+
+
+def _placed(part: Part) -> Part:
+    """A transform of a library is made at a line of the program: this line, where only one line of the program names it."""
+    if part.file:
+        return part
+    call = re.compile(rf"\b{re.escape(part.name.rpartition('.')[2])}\(")
+    lines = [
+        (file, number)
+        for file in _program_files()
+        for number, text in enumerate(linecache.getlines(file), 1)
+        if call.search(text) and not text.lstrip().startswith(("#", "class ", "def "))
+    ]
+    return Part(part.name, *lines[0]) if len(lines) == 1 else part
+
+
+def _program_files() -> Iterable[str]:
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {file for file in files if file and file.endswith(".py") and is_program(file)}
+
+
+HOOKS = {"torch.utils.data._utils.worker": on_worker}

@@ -1,0 +1,189 @@
+"""Which part of loading a stack belongs to, and what is told of many samples."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from gpuconsole.agent.hooks.evidence import loading_parts as module
+from gpuconsole.agent.hooks.evidence.loading_parts import Part, part_of, signals_of
+from gpuconsole.agent.probes import ProbeError
+
+HERE = os.path.basename(__file__)
+LIBRARY = """
+class Compose:
+    def __init__(self, transforms):
+        self.transforms = transforms
+
+    def __call__(self, value):
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Blur:
+    def __call__(self, value):
+        return look(value)
+
+
+class Image:
+    def filter(self):
+        return look(0.0)
+"""
+seen: list[Part | None] = []
+
+
+def look(value: Any) -> Any:
+    """Note the part in which the caller is."""
+    seen.append(part_of(sys._getframe(1)))
+    return value
+
+
+library: dict[str, Any] = {"look": look}
+exec(compile(LIBRARY, "/x/site-packages/photos/transforms.py", "exec"), library)
+
+
+class Shift:
+    def __call__(self, value: Any) -> Any:
+        return look(value)
+
+
+class Items(Dataset):
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self.work = work
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> float:
+        self.work(0.0)
+        return 0.0
+
+
+def decoded(value: Any) -> Any:
+    return look(value)
+
+
+def sampled(dataset: Dataset, **options: Any) -> Part:
+    seen.clear()
+    next(iter(DataLoader(dataset, **options)))
+    (part,) = seen
+    assert part is not None
+    return part
+
+
+def named(part: Part) -> tuple[str, str]:
+    return part.name, os.path.basename(part.file)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (library["Compose"]([Shift(), library["Blur"]()][1:]), ("Blur", "")),
+        (library["Compose"]([Shift()]), ("Shift", HERE)),
+        (library["Compose"]([library["Compose"]([library["Blur"]()])]), ("Blur", "")),
+        (library["Compose"]([decoded]), ("decoded", HERE)),
+        (library["Compose"]([functools.partial(decoded)]), ("decoded", HERE)),
+        (nn.Sequential(nn.Identity(), nn.Identity()), None),
+        (decoded, ("decoded", HERE)),
+        (Shift(), ("Shift" if sys.version_info >= (3, 11) else "__call__", HERE)),
+        (lambda _: library["Image"]().filter(), ("<lambda>", HERE)),
+    ],
+    ids=["of a library", "of the program", "nested", "function", "partial", "modules", "called function", "called object", "lambda"],
+)
+def test_the_part_is_the_transform_or_the_function_under_way(work: Callable[[Any], Any], expected: tuple[str, str] | None) -> None:
+    if expected is None:
+        work[1].forward = look  # type: ignore[index]
+        part = sampled(Items(lambda _: work(torch.zeros(1))))
+        assert part.name == "Identity"
+    else:
+        assert named(sampled(Items(work))) == expected
+
+
+def test_what_a_line_of_the_dataset_calls_is_named_with_the_line() -> None:
+    class Photos(Items):
+        def __getitem__(self, index: int) -> float:
+            library["Image"]().filter()
+            return 0.0
+
+    part = sampled(Photos(decoded))
+    assert part.name == ("Image.filter" if sys.version_info >= (3, 11) else "filter")
+    assert (os.path.basename(part.file), part.line) == (HERE, Photos.__getitem__.__code__.co_firstlineno + 1)
+
+
+def test_generators_and_collate_functions_are_parts() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            yield look(0.0)
+
+    assert sampled(Stream()).line == Stream.__iter__.__code__.co_firstlineno + 1
+
+    def stacked(values: Any) -> Any:
+        return look(values)
+
+    assert sampled(Items(lambda value: value), collate_fn=stacked).name == "stacked"
+
+
+def test_a_thread_that_does_not_load_is_in_no_part() -> None:
+    assert part_of(sys._getframe()) is None
+
+
+class Hidden:
+    """Code of the program that must not run for a sample."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__dict__", "transforms", "_modules"):
+            raise AssertionError(name)
+        return object.__getattribute__(self, name)
+
+    def __call__(self, value: Any) -> Any:
+        return look(value)
+
+
+def test_a_sample_runs_no_code_of_the_program() -> None:
+    assert named(sampled(Items(Hidden())))[1] == HERE
+
+
+# --- many samples -------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
+    own = "/home/u/train.py"
+    parts = Counter(
+        {
+            Part("blur", own, 10): 30,
+            Part("blur", own, 11): 31,
+            Part("Image.open", own, 50, by_line=True): 20,
+            Part("Image.open", own, 51, by_line=True): 10,
+            Part("Flip", "", 0): 9,
+        }
+    )
+    signals = signals_of(parts, 100, "of the loading processes")
+    assert list(signals) == list(module.SHOWN)
+    assert [round(signal.value, 2) for signal in signals.values()] == [0.61, 0.2, 0.1]
+    assert [signal.source for signal in signals.values()] == [
+        f"100 stack samples of the loading processes: {part}" for part in ("blur at train.py:11", "Image.open at train.py:50", "Image.open at train.py:51")
+    ]
+
+
+def test_too_few_samples_are_a_refusal() -> None:
+    with pytest.raises(ProbeError, match="only 3 stack samples of the loading processes were possible"):
+        signals_of(Counter({Part("blur", "", 0): 3}), 3, "of the loading processes")
+
+
+def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "augment.py"
+    program.write_text("import v2\n\nflip = v2.Flip()\nchain = [v2.Blur(3), v2.Flip()]\n")
+    monkeypatch.setattr(module, "_program_files", lambda: [str(program)])
+    signals = signals_of(Counter({Part("Blur", "", 0): 80, Part("Flip", "", 0): 20}), 100, "of the loading processes")
+    assert [signal.source.partition(": ")[2] for signal in signals.values()] == ["Blur at augment.py:4", "Flip"]
