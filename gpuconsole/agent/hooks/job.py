@@ -41,6 +41,7 @@ from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.communication import exchanges
 from .evidence.loading import loading
+from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
@@ -322,6 +323,7 @@ class JobService(Service):
         if command.at_step > recorder.index or self._changing is not None:
             self._waiting.append(command)
             return
+        window.end()
         watch.allows_numerics, self._holds, self._changed_at = command.numerics, False, recorder.index
         changes = self.loop.before(command.changes) if command.stage == UNDO else command.changes
         try:
@@ -553,6 +555,8 @@ class Agent:
         device = service.loop.device
         if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
             switch.attempt("memory.owners", self._send_owners, device.index)
+        if window.due() and not service.waits:
+            self._send_observed(switch.attempt("parts.again", window.signals))
         self._send_notes()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
@@ -645,6 +649,7 @@ class Agent:
         self._arithmetic = Arithmetic()
         steppers.reset()
         loading.reset()
+        window.forget()
         exchanges.reset()
         writers.reset()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Threshold
+from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
 from gpuconsole.diagnosis.signals.job import IN_TIME
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")

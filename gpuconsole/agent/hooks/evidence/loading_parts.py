@@ -30,12 +30,11 @@ from ...protocol import Signal
 from ..guard import entry, switch, wrappers_without_level
 from ..watch import is_program
 
-LENGTH_S = 4.0
-LATE_S = 0.6
-"""Seconds after the window in which workers may still write: a thread may wait for the interpreter lock."""
+LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
+"""Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
 LOOK_EVERY_S = 0.25
 EVERY_S = 0.01
-SWITCH_S = 0.0005
+SWITCH_S = 0.0002
 """The switch interval of the interpreter while samples are taken. With the usual 5 ms a sample waits for that long while the thread computes in Python,
 and then finds the thread at the next call that releases the lock."""
 MOST_COST = 0.008
@@ -239,8 +238,9 @@ class WorkerSampler(threading.Thread):
         for _ in samples.take(until, self._ends):
             if now() - written >= WRITE_EVERY_S:
                 written = now()
+                if not wanted_until(self._asked):
+                    return
                 self._write(samples)
-        self._write(samples)
 
     def _write(self, samples: Samples) -> None:
         with contextlib.suppress(OSError):  # the console has ended
@@ -294,68 +294,135 @@ def begin_worker() -> None:
 # --- the probe ----------------------------------------------------------------------------------------------
 
 
-def loading_parts(workers: int) -> Generator[None, None, Signals]:
-    """P16: the parts of loading with most of its time, in ordinary steps. `workers`: those of the loader."""
-    seconds, count = yield from (_of_workers() if workers else _here())
-    return signals_of(seconds, count, "of the loading processes" if workers else "of the training thread while it loads")
+class OfWorkers:
+    """Samples of the workers of this process, from now on for `seconds`."""
 
+    whose = "of the loading processes"
 
-Sampled = Generator[None, None, tuple[Seconds, int]]
-"""Sampling under way: it yields while it waits, and returns the seconds by part and the number of samples."""
+    def __init__(self, seconds: float) -> None:
+        self._asked = asked_file(_folder[0], os.getpid())
+        self._ask(now() + LOOK_EVERY_S + seconds)
 
+    def _ask(self, until: float) -> None:
+        with open(self._asked + ".new", "w", encoding="ascii") as file:
+            file.write(repr(until))
+        os.replace(self._asked + ".new", self._asked)
 
-def _of_workers() -> Sampled:
-    asked = asked_file(_folder[0], os.getpid())
-    until = now() + LOOK_EVERY_S + LENGTH_S
-    with open(asked, "w", encoding="ascii") as file:
-        file.write(repr(until))
-    try:
-        while now() < until + LATE_S:
-            yield
-        return _gathered(asked)
-    finally:
-        for path in (asked, *_answers(asked)):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
-def _answers(asked: str) -> list[str]:
-    folder, name = os.path.split(asked)
-    return [os.path.join(folder, other) for other in os.listdir(folder) if other.startswith(name + "-")]
-
-
-def _gathered(asked: str) -> tuple[Seconds, int]:
-    seconds, count = Seconds(), 0
-    for path in _answers(asked):
-        if not path.endswith(".new"):
+    def gathered(self) -> tuple[Seconds, int]:
+        """The seconds by part, and the number of samples, as far as the workers have told them."""
+        seconds, count = Seconds(), 0
+        for path in self._answers():
             with open(path, encoding="utf-8") as file:
                 of_worker, parts = json.load(file)
             count += of_worker
             for *part, of_part in parts:
                 seconds[Part(*part)] += of_part
-    return seconds, count
+        return seconds, count
+
+    def stop(self) -> None:
+        """End the samples, and remove the files."""
+        for path in (self._asked, *self._answers()):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _answers(self) -> list[str]:
+        folder, name = os.path.split(self._asked)
+        with contextlib.suppress(OSError):  # the console has ended
+            return [os.path.join(folder, other) for other in os.listdir(folder) if re.fullmatch(rf"{name}-\d+", other)]
+        return []
 
 
-def _here() -> Sampled:
-    samples, stop = Samples(threading.get_ident()), threading.Event()
-    until = now() + LENGTH_S
+class Here:
+    """Samples of the training thread, which loads itself, from now on for `seconds`."""
 
-    def run() -> None:
+    whose = "of the training thread while it loads"
+
+    def __init__(self, seconds: float) -> None:
+        self._samples, self._stop = Samples(threading.get_ident()), threading.Event()
+        self._until = now() + seconds
+        if not _registered:
+            _registered.append(True)
+            os.register_at_fork(before=window.process_forks)
+        self._thread = threading.Thread(target=self._run, name="gpuconsole-loading", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
         try:
-            for _ in samples.take(until, stop):
+            for _ in self._samples.take(self._until, self._stop):
                 continue
         except Exception as problem:
             switch.part_off("parts.here", problem)
 
-    sampler = threading.Thread(target=run, name="gpuconsole-loading", daemon=True)
-    sampler.start()
-    try:
-        while sampler.is_alive():
-            yield
-    finally:
-        stop.set()
-        sampler.join()
-    return samples.seconds, samples.count
+    def gathered(self) -> tuple[Mapping[Part, float], int]:
+        return dict(self._samples.seconds), self._samples.count
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+_registered: list[bool] = []
+
+
+class Window:
+    """The samples under way, if any. The first answer comes after LENGTH_S; the window goes on beside the ordinary steps, and answers again."""
+
+    def __init__(self) -> None:
+        self._samples: OfWorkers | Here | None = None
+        self._due = self._until = 0.0
+
+    def begin(self, workers: int) -> None:
+        """`workers`: those of the loader."""
+        self.end()
+        self._samples = OfWorkers(LENGTH_S + MORE_S) if workers else Here(LENGTH_S + MORE_S)
+        self._due = now() + (LOOK_EVERY_S + WRITE_EVERY_S if workers else 0.0) + LENGTH_S
+        self._until = self._due + MORE_S
+
+    def due(self) -> bool:
+        """Whether an answer is due: the first one, or one with more samples."""
+        return self._samples is not None and now() >= self._due
+
+    def over(self) -> bool:
+        """Whether something has ended the samples early."""
+        return self._samples is None
+
+    def signals(self) -> Signals:
+        """The answer. Raises ProbeError where there are too few samples."""
+        samples = self._samples
+        assert samples is not None
+        self._due += AGAIN_S
+        seconds, count = samples.gathered()
+        if self._due > self._until or count < LEAST_SAMPLES:
+            self.end()
+        return signals_of(seconds, count, samples.whose)
+
+    def process_forks(self) -> None:
+        """Python warns where a process with threads forks."""
+        if isinstance(self._samples, Here):
+            self.end()
+
+    def end(self) -> None:
+        """End the samples."""
+        samples, self._samples = self._samples, None
+        if samples is not None:
+            samples.stop()
+
+    def forget(self) -> None:
+        """In a forked child: the samples are those of the parent."""
+        self._samples = None
+
+
+window = Window()
+
+
+def loading_parts(workers: int) -> Generator[None, None, Signals]:
+    """P16: the parts of loading with most of its time, in ordinary steps. `workers`: those of the loader. More samples follow: see Window."""
+    window.begin(workers)
+    while not window.due():
+        yield
+        if window.over():
+            raise ProbeError("the process has forked, which ends its threads for samples")
+    return window.signals()
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data._utils import worker as worker_module
 
 from gpuconsole.agent.hooks.evidence import loading_parts as module
 from gpuconsole.agent.hooks.evidence.loading_parts import Part, part_of, signals_of
@@ -187,3 +190,62 @@ def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(monkeypatch: 
     monkeypatch.setattr(module, "_program_files", lambda: [str(program)])
     signals = signals_of(Counter({Part("Blur", "", 0): 80, Part("Flip", "", 0): 20}), 100, "of the loading processes")
     assert [signal.source.partition(": ")[2] for signal in signals.values()] == ["Blur at augment.py:4", "Flip"]
+
+
+# --- samples of a thread, and of workers ---------------------------------------------------------------------
+
+
+class Busy(Dataset):
+    """Nine tenths of the time in `slow`."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> float:
+        self.slow()
+        time.sleep(0.0005)
+        return 0.0
+
+    def slow(self) -> None:
+        time.sleep(0.0045)
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LENGTH_S", 1.5)
+    monkeypatch.setattr(module, "_folder", [str(tmp_path)])
+    plain = worker_module._worker_loop
+    module.on_worker(worker_module)
+    try:
+        workers = 0 if context is None else 2
+        batches = iter(DataLoader(Busy(), 8, num_workers=workers, multiprocessing_context=context))
+        switch_s = sys.getswitchinterval()
+        next(batches)
+        probe = module.loading_parts(workers)
+        with pytest.raises(StopIteration) as over:
+            while True:
+                next(probe)
+                next(batches)
+        assert not module.window.due() and not module.window.over()  # it goes on
+    finally:
+        worker_module._worker_loop = plain
+        module.window.end()
+    signal = over.value.value[module.SHOWN[0]]
+    assert signal.source.rpartition(": ")[2].startswith("Busy.slow at " if sys.version_info >= (3, 11) else "slow at ")
+    assert signal.value == pytest.approx(0.9, abs=0.12)
+    assert sys.getswitchinterval() == switch_s
+    assert not list(tmp_path.iterdir())
+    assert not [thread for thread in threading.enumerate() if thread.name == "gpuconsole-loading"]
+
+
+def test_the_thread_ends_before_the_process_forks() -> None:
+    probe = module.loading_parts(0)
+    next(probe)
+    assert [thread for thread in threading.enumerate() if thread.name == "gpuconsole-loading"]
+    child = os.fork()
+    if not child:
+        os._exit(len(threading.enumerate()) - 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "gpuconsole-loading"]
+    with pytest.raises(ProbeError):
+        next(probe)
