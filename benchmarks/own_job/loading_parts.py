@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.own_job.slow_part import PIPELINES
+from gpuconsole.cli.files import read_snapshot
 from gpuconsole.diagnosis.families.loader import PARTS, without_part
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.run import Run
-from gpuconsole.cli.files import read_snapshot
 
 PROGRAM = str(Path(__file__).with_name("slow_part.py"))
 POINTS, ERROR = 0.05, 0.15
@@ -45,7 +45,10 @@ def row(pipeline: str, workers: int, seconds: float, pairs: int) -> bool:
     gain = statistics.median(gains)
     signal = run.signals.get(PARTS[0])
     if signal is None:
-        print(f"| {pipeline} | {run.unavailable.get('probe.loading_parts', 'nothing')} | | | {true_share:.1%} | | {gain:.2f}x | no |", flush=True)
+        print(
+            f"| {pipeline} | {run.unavailable.get('probe.loading_parts', 'nothing')} | | | {true_share:.1%} | | {gain:.2f}x | no |",
+            flush=True,
+        )
         return False
     named = signal.source.partition(": ")[2]
     predicted = without_part(Case.of(run, run.signals), signal.value) or 1.0

@@ -60,7 +60,9 @@ missing: list[torch.library.Library] = []
 
 
 def torchvision(slow: bool) -> Dataset:
-    if "+cpu" in torch.__version__ and not missing:  # torchvision of the package index is built for CUDA: its operators are missing, and the import needs their names
+    if (
+        "+cpu" in torch.__version__ and not missing
+    ):  # torchvision of the package index is built for CUDA: its operators are missing, and the import needs their names
         missing.append(torch.library.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
             missing[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -30,4 +30,4 @@ def test_the_finding_names_the_slow_transform(method: str, tmp_path: Path) -> No
     line = PROGRAM.read_text().splitlines()[int(told[1]) - 1]
     assert f"used({BLUR_S})" in line or "while time.thread_time() < end" in line
     assert int(told[2]) / 100 == pytest.approx(BLUR_S * run["signals"]["probe.loader_samples_per_s"]["value"], abs=0.15)
-    assert [other["signal"] for other in finding["evidence"] if other["signal"].startswith("loading.")][0] == "loading.first_ratio"
+    assert next(other["signal"] for other in finding["evidence"] if other["signal"].startswith("loading.")) == "loading.first_ratio"

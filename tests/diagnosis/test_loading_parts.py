@@ -13,12 +13,17 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run
 from tests.diagnosis.cases import case, loader
 
-BLUR, FLIP = "212 stack samples of the loading processes: Blur at train.py:41", "212 stack samples of the loading processes: Flip at train.py:40"
+BLUR, FLIP = (
+    "212 stack samples of the loading processes: Blur at train.py:41",
+    "212 stack samples of the loading processes: Flip at train.py:40",
+)
 
 
 def starved(workers: int, shares: dict[str, tuple[float, str]], **changes: float) -> Case:
     """A job of the user's own that waits for half of its step: 16 samples in 0.1 s, by a loader that computes."""
-    known = case(knobs={"num_workers": workers}, data_wait_ratio=0.5, mfu_ratio=0.3, probe__cached_pass_s=0.05, **loader(160, 165, 0.97), **changes)
+    known = case(
+        knobs={"num_workers": workers}, data_wait_ratio=0.5, mfu_ratio=0.3, probe__cached_pass_s=0.05, **loader(160, 165, 0.97), **changes
+    )
     known.signals.update({name: Signal(share, "ratio", source) for name, (share, source) in shares.items()})
     return replace(known, is_job=True)
 

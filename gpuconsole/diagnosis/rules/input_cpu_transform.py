@@ -37,4 +37,12 @@ torch.set_num_threads(1) is right."""
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
         code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"
         change = case.suggest({"transform_cost": cost // 2}, speedup_interval(1 / (1 - wait / 2), 0.8), why, code) if cost else None
-        return self.fires(level, evidence, summary, recoverable=wait, confidence=high_if(cpu >= loader.SATURATED), suggestions=[change], for_prediction=loader.parts_wanted(case))
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=wait,
+            confidence=high_if(cpu >= loader.SATURATED),
+            suggestions=[change],
+            for_prediction=loader.parts_wanted(case),
+        )

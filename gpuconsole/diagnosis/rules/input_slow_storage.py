@@ -44,4 +44,12 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         change = case.suggest({"num_workers": workers}, gain, why, code) if helps else None
         recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
         confidence = high_if(wait >= 0.2 and cpu < 0.4)
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[change], for_prediction=loader.parts_wanted(case))
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=recoverable,
+            confidence=confidence,
+            suggestions=[change],
+            for_prediction=loader.parts_wanted(case),
+        )

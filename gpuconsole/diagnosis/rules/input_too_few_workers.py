@@ -39,4 +39,12 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
         gain = speedup_interval(loader.predicted(case, workers), loader.PREDICTION_ERROR)
         change = case.suggest({"num_workers": workers}, gain, why, code)
         recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(wait >= 0.2), suggestions=[change], for_prediction=loader.parts_wanted(case))
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=recoverable,
+            confidence=high_if(wait >= 0.2),
+            suggestions=[change],
+            for_prediction=loader.parts_wanted(case),
+        )

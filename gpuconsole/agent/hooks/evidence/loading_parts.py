@@ -239,6 +239,8 @@ class WorkerSampler(threading.Thread):
             if now() - written >= WRITE_EVERY_S:
                 written = now()
                 if not wanted_until(self._asked):
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._answer)  # written after the training process has removed it
                     return
                 self._write(samples)
 
@@ -301,11 +303,9 @@ class OfWorkers:
 
     def __init__(self, seconds: float) -> None:
         self._asked = asked_file(_folder[0], os.getpid())
-        self._ask(now() + LOOK_EVERY_S + seconds)
-
-    def _ask(self, until: float) -> None:
+        self.stop()
         with open(self._asked + ".new", "w", encoding="ascii") as file:
-            file.write(repr(until))
+            file.write(repr(now() + LOOK_EVERY_S + seconds))
         os.replace(self._asked + ".new", self._asked)
 
     def gathered(self) -> tuple[Seconds, int]:
@@ -431,7 +431,9 @@ def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals
         raise ProbeError(f"only {count} stack samples {whose} were possible")
     source, total = f"{count} stack samples {whose}", sum(seconds.values())
     rows = joined(seconds)[: len(SHOWN)]
-    return {signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}") for signal, (part, of_part) in zip(SHOWN, rows, strict=False)}
+    return {
+        signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}") for signal, (part, of_part) in zip(SHOWN, rows, strict=False)
+    }
 
 
 def joined(seconds: Mapping[Part, float]) -> list[tuple[Part, float]]:
