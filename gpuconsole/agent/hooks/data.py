@@ -12,6 +12,7 @@ from typing import Any
 from ..clock import now
 from . import passes, tracing
 from .calls import spanned
+from .changes.servers import belongs_to
 from .evidence.loading import loading
 from .evidence.steps import iterations
 from .guard import entry, hot_entry, switch, wrappers_without_level
@@ -82,9 +83,7 @@ def note_loader(loader: Any) -> None:
 def note_iterator(iterator: Any, loader: Any) -> None:
     if getattr(loader, "_gpuconsole_server", False):
         return  # made by a change, not by the program
-    iterator.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
-    if not loader.persistent_workers:  # such a loader holds its iterator: a circle would delay the end of the workers
-        iterator.__dict__["_gpuconsole_keeps"] = loader  # `for batch in DataLoader(...)` drops the loader at once
+    belongs_to(iterator, loader)
     iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
     iterator.__dict__["_gpuconsole_number"] = place.code
     watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]

@@ -17,7 +17,7 @@ from typing import Any
 from .change import Refused
 from .indices import Feed, Indices
 from .rehearsal import COMPARED, Rehearsal
-from .servers import Recipe, Server, Settings, in_one_line, settings_of
+from .servers import Recipe, Server, Settings, belongs_to, in_one_line, loader_of, settings_of
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
@@ -156,6 +156,15 @@ class Control:
         self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
         """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
 
+    def stand_in(self) -> Any:
+        """Once the program has dropped the loader: what stands in for it as long as its epoch is under way; None without such an epoch."""
+        epoch = self.epoch() if self.epoch is not None else None
+        outer = epoch.outer() if epoch is not None and not epoch.over else None
+        loader = loader_of(outer) if outer is not None else None
+        if loader is not None:
+            self._loader = weakref.ref(loader)
+        return loader
+
     @property
     def ended(self) -> bool:
         """Whether no epoch is under way."""
@@ -259,7 +268,7 @@ class Control:
                 self.follow(outer)
             return outer
         outer = self.recipe.posing(loader) if self.program.num_workers else plain(loader)
-        outer.__dict__.update(_gpuconsole_loader=weakref.ref(loader), _gpuconsole_keeps=None if loader.persistent_workers else loader)
+        belongs_to(outer, loader)
         self.begin_epoch(outer)
         return outer
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...protocol import Value
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control
-from .servers import Settings, missing_names, settings_of
+from .servers import Settings, loader_of, missing_names, settings_of
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -80,12 +80,6 @@ def worker_pids(watch: Watch) -> list[int]:
     return [worker.pid for worker in workers]
 
 
-def loader_of(iterator: Any) -> Any:
-    """The DataLoader of an iterator; None where the program has dropped it."""
-    loader = iterator.__dict__.get("_gpuconsole_loader")
-    return loader() if loader is not None else None
-
-
 def why_not(loader: Any, iterator: Any) -> str:
     """Why the loading of `loader` cannot change in the middle of an epoch; empty where it can."""
     data = module()
@@ -151,10 +145,14 @@ def under_control(loader: Any, iterator: Any) -> Control:
         install(data)
         control = Control(data, loader, iterator)
         control.likeness = likeness_of(loader)
-        _controls[id(loader)] = control
-        changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
-        weakref.finalize(loader, _forget, id(loader)).atexit = False
+        _keep(loader, control)
     return control
+
+
+def _keep(loader: Any, control: Control) -> None:
+    _controls[id(loader)] = control
+    changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
+    weakref.finalize(loader, _forget, id(loader)).atexit = False
 
 
 def likeness_of(loader: Any) -> Likeness | None:
@@ -170,7 +168,12 @@ def likeness_of(loader: Any) -> Likeness | None:
 def _forget(key: int) -> None:
     """The program has dropped a loader."""
     control = _controls.pop(key, None)
-    if control is not None:
+    if control is None:
+        return
+    stand_in = control.stand_in()
+    if stand_in is not None:  # the program goes on with an iterator of the loader
+        _keep(stand_in, control)
+    else:
         _keep_settings(control)
         control.close()
 

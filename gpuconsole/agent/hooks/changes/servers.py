@@ -66,6 +66,28 @@ class Spec(SimpleNamespace):
     """What an iterator of torch reads of its DataLoader. A class of its own, because instances of SimpleNamespace have no weak references."""
 
 
+def belongs_to(iterator: Any, loader: Any) -> None:
+    """Note that `iterator` is one of `loader`. The program may drop the loader while it uses the iterator: `for batch in DataLoader(...)`.
+
+    The iterator then keeps the loader. A loader with persistent workers holds its iterator, so this would be a circle, which delays the end of the workers:
+    there the iterator keeps a copy of the loader, which stands in for the loader once that is gone.
+    """
+    noted = iterator.__dict__
+    noted["_gpuconsole_loader"] = weakref.ref(loader)
+    noted["_gpuconsole_keeps"] = kept = loader
+    if loader.persistent_workers:
+        noted["_gpuconsole_keeps"] = kept = object.__new__(type(loader))
+        kept.__dict__.update(loader.__dict__)
+        kept.__dict__["_iterator"] = None
+
+
+def loader_of(iterator: Any) -> Any:
+    """The DataLoader of an iterator, or the copy that stands in for it; None where it is not known."""
+    ref = iterator.__dict__.get("_gpuconsole_loader")
+    loader = ref() if ref is not None else None
+    return loader if loader is not None else iterator.__dict__.get("_gpuconsole_keeps")
+
+
 class Recipe:
     """What is needed to make servers for one loader of the program. Holds neither the loader nor an iterator of it."""
 

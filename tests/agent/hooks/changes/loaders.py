@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from gpuconsole.agent.hooks.changes.change import Refused
 from gpuconsole.agent.hooks.changes.indices import RandomState
 from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor, changed_loaders
+from gpuconsole.agent.hooks.changes.servers import belongs_to
 from gpuconsole.agent.hooks.watch import Watch
 
 KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distributed")
@@ -31,7 +32,7 @@ def hooked() -> Iterator[Watch]:
     def __init__(self: Any, loader: Any) -> None:
         init(self, loader)
         if not getattr(loader, "_gpuconsole_server", False):
-            self.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
+            belongs_to(self, loader)
             watch.iterators[:] = [one for one in watch.iterators if one() is not None]
             watch.iterators.append(weakref.ref(self))
 

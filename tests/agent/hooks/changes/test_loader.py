@@ -351,3 +351,35 @@ def test_dropped_loaders_end_their_workers(watch: Watch) -> None:
 
     program()
     assert not multiprocessing.active_children()
+
+
+def test_a_persistent_loader_may_be_dropped_while_its_iterator_lives(watch: Watch) -> None:
+    """As in `batches = iter(DataLoader(..., persistent_workers=True))`."""
+    iterator = iter(DataLoader(Faulty("none"), 4, num_workers=1, persistent_workers=True))
+    seen = next(iterator)[1].tolist()
+    assert WORKERS.read(watch) == 1
+    WORKERS.set(watch, 2)
+    while WORKERS.pending(watch):
+        seen += next(iterator)[1].tolist()
+        time.sleep(0.02)
+    assert WORKERS.read(watch) == 2
+    seen += [index for _, indices in iterator for index in indices.tolist()]
+    assert seen == list(range(400))
+    del iterator
+    assert not multiprocessing.active_children()
+
+
+def test_a_changed_loader_may_be_dropped_while_its_iterator_lives(watch: Watch) -> None:
+    loader = DataLoader(Faulty("none"), 4, num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    seen = next(iterator)[1].tolist()
+    WORKERS.set(watch, 2)
+    while WORKERS.pending(watch):
+        seen += next(iterator)[1].tolist()
+        time.sleep(0.02)
+    del loader
+    assert WORKERS.read(watch) == 2
+    seen += [index for _, indices in iterator for index in indices.tolist()]
+    assert seen == list(range(400))
+    del iterator
+    assert not multiprocessing.active_children()
