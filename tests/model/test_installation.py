@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from importlib import metadata
@@ -100,3 +101,11 @@ def test_where_the_shell_has_another_pip_the_command_names_the_python(
 def test_every_extra_that_a_hint_names_has_requirements_in_this_package() -> None:
     declared = metadata.metadata("gpuconsole").get_all("Provides-Extra") or []
     assert {"torch", "completion"} <= set(declared)
+
+
+def test_no_text_of_the_program_or_its_pages_installs_gpuconsole_by_its_name() -> None:
+    """The name is on no index: the command would fail, or install somebody else's package."""
+    root = installation.CLONE
+    texts = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "gpuconsole").rglob("*.py")]
+    wrong = re.compile(r"(pip|pipx) install (-\S+ )*[\"']?gpuconsole\b(?![-/])|uvx gpuconsole")
+    assert [str(path) for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []
