@@ -32,7 +32,7 @@ def install_command(extra: str) -> str:
     if "dir_info" in origin and (folder / "pyproject.toml").is_file():
         return _install_folder(folder, extra, origin["dir_info"].get("editable", False))
     wanted = [line.partition(";")[0].strip() for line in package.requires or () if re.search(rf"extra == ['\"]{extra}['\"]", line)]
-    return " ".join([_installer(), *(f'"{name}"' if re.search(r"[<>~!\[ ]", name) else name for name in wanted)])
+    return " ".join([_installer(), *(name if re.fullmatch(r"[\w.-]+", name) else f'"{name}"' for name in wanted)])
 
 
 def _install_folder(folder: Path, extra: str, editable: bool) -> str:

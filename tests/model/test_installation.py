@@ -21,6 +21,8 @@ Requires-Dist: textual>=8
 Provides-Extra: torch
 Requires-Dist: numpy; extra == 'torch'
 Requires-Dist: torch<3,>=2.6; (sys_platform == 'linux') and extra == "torch"
+Provides-Extra: vllm
+Requires-Dist: vllm==0.32.*; extra == 'vllm'
 Provides-Extra: completion
 Requires-Dist: shtab>=1.12; extra == 'completion'
 """
@@ -74,6 +76,7 @@ def test_elsewhere_the_requirements_of_the_extra_are_installed(origin: object, t
     install(monkeypatch, tmp_path, origin)
     assert install_command("torch") == 'pip install numpy "torch<3,>=2.6"'
     assert install_command("completion") == 'pip install "shtab>=1.12"'
+    assert install_command("vllm") == 'pip install "vllm==0.32.*"'
 
 
 @pytest.mark.usefixtures("pip_on_the_path")
