@@ -19,7 +19,7 @@ Made by `python docs/make_keys.py` from `gpuconsole/tui/keys.py`; a test checks 
 On the screen, `?` shows all keys, and the bar at the bottom shows the few keys that are useful now. A click presses a key of the bar, selects a cause, or opens the history
 of a metric. To select text, hold Shift while you drag.
 
-The configuration file changes keys, for example (the names of the actions are in `gpuconsole/tui/keys.py`; a wrong name is answered with all names):
+The configuration file changes keys, for example (the names of the actions are in `gpuconsole/tui/keys.py`; an unknown name lists the valid ones):
 
     [keys]
     history = "H"

@@ -52,10 +52,17 @@ def test_the_links_between_the_pages_lead_somewhere() -> None:
     ]
     broken = []
     for page in pages:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)}: {target}")
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
+            path = page.parent / target if target else page
+            if "://" not in target and not (path.exists() and (not anchor or anchor in anchors(path))):
+                broken.append(f"{page.relative_to(ROOT)}: {target}{anchor}")
     assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def names_in(path: Path) -> set[str]:

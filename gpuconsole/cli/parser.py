@@ -49,7 +49,7 @@ EXAMPLES = f"""examples:
 exit codes:
 {chr(10).join(f"  {code:<4} {meaning}" for code, meaning in CODES.items())}
 
-What you always want: {config_path()}, see docs/commands.md.
+Your defaults: {config_path()}, see docs/configuration.md.
 """
 
 

@@ -157,7 +157,7 @@ ACTIONS: tuple[Action, ...] = (
         "probes",
         "P",
         "allow probes",
-        "Allow short experiments in a job of your own. A question comes first.",
+        "Allow probes in a job of your own. A question comes first.",
         ("main",),
         _may_allow_probes,
     ),

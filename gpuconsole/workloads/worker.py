@@ -23,6 +23,7 @@ from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
 from gpuconsole.agent.service import Inbox, Profiler, Service, explain
 from gpuconsole.agent.world import PlainError, World
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
@@ -166,8 +167,7 @@ def serve(channel: Channel, inbox: Inbox, scratch: Path) -> int:
         loop = build(start, scratch, channel)
         train(channel, inbox, loop, start)
     except ModuleNotFoundError as error:
-        hint = f'{error.name} is not installed: pip install "gpuconsole[torch]"'
-        channel.send(Failed(now(), hint))
+        channel.send(Failed(now(), f"{error.name} is not installed: {install_command('torch')}"))
         return 1
     except Exception as error:  # the last line of defence: the user sees whatever ended the workload
         channel.send(failed(error, loop.knobs if loop else start.knobs if isinstance(start, Start) else {}))

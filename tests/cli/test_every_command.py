@@ -20,6 +20,7 @@ from gpuconsole.cli.exits import CODES
 from gpuconsole.cli.main import main
 from gpuconsole.cli.parser import COMMANDS, WIDEST
 from gpuconsole.model.certificate import encode as encode_certificate
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.snapshot import encode
 from gpuconsole.wire.recording import RecordingWriter
 from tests.conftest import Cli
@@ -238,4 +239,4 @@ def test_the_shell_completes_commands_scenarios_knobs_rules_and_options(cli: Cli
 
 def test_without_shtab_one_line_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
-    assert refusal("completion zsh", capsys) == (2, "", 'gpuconsole: shtab is not installed: pip install "gpuconsole[completion]"\n')
+    assert refusal("completion zsh", capsys) == (2, "", f"gpuconsole: shtab is not installed: {install_command('completion')}\n")

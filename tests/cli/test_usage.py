@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.model.installation import install_command
 from tests.conftest import Cli
 
 
@@ -97,7 +98,7 @@ def test_without_torch_one_line_says_what_to_install(cli: Cli, tmp_path: Path) -
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
     done = cli("run", "train-gpt", "--headless", env=env)
     assert done.returncode == 2
-    assert done.stderr.strip() == 'gpuconsole: torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
+    assert done.stderr.strip() == f"gpuconsole: torch is not installed: {install_command('torch')} (monitoring works without it)"
 
 
 def test_help_and_version_and_lists(cli: Cli) -> None:

@@ -15,6 +15,7 @@ from gpuconsole.report.run.diagnosis import (
     paint_diagnosis,
     recoverable,
     rule_counts,
+    stake,
     state_words,
 )
 from gpuconsole.session import facts
@@ -45,6 +46,13 @@ def test_the_clear_rules_are_listed_by_their_positive_title() -> None:
     page = " ".join(text(paint_details(of(clear), 100)).split())
     assert "Clear (1)" in page
     assert "input.too_few_workers Enough dataloader workers: data wait takes 2 % of a step" in page
+
+
+def test_a_note_with_a_predicted_gain_does_not_say_that_nothing_can_be_recovered() -> None:
+    note = Finding("gpu.compute_bound_healthy", "fires", "No bottleneck found", note=True)
+    assert stake(note) == "nothing to recover"
+    optional = msgspec.structs.replace(note, suggestions=FP32.suggestions)
+    assert stake(optional) == "optional"
 
 
 def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:

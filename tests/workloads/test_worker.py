@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gpuconsole.agent.account import SAMPLE_SPAN_S
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import Failed, KnobsSet, Pause, Paused, ProbeDone, Resume, RunProbe, SetKnobs, Started, Steps
@@ -249,4 +250,4 @@ def test_unknown_workload_is_a_failure_not_a_hang() -> None:
 
 def test_without_torch_one_line_says_what_to_install(tmp_path: Path) -> None:
     with RunningWorker("training.gpt", small_gpt(), env={**os.environ, **without_torch(tmp_path)}) as worker:
-        assert worker.wait_for(Failed).cause == 'torch is not installed: pip install "gpuconsole[torch]"'
+        assert worker.wait_for(Failed).cause == f"torch is not installed: {install_command('torch')}"

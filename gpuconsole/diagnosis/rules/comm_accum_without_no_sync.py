@@ -6,6 +6,9 @@ from gpuconsole.diagnosis.families import comm
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent, speedup_interval
 
 TOO_MANY = Threshold("exchanges", 1.5, "", "one exchange per optimizer step is enough (train-doctor has the same rule)")
+CODE = """with model.no_sync() if not last_pass else nullcontext():  # the forward pass, too: it decides whether the backward pass exchanges
+    loss = loss_function(model(inputs), targets)
+    loss.backward()"""
 GAIN = Threshold("recoverable", 0.05, "ratio", "below 5 % of step time the gain is not worth a finding")
 
 
@@ -36,6 +39,5 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
             return self.clear(0.99, evidence, "computation hides the extra exchanges")
         summary = f"gradients are exchanged {exchanges:.0f} times per optimizer step; one exchange would be enough. The others take {percent(saved)} of a step"
         why = "the same result with one exchange: gradients are added up before the exchange"
-        code = "with model.no_sync() if not last_pass else nullcontext():\n    loss.backward()"
-        change = case.suggest({"sync_each_batch": False}, speedup_interval(1 / (1 - saved), 0.3), why, code)
+        change = case.suggest({"sync_each_batch": False}, speedup_interval(1 / (1 - saved), 0.3), why, CODE)
         return self.fires(exchanges / TOO_MANY, evidence, summary, recoverable=saved, confidence="high", suggestions=[change])

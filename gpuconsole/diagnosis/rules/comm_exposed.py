@@ -63,8 +63,14 @@ def _rarer(case: Case) -> Suggestion | None:
     passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
     gain = speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR)
     why = f"gradients are exchanged once in {passes} passes. This changes training: the effective batch grows by the same factor"
-    code = f"with model.no_sync() if (i + 1) % {passes} else nullcontext():\n    (loss / {passes}).backward()"
-    return case.suggest({"gradient_accumulation_steps": passes}, gain, why, code)
+    return case.suggest({"gradient_accumulation_steps": passes}, gain, why, code_for(passes))
+
+
+def code_for(passes: int) -> str:
+    """One exchange in `passes` passes. The forward pass stands under no_sync(), too: it decides whether the backward pass exchanges."""
+    return f"""with model.no_sync() if (i + 1) % {passes} else nullcontext():
+    loss = loss_function(model(inputs), targets)
+    (loss / {passes}).backward()"""
 
 
 def _narrow(case: Case, ratio: float) -> Suggestion | None:

@@ -30,6 +30,6 @@ more (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
             f"the same pass runs {fused.speedup:.2f}x as fast with the fused kernel; now every score is written to memory and read again"
         )
         why = "one kernel keeps the scores on the chip; the activations of attention shrink from T x T to T x d"
-        code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+        code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)  # is_causal only where the mask is causal: not in BERT or ViT"
         change = case.suggest({"attention": "sdpa"}, fused.predicted, why, code)
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=fused.confidence, suggestions=[change])

@@ -41,7 +41,7 @@ finding is a share of memory, not of time."""
             return self.clear(short_of(level) if part >= PART else 0.0, evidence)
         summary = f"{percent(memory.used_ratio)} of the memory is used, and activations are {percent(part)} of it. A longer sequence or a larger batch will fail"
         why = "the scores of all heads, T x T each, are no longer kept; the step becomes faster too"
-        code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+        code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)  # is_causal only where the mask is causal: not in BERT or ViT"
         fused = case.suggest({"attention": "sdpa"}, None, why, code) if case.knobs.get("attention") == "math" else None
         why = "about 90 % less activation memory for about 25 % more time: the backward pass computes the inside of each block again"
         code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.engine.catalog import shipped_folder
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.run import Run
@@ -15,7 +16,10 @@ from gpuconsole.model.serving import Objective
 from gpuconsole.session.api import SessionError
 from gpuconsole.telemetry.other_gpus import torch_version
 
-NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
+
+def no_torch() -> str:
+    """Why a scenario of ours cannot run, and what to install."""
+    return f"torch is not installed: {install_command('torch')} (monitoring works without it)"
 
 
 class ServingChoice(msgspec.Struct, frozen=True):
@@ -33,7 +37,7 @@ class ServingChoice(msgspec.Struct, frozen=True):
         """Raises SessionError where the run needs torch and torch is not installed. vLLM and a server elsewhere do not need it."""
         elsewhere = chosen.workload.serves and (self.elsewhere or knobs["server"] == "vllm")
         if not elsewhere and torch_version() is None:
-            raise SessionError(NO_TORCH)
+            raise SessionError(no_torch())
 
     def left_to_server(self, chosen: Scenario, knobs: Knobs, overrides: Knobs) -> Knobs:
         """Limits of the scheduler that vLLM chooses itself, by the card and the model: those that neither the user nor the fault of the scenario

@@ -360,9 +360,9 @@ def gap_clauses(gap: Unexplained) -> list[str]:
 
 
 def stake(finding: Finding) -> str:
-    """`41 % recoverable`; for a note: nothing to recover."""
+    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional."""
     if finding.note:
-        return "nothing to recover"
+        return "optional" if finding.suggestions else "nothing to recover"
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
 
 

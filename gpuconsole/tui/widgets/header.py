@@ -45,7 +45,7 @@ def _title(view: View, width: int) -> Row:
     device, host = [(f"   {_device_name(view)}", "dim")], [(f"   {view.environment.host}", "dim")]
     numbers = [] if _trouble(view) else [(right, _rate(view)), (right, _share(view)), (right, _since_start(view))]
     wanted = [(left, device), *numbers] if no_gpu else [*numbers, (left, device)]  # that there is no GPU is said in any case
-    for side, parts in [*wanted, (left, host), (right, _overhead(view))]:
+    for side, parts in [*wanted, (left, host), (right, _console_cpu(view))]:
         if parts and row_width(line_of(parts)) <= room:
             side.append(parts)
             room -= row_width(line_of(parts))
@@ -62,9 +62,9 @@ def _device_name(view: View) -> str:
     return f"{len(gpus)}x {name}" if len(gpus) > 1 else name
 
 
-def _overhead(view: View) -> list[Segment]:
-    """The CPU time of the console itself."""
-    return [(f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} %", "dim")] if view.own_cpu_ratio is not None else []
+def _console_cpu(view: View) -> list[Segment]:
+    """The CPU time of the console itself, as a share of one core."""
+    return [(f"   console {units.digits(view.own_cpu_ratio * 100):>4} % CPU", "dim")] if view.own_cpu_ratio is not None else []
 
 
 def _share(view: View) -> list[Segment]:

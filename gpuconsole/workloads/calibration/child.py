@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
+from gpuconsole.model.installation import install_command
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Calibrated, Failed, Hello, Progress
 
@@ -31,7 +32,7 @@ def serve(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratc
             for reached in measured(stage, bench):
                 channel.send(Calibrated(now(), reached))
     except ModuleNotFoundError as error:
-        channel.send(Failed(now(), f'{error.name} is not installed: pip install "gpuconsole[torch]"'))
+        channel.send(Failed(now(), f"{error.name} is not installed: {install_command('torch')}"))
         return 1
     except Exception as error:  # the last line of defence: the user sees whatever ended it
         channel.send(Failed(now(), str(error) or type(error).__name__, "".join(traceback.format_exception(error)[-6:])))

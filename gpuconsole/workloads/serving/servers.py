@@ -26,6 +26,7 @@ import aiohttp
 import psutil
 from yarl import URL
 
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS, embedded_limits
@@ -345,7 +346,8 @@ class VllmServer(ModelServer):
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.log_lines):
-            return f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM"
+            install = "" if self._device == "cpu" else f", or {install_command('vllm')}"  # PyPI has vLLM for NVIDIA GPUs only
+            return f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM{install}"
         return super().death()
 
     def _on_line(self, line: str) -> None:

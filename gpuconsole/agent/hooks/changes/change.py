@@ -75,7 +75,7 @@ FIXED: dict[str, Fixed] = {
     "gradient_accumulation_steps": Fixed("the program's own loop decides when the optimizer steps", "if step % accumulation == 0: ..."),
     "nproc": Fixed("the processes were started together", "torchrun --nproc-per-node=..."),
     "sharding": Fixed("parameters and optimizer states were divided when the model was wrapped", "DistributedDataParallel(model)", "ddp"),
-    "sync_each_batch": Fixed("the program's own loop decides which passes exchange gradients", "with model.no_sync(): loss.backward()"),
+    "sync_each_batch": Fixed("the program's own loop decides which passes exchange gradients", "with model.no_sync(): loss_function(model(inputs), targets).backward()"),
     "comm_hook": Fixed("DistributedDataParallel takes one hook, before the first pass", "model.register_comm_hook(None, ...)", "ddp"),
     "bucket_cap_mb": Fixed(BUCKETS, "DistributedDataParallel(model, bucket_cap_mb=...)", "ddp"),
 }  # fmt: skip

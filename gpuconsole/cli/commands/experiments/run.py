@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     if args.save_baseline:
         _check_baselines()
     if not chosen.workload.serves and importlib.util.find_spec("torch") is None:
-        from gpuconsole.engine.children.serving import NO_TORCH
+        from gpuconsole.engine.children.serving import no_torch
 
-        raise UsageError(NO_TORCH)
+        raise UsageError(no_torch())
     if args.headless or args.json:
         from gpuconsole.cli.headless import HeadlessRun
 

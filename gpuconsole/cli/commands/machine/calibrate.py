@@ -16,6 +16,7 @@ from gpuconsole.cli.values import chosen_device
 from gpuconsole.engine.children.once import read_devices
 from gpuconsole.engine.machine.environment import cache_path, fingerprint, load, machine_of, save
 from gpuconsole.engine.machine.settings import seconds
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
@@ -55,7 +56,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     if not args.show and torch_version() is None:
-        raise UsageError('torch is not installed: pip install "gpuconsole[torch]"')
+        raise UsageError(f"torch is not installed: {install_command('torch')}")
     state, problem = read_devices()
     environment = fingerprint(state.devices, state.driver, state.cuda)
     chosen = chosen_device(state, args)

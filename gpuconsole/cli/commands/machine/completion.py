@@ -11,6 +11,7 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import Option, UsageError, each
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.engine.catalog import scenarios
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 SHELLS = ("bash", "zsh", "fish")
@@ -18,13 +19,12 @@ HELP = "print the completion script of a shell"
 DESCRIPTION = """Print the script that completes commands, options, scenarios, knobs and rules in a shell. The names are those of today: after an update of
 gpuconsole, or with a new scenario of your own, write the script again. A completion starts no process.
 
-The script is made by shtab: pip install "gpuconsole[completion]"."""
+The script is made by shtab, which the extra `completion` installs. Without it this command prints what to install."""
 EXAMPLES = """examples:
   gpuconsole completion bash > ~/.local/share/bash-completion/completions/gpuconsole
   gpuconsole completion zsh > ~/.zfunc/_gpuconsole          with fpath=(~/.zfunc $fpath) in ~/.zshrc
   gpuconsole completion fish > ~/.config/fish/completions/gpuconsole.fish
 """
-NO_SHTAB = 'shtab is not installed: pip install "gpuconsole[completion]"'
 NO_BLANK = """
 _gpuconsole_without_blank() {
   _shtab_gpuconsole "$@"
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         shtab = importlib.import_module("shtab")
     except ImportError:
-        raise UsageError(NO_SHTAB) from None
+        raise UsageError(f"shtab is not installed: {install_command('completion')}") from None
     from gpuconsole.cli.parser import build_parser  # which imports this file
 
     parser = build_parser()

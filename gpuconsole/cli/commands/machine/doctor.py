@@ -18,6 +18,7 @@ from gpuconsole.engine.children.once import Reading, read_devices
 from gpuconsole.engine.machine.environment import fingerprint, installed_torch, of_this_machine, unusable_gpus
 from gpuconsole.engine.machine.settings import SETTINGS, config_path, misspelt, settings
 from gpuconsole.model import units
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.machine import Device
 from gpuconsole.model.text import visible
 from gpuconsole.model.torch_build import Driver
@@ -32,7 +33,6 @@ EXAMPLES = """examples:
   gpuconsole doctor
   gpuconsole doctor --json
 """
-INSTALL_TORCH = 'not installed; training needs it: pip install "gpuconsole[torch]"'
 GPM_METRIC = "gpu.sm_active_ratio"
 """Every device with GPM reports this metric."""
 KERNEL_FILES = {
@@ -120,7 +120,7 @@ def torch_text(driver_cuda: str) -> str:
     """Torch's version and its CUDA version beside that of the driver. Does not import torch."""
     torch = installed_torch()
     if torch is None:
-        return INSTALL_TORCH
+        return f"not installed; the built-in training scenarios need it, your own job does not: {install_command('torch')}"
     if not torch.cuda:
         return f"{torch.version}, CPU only"
     return f"{torch.version}, built for CUDA {torch.cuda}" + (f"; the driver runs CUDA {driver_cuda}" if driver_cuda else "")

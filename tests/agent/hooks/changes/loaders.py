@@ -24,7 +24,7 @@ KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distribu
 
 @contextmanager
 def hooked() -> Iterator[Watch]:
-    """The hooks of DataLoader iterators as docs/own-job.md describes them, without the rest of the agent."""
+    """The hooks of DataLoader iterators as docs/own-job-internals.md describes them, without the rest of the agent."""
     base, several = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter
     watch, init, following = Watch(), base.__init__, base.__next__
     reset, get_iterator = several._reset, DataLoader._get_iterator

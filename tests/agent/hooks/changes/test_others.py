@@ -22,7 +22,7 @@ from gpuconsole.agent.hooks.watch import Watch
 
 
 class Job:
-    """A small training, with the hook of the forward pass as docs/own-job.md describes it."""
+    """A small training, with the hook of the forward pass as docs/own-job-internals.md describes it."""
 
     def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> None:
         torch.manual_seed(1)

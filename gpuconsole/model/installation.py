@@ -1,0 +1,50 @@
+"""Where gpuconsole was installed from, and the command that installs one of its extras there. No index has gpuconsole, so its name alone installs nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+CLONE = Path(__file__).parents[2]
+"""The folder with pyproject.toml where the program runs from a clone."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra (`torch`, `completion`) for the Python that runs this program.
+
+    From a clone, editable or not, it installs the clone with the extra. From a wheel, a repository or an index it installs the requirements of the
+    extra, which the metadata of the package name.
+    """
+    try:
+        package = metadata.distribution("gpuconsole")
+    except metadata.PackageNotFoundError:  # `python -m gpuconsole` in a clone that is not installed
+        return _install_folder(CLONE, extra, editable=True)
+    origin: dict[str, Any] = json.loads(package.read_text("direct_url.json") or "{}")  # PEP 610; an index leaves no such file
+    folder = Path(unquote(urlsplit(origin.get("url", "")).path))
+    if "dir_info" in origin and (folder / "pyproject.toml").is_file():
+        return _install_folder(folder, extra, origin["dir_info"].get("editable", False))
+    wanted = [line.partition(";")[0].strip() for line in package.requires or () if re.search(rf"extra == ['\"]{extra}['\"]", line)]
+    return " ".join([_installer(), *(name if re.fullmatch(r"[\w.-]+", name) else f'"{name}"' for name in wanted)])
+
+
+def _install_folder(folder: Path, extra: str, editable: bool) -> str:
+    return f'{_installer()} {"-e " if editable else ""}"{folder}[{extra}]"'
+
+
+def _installer() -> str:
+    """The command that installs into the environment of this Python: pip where the shell finds this environment's own, else by the Python's path."""
+    pip = shutil.which("pip")
+    if pip and Path(pip).parent == Path(sys.executable).parent:
+        return "pip install"
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip"):
+        return f"{python} -m pip install"
+    return f"uv pip install --python {python}"  # an environment without pip was made by uv
