@@ -17,6 +17,7 @@ from benchmarks.knobs.rows import rows
 from gpuconsole.cli.options import WATCHING_ON_SCREEN
 from gpuconsole.cli.parser import COMMANDS, parse
 from gpuconsole.cli.scenario import assignments, scenario
+from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +48,7 @@ def test_the_links_between_the_pages_lead_somewhere() -> None:
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         ROOT / "benchmarks/results/README.md",
     ]
     broken = []
@@ -94,6 +95,15 @@ def test_the_names_on_the_page_of_the_architecture_exist() -> None:
 def test_the_table_of_keys_is_current() -> None:
     done = subprocess.run([sys.executable, ROOT / "docs" / "make_keys.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_rule_has_a_page_and_the_pages_are_current() -> None:
+    done = subprocess.run([sys.executable, ROOT / "docs" / "make_rules.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    index = (ROOT / "docs" / "rules" / "index.md").read_text(encoding="utf-8")
+    assert [
+        rule.id for rule in all_rules() if f"]({rule.id}.md)" not in index or not (ROOT / "docs/rules" / f"{rule.id}.md").exists()
+    ] == []
 
 
 def examples() -> list[str]:
