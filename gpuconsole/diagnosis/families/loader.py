@@ -162,7 +162,7 @@ def parts_wanted(case: Case) -> tuple[str, ...]:
 
 
 def parts_in_words(case: Case) -> str:
-    """The parts of loading with most of its time, and the step without each, as the end of a summary; empty where no large part is known."""
+    """The parts of loading with most of its time, and the step without each, as sentences that follow another one; empty where no large part is known."""
     large = [name for name in PARTS if case.get(name, 0.0) >= LARGE_PART]
     return "".join(f". {_part_in_words(case, name)}" for name in large)
 

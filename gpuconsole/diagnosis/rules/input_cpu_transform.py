@@ -32,8 +32,7 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
         cpu = loader.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
-        summary = f"a step waits {percent(wait)} of its time for data. The transforms compute {percent(cpu)} of the time, and no core is free for more workers"
-        summary += loader.parts_in_words(case)
+        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. The transforms compute {percent(cpu)} of the time, and no core is free for more workers"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
         code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"

@@ -35,8 +35,7 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         cpu = loader.loading_cpu_ratio(case)
         helps = loader.predicted(case, workers) >= HELPS
         limit = "" if helps else ". More workers would get no more from the storage"
-        summary = f"a step waits {percent(wait)} of its time for data. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}"
-        summary += loader.parts_in_words(case)
+        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}"
         evidence = loader.evidence(case, loader.SLEEPS)
         why = "waiting workers need no core, so their waits overlap"
         code = loader.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards"
