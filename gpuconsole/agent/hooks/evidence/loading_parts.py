@@ -1,8 +1,8 @@
 """Which part of loading takes the time: a transform, a function or a line of the dataset. Stack samples in the processes that load.
 
 A worker of a DataLoader is a process of its own. A thread of each worker looks a few times a second for a file of the training process in the folder
-of the job. The file says until when samples are wanted. The samples of a worker are another file, which the training process reads in the end.
-Without workers, a thread of the training process takes the samples. Nothing of the program is replaced, and no sample is taken outside the window.
+of the job. The file says until when samples are wanted. The samples of a worker are another file, which the training process reads. Without workers, a
+thread of the training process takes the samples. No code of the program runs for a sample, and no sample is taken outside the window.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def on_worker(module: Any) -> None:
 @entry("parts.begin_worker")
 def begin_worker() -> None:
     parent = multiprocessing.parent_process()
-    if _folder and parent is not None and parent.pid is not None:
+    if _folder and not switch.failed and parent is not None and parent.pid is not None:
         WorkerSampler(_folder[0], threading.get_ident(), parent.pid).start()
 
 
