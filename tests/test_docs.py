@@ -97,6 +97,15 @@ def test_the_table_of_keys_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_page_about_troubles_has_the_words_of_the_program() -> None:
+    """The first column of each table. What stands for "…" differs from case to case."""
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gpuconsole").rglob("*.py"))
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)
+    assert len(quoted) > 40
+    assert [words for words in quoted for part in words.split("…") if part.strip() not in source] == []
+
+
 def test_every_rule_has_a_page_and_the_pages_are_current() -> None:
     done = subprocess.run([sys.executable, ROOT / "docs" / "make_rules.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
