@@ -19,6 +19,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 BEFORE_TORCH = ("install.installed",)
 """Entry points that run while torch is imported: a forked child is too late to break them."""
 
+IN_WORKERS = ("parts.begin_worker",)
+"""They run in the workers of a DataLoader, which have no connection to the console."""
 ELSEWHERE = ("graphs.", "copies.", "communication.")
 """Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py."""
 
@@ -71,7 +73,9 @@ def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_no
     by_script = {watched.first.script: watched for watched in listener.watched if watched.events}
     for name in names:
         watched = by_script[name]
-        if name.partition(".")[0] in PARTS:
+        if name in IN_WORKERS:
+            assert watched.off is None and len(watched.steps) == FAULTY_STEPS, name
+        elif name.partition(".")[0] in PARTS:
             texts = [event.text for event in watched.events if isinstance(event, Note)]
             assert any(f"{name} failed with RuntimeError: broken by the test" in text for text in texts), (name, texts)
             assert watched.off is None and len(watched.steps) == FAULTY_STEPS, name
