@@ -58,6 +58,7 @@ class DiagnosisLoop:
         self._probed: set[str] = set()
         self._failures: set[str] = set()
         self._more_due = False
+        self._background = set[asyncio.Task[None]]()
 
     def allow_probes(self) -> None:
         """The user allows probes in the user's own job. Those that waited for this are run by the next evaluations."""
@@ -163,9 +164,17 @@ class DiagnosisLoop:
 
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
         self._probed.add(probe)
+        if probe in ADDS_WORDS:  # it only watches, and a change ends it: the user need not wait
+            self._background.add(task := asyncio.create_task(self._ask(probe, worker)))
+            task.add_done_callback(self._background.discard)
+            return
         with contextlib.suppress(WorkerGone, Busy):  # the run has ended, and its end is reported elsewhere
             async with self._lock.probe(probe):
                 await worker.probe(probe)
+
+    async def _ask(self, probe: str, worker: WorkerHandle) -> None:
+        with contextlib.suppress(WorkerGone):
+            await worker.probe(probe)
 
     def _report_failure(self, error: Exception) -> None:
         frames = traceback.extract_tb(error.__traceback__)

@@ -81,6 +81,31 @@ def test_a_tuner_waits_only_for_probes_that_can_change_its_knobs(tunable: tuple[
         assert set(ALWAYS) < set(worker.probed)
 
 
+def test_nobody_waits_for_a_probe_that_only_adds_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enter may be pressed as soon as the finding is there."""
+    state, lock, asked = steady("job"), RunLock(), asyncio.Event()
+    slow = Finding("input.slow_storage", "fires", "Slow storage", 0.6, missing=("loading.first_ratio",))
+    monkeypatch.setattr(diagnosis_loop, "evaluate", lambda case: [slow])
+
+    class Slow(FakeWorker):
+        async def probe(self, name: str) -> None:
+            await super().probe(name)
+            asked.set()
+            await asyncio.Event().wait()
+
+    worker = Slow()
+    loop = DiagnosisLoop(state, state.apply, lambda: None, lock)
+
+    async def play() -> None:
+        for _ in range(5):
+            await asyncio.wait_for(loop.evaluate(cast("Any", state.record), cast("Any", worker)), 5)
+        await asyncio.wait_for(asked.wait(), 5)
+        assert not lock.locked() and not lock.activity
+
+    asyncio.run(play())
+    assert worker.probed == ["loading_parts"]
+
+
 def test_an_exception_is_reported_once_and_the_next_evaluations_find_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     state, events, calls = steady(), list[AnyEvent](), list[int]()
     evaluate = diagnosis_loop.evaluate

@@ -44,7 +44,7 @@ from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
-from .evidence.probes import PROBES, WINDOWED, Probing, Window, why_refused
+from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
 from .memory import at_end, memory
@@ -379,6 +379,9 @@ class JobService(Service):
 
     def _probe(self, command: RunProbe) -> None:
         """Begin a probe. It may need several steps; its answer comes then."""
+        if command.probe == LOADING_PARTS:
+            window.begin(int(self.loop.knobs.get("num_workers", 0)), command.request)
+            return
         probe, refused = PROBES.get(command.probe), why_refused(command.probe)
         if self._probing is not None or self._window is not None:
             refused = "another probe or a profiler window is under way"
@@ -405,6 +408,15 @@ class JobService(Service):
         if spent_s >= SETTLE_AFTER_S:
             self.loop.settle()
         self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=spent_s)
+
+    def answer_parts(self) -> None:
+        """Send the parts of loading: as the answer of a probe, and later as what was seen without a request."""
+        request, signals, error = window.request, Signals(), None
+        try:
+            signals = window.answer()
+        except ProbeError as problem:
+            error = str(problem)
+        self._answer("probedone", request=request, probe=LOADING_PARTS if request else "observed", signals=signals, error=error)
 
     def _advance(self, probe: Probing) -> tuple[Signals | None, str | None]:
         """Run a probe until it waits for a step (None and None), returns its signals, or fails (why)."""
@@ -555,8 +567,8 @@ class Agent:
         device = service.loop.device
         if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
             switch.attempt("memory.owners", self._send_owners, device.index)
-        if window.due() and not service.waits:
-            self._send_observed(switch.attempt("parts.again", window.signals))
+        if window.due():
+            switch.attempt("parts.answer", service.answer_parts)
         self._send_notes()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -293,7 +293,7 @@ def begin_worker() -> None:
         WorkerSampler(_folder[0], threading.get_ident(), parent.pid).start()
 
 
-# --- the probe ----------------------------------------------------------------------------------------------
+# --- the window ---------------------------------------------------------------------------------------------
 
 
 class OfWorkers:
@@ -365,31 +365,33 @@ _registered: list[bool] = []
 
 
 class Window:
-    """The samples under way, if any. The first answer comes after LENGTH_S; the window goes on beside the ordinary steps, and answers again."""
+    """The samples under way, if any: P16. The first answer comes after LENGTH_S; the window goes on beside the ordinary steps, and answers again.
+
+    `request`: the command that waits for the first answer; 0: none does.
+    """
 
     def __init__(self) -> None:
+        self.request = 0
         self._samples: OfWorkers | Here | None = None
         self._due = self._until = 0.0
 
-    def begin(self, workers: int) -> None:
+    def begin(self, workers: int, request: int) -> None:
         """`workers`: those of the loader."""
         self.end()
+        self.request = request
         self._samples = OfWorkers(LENGTH_S + MORE_S) if workers else Here(LENGTH_S + MORE_S)
         self._due = now() + (LOOK_EVERY_S + WRITE_EVERY_S if workers else 0.0) + LENGTH_S
         self._until = self._due + MORE_S
 
     def due(self) -> bool:
-        """Whether an answer is due: the first one, or one with more samples."""
-        return self._samples is not None and now() >= self._due
+        """Whether an answer is due: the first one, one with more samples, or the reason why there is none."""
+        return now() >= self._due if self._samples is not None else self.request != 0
 
-    def over(self) -> bool:
-        """Whether something has ended the samples early."""
-        return self._samples is None
-
-    def signals(self) -> Signals:
-        """The answer. Raises ProbeError where there are too few samples."""
-        samples = self._samples
-        assert samples is not None
+    def answer(self) -> Signals:
+        """What the samples show so far. Raises ProbeError where there are too few samples, and where something has ended them."""
+        samples, self.request = self._samples, 0
+        if samples is None:
+            raise ProbeError("a change, or a new process, has ended the samples")
         self._due += AGAIN_S
         seconds, count = samples.gathered()
         if self._due > self._until or count < LEAST_SAMPLES:
@@ -409,20 +411,10 @@ class Window:
 
     def forget(self) -> None:
         """In a forked child: the samples are those of the parent."""
-        self._samples = None
+        self._samples, self.request = None, 0
 
 
 window = Window()
-
-
-def loading_parts(workers: int) -> Generator[None, None, Signals]:
-    """P16: the parts of loading with most of its time, in ordinary steps. `workers`: those of the loader. More samples follow: see Window."""
-    window.begin(workers)
-    while not window.due():
-        yield
-        if window.over():
-            raise ProbeError("the process has forked, which ends its threads for samples")
-    return window.signals()
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:

@@ -25,7 +25,6 @@ from .. import tracing
 from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
 from ..watch import program_frame, recorder, watch
-from .loading_parts import loading_parts
 from .observed import is_compiled, why_unpatched
 
 Probing = Generator[None, None, Signals]
@@ -618,7 +617,6 @@ def swap_layout(loop: Any) -> Probing:
 
 PROBES: dict[str, Callable[[Any], Probing]] = {
     "script_lines": lambda loop: script_lines(loop.account.times),
-    "loading_parts": lambda loop: loading_parts(int(loop.knobs.get("num_workers", 0))),
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "launch": launch,
@@ -627,6 +625,8 @@ PROBES: dict[str, Callable[[Any], Probing]] = {
     "swap_optim": swap_optim,
 }
 
+LOADING_PARTS = "loading_parts"
+"""It needs no step of its own and nothing waits for it: see evidence/loading_parts.py."""
 WINDOWED = ("op_mix", "sync_gaps")
 """Probes for which the agent takes a profiler window. The console reads the trace, and makes the answer of it."""
 
@@ -642,7 +642,7 @@ UNKNOWN = "not possible in a job of your own"
 
 def why_refused(probe: str) -> str:
     """Why this probe never runs in a user's job; empty where it may."""
-    return "" if probe in PROBES or probe in WINDOWED else NEVER.get(probe, UNKNOWN)
+    return "" if probe in PROBES or probe in (*WINDOWED, LOADING_PARTS) else NEVER.get(probe, UNKNOWN)
 
 
 # --- the profiler window ------------------------------------------------------------------------------------

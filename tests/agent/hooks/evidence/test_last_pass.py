@@ -164,7 +164,7 @@ def test_a_compiled_model_is_left_alone(probe: Callable[[Any], probes.Probing]) 
         next(probe(SimpleNamespace(knobs={"torch_compile": "default"})))
 
 
-@pytest.mark.parametrize("probe", [name for name in probes.PROBES if name not in ("script_lines", "loading_parts", "swap_optim")])
+@pytest.mark.parametrize("probe", [name for name in probes.PROBES if name not in ("script_lines", "swap_optim")])
 def test_one_of_several_processes_makes_no_pass(probe: str) -> None:
     with pytest.raises(ProbeError, match="several processes train together"):
         next(probes.PROBES[probe](SimpleNamespace(knobs={"nproc": 2})))

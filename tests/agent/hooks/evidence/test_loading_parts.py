@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch.utils.data._utils import worker as worker_module
 
 from gpuconsole.agent.hooks.evidence import loading_parts as module
 from gpuconsole.agent.hooks.evidence.loading_parts import Part, part_of, signals_of
-from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError
 from tests.waiting import wait_until
 
@@ -219,16 +218,6 @@ class Busy(Dataset):
         time.sleep(0.0045)
 
 
-def answer(probe: Any, batches: Iterator[Any]) -> Signals:
-    """What the probe returns, while the program takes its batches."""
-    while True:
-        try:
-            next(probe)
-        except StopIteration as over:
-            return over.value
-        next(batches)
-
-
 @pytest.mark.parametrize("context", [None, "fork"])
 def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LENGTH_S", 1.5)
@@ -241,9 +230,12 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
         batches = iter(DataLoader(data, 8, num_workers=workers, multiprocessing_context=context))
         switch_s = sys.getswitchinterval()
         next(batches)
-        probe = module.loading_parts(workers)
-        signal = answer(probe, batches)[module.SHOWN[0]]
-        assert not module.window.due() and not module.window.over()  # it goes on
+        module.window.begin(workers, 7)
+        while not module.window.due():
+            next(batches)
+        assert module.window.request == 7
+        signal = module.window.answer()[module.SHOWN[0]]
+        assert not module.window.request and not module.window.due()  # it goes on
     finally:
         worker_module._worker_loop = plain
         module.window.end()
@@ -255,13 +247,14 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
 
 
 def test_the_thread_ends_before_the_process_forks() -> None:
-    probe = module.loading_parts(0)
-    next(probe)
+    module.window.begin(0, 7)
     assert [thread for thread in threading.enumerate() if thread.name == "gpuconsole-loading"]
     child = os.fork()
     if not child:
         os._exit(len(threading.enumerate()) - 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not [thread for thread in threading.enumerate() if thread.name == "gpuconsole-loading"]
-    with pytest.raises(ProbeError):
-        next(probe)
+    assert module.window.due()
+    with pytest.raises(ProbeError, match="has ended the samples"):
+        module.window.answer()
+    assert not module.window.due()
