@@ -17,7 +17,7 @@ import pytest
 import gpuconsole.agent
 from gpuconsole.agent import protocol
 from gpuconsole.agent.hooks.changes import change
-from gpuconsole.agent.hooks.evidence.probes import PROBES, WINDOWED
+from gpuconsole.agent.hooks.evidence.probes import LOADING_PARTS, PROBES, WINDOWED
 from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
@@ -38,7 +38,7 @@ def test_the_effects_of_changes_are_those_that_the_console_explains() -> None:
 
 
 def test_the_question_before_probes_names_each_probe_that_the_agent_runs() -> None:
-    assert {*IN_JOB, *PASSIVE} == {*PROBES, *WINDOWED}
+    assert {*IN_JOB, *PASSIVE} == {*PROBES, *WINDOWED, LOADING_PARTS}
 
 
 COUNTERS = {"gc.collections": 3.0}

@@ -19,6 +19,8 @@ from tests.waiting import wait_until
 SHOWN = "tests.pty.shown_console"
 MAIN = ("SM active", "data wait", "Too few dataloader workers", "q quit")
 LEFT = b"\x1b[?1049l"
+ALL_FRAMES = 100_000
+"""Bytes of Textual's own driver for the moving numbers, where it leaves out no frame: 130 to 150 thousand."""
 
 
 def shown(tmp_path: Path, *words: str, **size: int) -> Terminal:
@@ -71,11 +73,14 @@ def test_every_cell_is_as_with_textuals_own_driver(tmp_path: Path) -> None:
 
 
 def test_far_fewer_bytes_for_the_same_numbers(tmp_path: Path) -> None:
-    with shown(tmp_path, "plain", "moving") as plain, shown(tmp_path, "own", "moving") as own:
-        for terminal in (plain, own):
-            terminal.wait_for(NEWEST)
-        assert own.cells == plain.cells
-        assert len(own.raw) < 0.4 * len(plain.raw)
+    for _ in range(3):  # a loaded machine leaves out frames: then there is little to compare
+        with shown(tmp_path, "plain", "moving") as plain, shown(tmp_path, "own", "moving") as own:
+            for terminal in (plain, own):
+                terminal.wait_for(NEWEST)
+            assert own.cells == plain.cells
+        if len(plain.raw) > ALL_FRAMES:
+            break
+    assert len(own.raw) < 0.4 * len(plain.raw)
 
 
 def test_eco_sends_less_still_and_answers_keys_at_once(tmp_path: Path) -> None:
