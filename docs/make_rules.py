@@ -49,7 +49,7 @@ explains how findings arise.
 """
 SURVEY = '\n"survey" is the project\'s survey of published diagnosis rules, with the number of the entry.\n'
 NO_SETTING = "The rule suggests no change of a setting. Where it can tell what to change, the finding says so in words.\n"
-SETTINGS = """The finding may suggest to change these settings. `Enter` tries a suggestion, and the trial measures its effect. The column "takes effect" is about the
+SETTINGS = """The finding may suggest a change of these settings. `Enter` tries a suggestion, and the trial measures its effect. The column "takes effect" is about the
 built-in scenarios; for {}.
 
 | setting | meaning | values | takes effect | also changes |

@@ -25,7 +25,9 @@ def test_the_finding_names_the_slow_transform(method: str, tmp_path: Path) -> No
     run = json.loads((tmp_path / "snapshot.json").read_text())["runs"][-1]
     finding = run["findings"][0]
     assert finding["rule"].startswith("input."), finding
-    told = re.search(r"Blur at slow_part\.py:(\d+) takes (\d+) % of loading; without it about (\d\.\d)x", finding["summary"])
+    told = re.search(
+        r"Blur at slow_part\.py:(\d+) takes (\d+) % of loading; speedup without this part: about (\d\.\d)x", finding["summary"]
+    )
     assert told, (finding["summary"], run["unavailable"])
     line = PROGRAM.read_text().splitlines()[int(told[1]) - 1]
     assert f"used({BLUR_S})" in line or "while time.thread_time() < end" in line

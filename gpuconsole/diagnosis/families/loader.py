@@ -170,7 +170,9 @@ def parts_in_words(case: Case) -> str:
 def _part_in_words(case: Case, name: str) -> str:
     share = case.value(name)
     part, gain = case.signal(name).source.partition(": ")[2], without_part(case, share)
-    return f"{part} takes {percent(share)} of loading" + (f"; without it about {gain:.1f}x" if gain is not None and gain >= 1.05 else "")
+    return f"{part} takes {percent(share)} of loading" + (
+        f"; speedup without this part: about {gain:.1f}x" if gain is not None and gain >= 1.05 else ""
+    )
 
 
 def without_part(case: Case, share: float) -> float | None:

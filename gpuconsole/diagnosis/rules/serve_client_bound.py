@@ -9,7 +9,7 @@ LATE = Threshold("late", 0.010, "s", "10 ms late (survey I01): 10 % of a time to
 WAIT = Threshold(
     "wait", STARVED, "ratio", "15 % of the time: TTFT is about 5 % too high; above it, a run is degraded (session/figures/summary.py)"
 )
-BUSY = Threshold("busy", 0.9, "ratio", "90 % of a core: one Python process has no more (survey I01)")
+BUSY = Threshold("busy", 0.9, "ratio", "90 % of a core: one Python process uses at most one core (survey I01)")
 
 
 class ServeClientBound(Rule):

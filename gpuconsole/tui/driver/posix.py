@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHUNK = 1024
 """Characters per write. A newer state, or the end, waits for at most this much."""
 OPENING_S = 1.0
-"""How long a cleared screen is held back before it is sent as it is. Beside two busy test runs 0.25 s were too short once."""
+"""How long a cleared screen is held back before it is sent as it is. With 0.25 s a loaded machine once showed a blank screen."""
 LAST_WORDS_S = 0.5
 """How long the end may wait for the terminal."""
 

@@ -145,11 +145,12 @@ def under_control(loader: Any, iterator: Any) -> Control:
         install(data)
         control = Control(data, loader, iterator)
         control.likeness = likeness_of(loader)
-        _keep(loader, control)
+        _register(loader, control)
     return control
 
 
-def _keep(loader: Any, control: Control) -> None:
+def _register(loader: Any, control: Control) -> None:
+    """`control` is that of `loader` until the program drops the loader."""
     _controls[id(loader)] = control
     changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
     weakref.finalize(loader, _forget, id(loader)).atexit = False
@@ -172,7 +173,7 @@ def _forget(key: int) -> None:
         return
     stand_in = control.stand_in()
     if stand_in is not None:  # the program goes on with an iterator of the loader
-        _keep(stand_in, control)
+        _register(stand_in, control)
     else:
         _keep_settings(control)
         control.close()

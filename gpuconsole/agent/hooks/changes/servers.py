@@ -69,16 +69,14 @@ class Spec(SimpleNamespace):
 def belongs_to(iterator: Any, loader: Any) -> None:
     """Note that `iterator` is one of `loader`. The program may drop the loader while it uses the iterator: `for batch in DataLoader(...)`.
 
-    The iterator then keeps the loader. A loader with persistent workers holds its iterator, so this would be a circle, which delays the end of the workers:
-    there the iterator keeps a copy of the loader, which stands in for the loader once that is gone.
+    The iterator then keeps the loader. A loader with persistent workers holds its iterator. If the iterator held that loader too, the workers would end
+    later. Such an iterator keeps a copy of the loader. The copy takes the place of the loader once the program has dropped the loader.
     """
-    noted = iterator.__dict__
-    noted["_gpuconsole_loader"] = weakref.ref(loader)
-    noted["_gpuconsole_keeps"] = kept = loader
+    kept = loader
     if loader.persistent_workers:
-        noted["_gpuconsole_keeps"] = kept = object.__new__(type(loader))
-        kept.__dict__.update(loader.__dict__)
-        kept.__dict__["_iterator"] = None
+        kept = object.__new__(type(loader))
+        kept.__dict__.update(loader.__dict__, _iterator=None)
+    iterator.__dict__.update(_gpuconsole_loader=weakref.ref(loader), _gpuconsole_keeps=kept)
 
 
 def loader_of(iterator: Any) -> Any:

@@ -80,7 +80,7 @@ class Seconds(defaultdict[Part, float]):
 
 
 class Code:
-    """What is known of a code object, so that a sample does not find it out again. `holds`: whether its first argument has members (see `_members`)."""
+    """Facts about a code object. They are kept, so that a sample is short. `holds`: whether its first argument has members (see `_members`)."""
 
     def __init__(self, code: CodeType) -> None:
         self.fetches = code.co_filename.endswith(FETCH)
@@ -96,23 +96,23 @@ def part_of(frame: FrameType | None) -> Part | None:
     """The part of loading in which a thread is whose innermost frame is `frame`; None where it does not load."""
     stack: list[tuple[FrameType, Code]] = []
     while frame is not None:
-        known = _codes.get(frame.f_code)
-        if known is None:
-            known = _codes[frame.f_code] = Code(frame.f_code)
-        if known.fetches:
+        code = _codes.get(frame.f_code)
+        if code is None:
+            code = _codes[frame.f_code] = Code(frame.f_code)
+        if code.fetches:
             break
-        stack.append((frame, known))
+        stack.append((frame, code))
         frame = frame.f_back
     if frame is None:
         return SENDING if _sends(stack) else None
     if not stack:
         return Part("the DataLoader itself", "", 0)
-    for inner, (around, known) in enumerate(stack):
-        if known.holds is not False and (member := _member(around, known)):
-            own = next((frame for frame, known in stack[:inner] if known.of_program), None)
+    for inner, (around, code) in enumerate(stack):
+        if code.holds is not False and (member := _member(around, code)):
+            own = next((frame for frame, code in stack[:inner] if code.of_program), None)
             return Part(member, *_line(own)) if own is not None else Part(member, "", 0)
     outermost = stack[-1][0]
-    place = next((place for place, (_, known) in enumerate(stack) if known.of_program), None)
+    place = next((place for place, (_, code) in enumerate(stack) if code.of_program), None)
     if place is None:
         return Part(_name(outermost.f_code), *_line(outermost))
     own = stack[place][0]
@@ -122,7 +122,7 @@ def part_of(frame: FrameType | None) -> Part | None:
 
 
 def _sends(stack: list[tuple[FrameType, Code]]) -> bool:
-    """Whether this is the stack of a worker that is between two batches and does not wait for its next task."""
+    """Whether a worker with this stack works between two batches, and does not wait for its next task."""
     in_queue = any(frame.f_code.co_name == "get" and frame.f_code.co_filename.endswith(QUEUES) for frame, _ in stack)
     return not in_queue and any(frame.f_code.co_name == WORKER_LOOP for frame, _ in stack)
 
@@ -131,15 +131,15 @@ def _line(frame: FrameType) -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _member(frame: FrameType, known: Code) -> str:
+def _member(frame: FrameType, code: Code) -> str:
     """The transform that `frame` has under way, where its first argument holds transforms; empty otherwise.
 
     Compose of torchvision, albumentations, MONAI and torch_geometric keep their members as `transforms`; torch.nn.Sequential keeps modules.
     """
     values = frame.f_locals
-    members = _members(values.get(known.first))
-    if known.holds is None:
-        known.holds = bool(members)
+    members = _members(values.get(code.first))
+    if code.holds is None:
+        code.holds = bool(members)
     under_way = [value for value in values.values() if any(value is member for member in members)] if members else []
     return _name_of(under_way[-1]) if under_way else ""
 
@@ -195,11 +195,12 @@ class Samples:
         usual_s, every_s = sys.getswitchinterval(), EVERY_S
         try:
             while True:
-                wanted = now() + every_s * (0.5 + self._random.random())
+                pause_s = every_s * (0.5 + self._random.random())
+                wanted = now() + pause_s
                 if wanted >= until:
                     return
                 sys.setswitchinterval(SWITCH_S)
-                time.sleep(wanted - now())
+                time.sleep(pause_s)  # not until `wanted`: the lock may be lost here for longer than that
                 sys.setswitchinterval(usual_s)  # the stack must not change while it is read
                 if stop.is_set():
                     return

@@ -258,3 +258,12 @@ def test_the_thread_ends_before_the_process_forks() -> None:
     with pytest.raises(ProbeError, match="has ended the samples"):
         module.window.answer()
     assert not module.window.due()
+
+
+def test_a_thread_that_loses_the_lock_before_its_pause_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause is 5 to 15 ms; here the lock comes back after 20."""
+    plain_sleep = time.sleep
+    monkeypatch.setattr(module.sys, "setswitchinterval", lambda seconds: plain_sleep(0.02))
+    samples = module.Samples(threading.get_ident())
+    taken = sum(1 for _ in samples.take(module.now() + 0.5, threading.Event()))
+    assert taken >= 3
