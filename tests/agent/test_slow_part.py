@@ -26,7 +26,7 @@ def test_the_finding_names_the_slow_transform(method: str, tmp_path: Path) -> No
     finding = run["findings"][0]
     assert finding["rule"].startswith("input."), finding
     told = re.search(
-        r"Blur at slow_part\.py:(\d+) takes (\d+) % of loading; speedup without this part: about (\d\.\d)x", finding["summary"]
+        r"Blur at slow_part\.py:(\d+) takes (\d+) % of loading \(speedup about (\d\.\d)x without this part\)", finding["summary"]
     )
     assert told, (finding["summary"], run["unavailable"])
     line = PROGRAM.read_text().splitlines()[int(told[1]) - 1]

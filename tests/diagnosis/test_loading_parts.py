@@ -37,8 +37,8 @@ def test_the_finding_names_the_large_parts_with_the_gain_without_each() -> None:
     finding = about_input(starved(2, {PARTS[0]: (0.4, BLUR), PARTS[1]: (0.3, FLIP), PARTS[2]: (0.2, FLIP)}))
     assert finding.rule == "input.cpu_transform"
     assert finding.summary == (
-        "a step waits 50 % of its time for data. Blur at train.py:41 takes 40 % of loading; speedup without this part: about 1.7x. Flip at train.py:40 takes 30 % of loading;"
-        " speedup without this part: about 1.4x. The transforms compute 97 % of the time, and no core is free for more workers"
+        "a step waits 50 % of its time for data. Blur at train.py:41 takes 40 % of loading (speedup about 1.7x without this part). Flip at train.py:40 takes 30 % of loading"
+        " (speedup about 1.4x without this part). The transforms compute 97 % of the time, and no core is free for more workers"
     )
     assert [evidence.signal for evidence in finding.evidence if evidence.signal in PARTS] == list(PARTS)
     assert not finding.missing

@@ -171,7 +171,7 @@ def _part_in_words(case: Case, name: str) -> str:
     share = case.value(name)
     part, gain = case.signal(name).source.partition(": ")[2], without_part(case, share)
     return f"{part} takes {percent(share)} of loading" + (
-        f"; speedup without this part: about {gain:.1f}x" if gain is not None and gain >= 1.05 else ""
+        f" (speedup about {gain:.1f}x without this part)" if gain is not None and gain >= 1.05 else ""
     )
 
 
