@@ -49,6 +49,12 @@ class ThreadTimes:
         cpu, runq = os.pread(self._fd, 64, 0).split()[:2]
         return int(cpu) * 1e-9, int(runq) * 1e-9
 
+    def close(self) -> None:
+        """Give the file back. Later readings are 0."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
 
 def process_cpu_s(pid: int) -> tuple[float, float]:
     """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when the process has ended."""

@@ -193,8 +193,8 @@ class Sweeper:
             if len(self._workers) >= MOST_WORKERS:
                 raise SessionError(f"more than {MOST_WORKERS} settings need their own worker")
             worker = await self._launch(knobs)
+            self._live_limits = self._live_limits and all(_takes(other, knobs, worker) for other in _alike(point, points))
             if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values of its start
-                self._live_limits = False
                 if not any(_takes(point, knobs, worker) for point in points):
                     await self._end(worker)
                     self._workers.pop()
@@ -211,8 +211,7 @@ class Sweeper:
         """The knobs of a worker for `point` and for all points that differ in live knobs only: live limits at their largest value."""
         if not self._live_limits:
             return {**self._base, **point}
-        alike = [other for other in points if _restarts(other) == _restarts(point)]
-        largest = {name: max(int(other[name]) for other in alike) for name in point if CATALOGUE[name].lowered_live}
+        largest = {name: max(int(other[name]) for other in _alike(point, points)) for name in point if CATALOGUE[name].lowered_live}
         return {**self._base, **point, **largest}
 
     async def _launch(self, knobs: Knobs) -> WorkerHandle:
@@ -283,6 +282,11 @@ def _cold(knobs: Knobs) -> Knobs:
 def _restarts(point: Knobs) -> Knobs:
     """The values of `point` that always need their own worker."""
     return {name: value for name, value in _cold(point).items() if not CATALOGUE[name].lowered_live}
+
+
+def _alike(point: Knobs, points: list[Knobs]) -> list[Knobs]:
+    """The points that one worker can measure where its limits apply live."""
+    return [other for other in points if _restarts(other) == _restarts(point)]
 
 
 def _lives(name: str, value: Value, started: Knobs, worker: WorkerHandle) -> bool:

@@ -185,7 +185,13 @@ def test_a_limit_that_applies_live_needs_no_server_of_its_own(sweep: Callable[..
     assert {"max_num_seqs": 4} in server.set, "the limit is lowered while the server runs"
 
 
-def test_a_server_that_reports_no_live_limit_is_started_for_every_value(sweep: Callable[..., Sweep]) -> None:
+@pytest.mark.parametrize("first", [4, 8, 16])
+def test_a_server_that_reports_no_live_limit_is_started_for_every_value(
+    sweep: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """In each order: with the largest value first, a second server with this value was started."""
+    others = [place for place in range(3) if place != (4, 16, 8).index(first)]
+    monkeypatch.setattr(sweeping, "rounds", lambda *_: [[((4, 16, 8).index(first), 1.0), *((place, 1.0) for place in others)]] * 3)
     FakeWorker.live_limit = False
     found = sweep("serve-chat", [{"max_num_seqs": seats} for seats in (4, 16, 8)])
     assert all(len(point.rates) == 2 for point in found.points)
