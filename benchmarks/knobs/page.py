@@ -13,7 +13,7 @@ HEAD = """# What the knobs do
 
 Made by `python -m benchmarks.knobs` on {machine}; the figures are in `benchmarks/results/knobs-*.json`.
 
-Each row is one trial of `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without the change alternate (ABBA blocks). *speedup* is the throughput with the change over the throughput
+Each row is one trial of `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without the change alternate in blocks, in random order. *speedup* is the throughput with the change over the throughput
 without. *interval* is the interval at which the trial stopped (95 %, valid at every stopping time). A *win* or *worse* is proven beyond 2 %, *no gain* is proven to be less than that, *undecided* was
 neither after 20 s (30 s for knobs of the loader). The clock leaves out the time for which the training thread waited for a core, unless the row says otherwise. *predicted* is the gain that the diagnosis predicted for the same change, if a rule
 suggests it. Memory is that of the first process; only parts that changed are listed.
