@@ -9,7 +9,7 @@ from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.job import EFFECTS
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, place, show
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width, shorter, spread
@@ -290,9 +290,12 @@ def outcome(made: Certificate) -> Report:
         report += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
     else:
         report += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
-    code = dict.fromkeys(row for attempt in made.attempts if attempt.trial.kept for row in attempt.code.splitlines())
-    if code:
-        report += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]
+    code: dict[str, dict[str, None]] = {}
+    for attempt in made.attempts:
+        if attempt.trial.kept and attempt.code:
+            code.setdefault(place(attempt.trial.changes), {}).update(dict.fromkeys(attempt.code.splitlines()))
+    for where, rows in code.items():
+        report += [BLANK, heading(where.capitalize()), *(Line([(row, "code")], indent=2, hang=4) for row in rows)]
     return report
 
 

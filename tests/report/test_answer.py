@@ -108,7 +108,7 @@ def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> 
     assert guide(view, keys.written()) == (2, "This run is healthy. Press s for an example with a fault.")
     assert "diagnosis" in text(paint_diagnosis(view, "", 60, 12, True)).splitlines()[0]  # a healthy run has no causes
     alone = msgspec.structs.replace(view.runs[-1], findings=after.findings[:1])
-    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌52 % of the peak, no wait above its threshold."
+    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌52 % of peak FLOP/s   no bottleneck found"
 
 
 def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> None:

@@ -93,7 +93,7 @@ def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a
 
 
 def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> None:
-    finding = Finding("input.jitter", "cant_tell", "No single slow samples", missing=["step_s"])
+    finding = Finding("input.jitter", "cant_tell", "No slow samples stall the DataLoader", missing=["step_s"])
     job = Run("1", "train.py", JOB, {}, "cpu", "finished", summary=Summary(steps=74), findings=[finding])
     words = "diagnosis: no conclusion: the job ended before its step time was steady, after 74 steps"
     assert printed(firing_report(job)) == words

@@ -31,7 +31,8 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
             return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
         workers = loader.next_workers(case)
         now = int(case.knobs["num_workers"])
-        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. {now} workers are too slow, and a core is free for another worker"
+        place = f"with {now} worker{'s' if now > 1 else ''}" if now else "in the training process"
+        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. Loading {place} is the bottleneck; a core is free"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "more batches are made while the model computes"
         code = loader.worker_code(case, workers)

@@ -53,7 +53,7 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
         summary = (
             f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {percent(reached)} of the memory bandwidth. "
-            "Only fewer bytes or more sequences per reading help"
+            "Quantize, or batch more requests"
         )
         why = f"{percent(per_weight)} of the bytes per weight; the trial also compares perplexity"
         change = serving.restart(case, {"quantization": kind}, Interval(gain, most), why)

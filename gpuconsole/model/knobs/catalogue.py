@@ -23,6 +23,7 @@ __all__ = [
     "in_words",
     "nearest",
     "parse_assignment",
+    "place",
     "show",
 ]
 
@@ -64,6 +65,14 @@ def in_words(changes: Knobs) -> str:
     """`use 4 DataLoader workers and load batches into page-locked memory`. A knob without an instruction: `set NAME to VALUE`."""
     parts = [_instruction(name, show(value)) for name, value in changes.items()]
     return " and ".join((", ".join(parts[:-1]), parts[-1])) if len(parts) > 1 else "".join(parts)
+
+
+def place(changes: Knobs) -> str:
+    """Where a user makes such changes without the console: `in your own code`, `server flags`, or `in your client` for the load of a server."""
+    knobs = [CATALOGUE[name] for name in changes if name in CATALOGUE]
+    if not any(knob.serving for knob in knobs):
+        return "in your own code"
+    return "in your client" if all(knob.work == "sample" for knob in knobs) else "server flags"
 
 
 def _instruction(name: str, value: str) -> str:

@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, show
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, cut, visible
 from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, panel, row_width, shorter, spread, wrap
@@ -418,7 +418,7 @@ def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:
     if reason := run.why_not(suggestion.changes):
         report.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:
-        report.append(text("in your own code:", "dim", indent=6))
+        report.append(text(f"{place(suggestion.changes)}:", "dim", indent=6))
         report += [Line([(row, "code")], indent=8, hang=4) for row in suggestion.code.splitlines()]
     return report
 

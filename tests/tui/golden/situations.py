@@ -78,13 +78,13 @@ HEALTHY = Finding(
     "Compute-bound and healthy",
     0.0,
     "high",
-    "52 % of the peak, no wait above its threshold.",
+    "52 % of peak FLOP/s; no bottleneck found",
     note=True,
 )
 CLEAR = [
     Finding(rule, "clear", title, summary=summary)
     for rule, title, summary in (
-        ("input.jitter", "No single slow samples stall the loader", "the slowest batch takes 1.2x the median"),
+        ("input.jitter", "No slow samples stall the DataLoader", "the slowest batch takes 1.2x the median"),
         ("host.logging_io", "Logging takes little time", "logging takes 0.3 % of a step"),
         ("host.checkpoint_stall", "Checkpoints take little time", "no checkpoint was saved"),
         ("host.cpu_contention", "The training thread has a CPU core", "it waited for a core 0.2 % of the time"),
