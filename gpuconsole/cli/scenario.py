@@ -40,7 +40,7 @@ def scenario(name: str) -> Scenario:
 
 
 def assignments(texts: list[str], chosen: Scenario) -> Knobs:
-    """The values of `KNOB=VALUE` texts (`--set`, `--try`), checked against the scenario's workload; raises UsageError."""
+    """The values of `NAME=VALUE` texts (`--set`, `--try`), checked against the scenario's workload; raises UsageError."""
     try:
         return dict(parse_assignment(text, chosen.workload.knobs, chosen.name) for text in texts)
     except KnobError as error:

@@ -143,7 +143,7 @@ class Gain(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{units.speedup(self.ratio).strip()} {'proven' if self.proven else 'since start, not proven'}"
+        return f"{units.speedup(self.ratio).strip()} {'in trials' if self.proven else 'since start, no trial'}"
 
 
 def since_start(view: View) -> Gain | None:

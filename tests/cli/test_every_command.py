@@ -165,7 +165,7 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("sweep train-gpt --vary nproc=1,2 --url http://h:1", "--url: only for serving scenarios"),
         ("sweep train-gpt --vary batch_size=1,2 --summary x", "--summary goes with a command of your own"),
         ("tune train-gpt --resume c.json --certificate d.json", "--certificate does not go with --resume"),
-        ("tune --only no_such -- true", "--only no_such: no knob of true"),
+        ("tune --only no_such -- true", "--only no_such: no setting of true"),
         ("verify c.json --url http://h:1", "--url goes with --measure"),
         ("verify c.json --nnodes 2", "--nnodes goes with --measure"),
     ],

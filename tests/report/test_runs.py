@@ -65,7 +65,7 @@ def test_the_verdict_stays_while_runs_continue_one_another() -> None:
     kept = msgspec.structs.replace(view, trials=view.trials[:1])  # on run 1, which run 2 continues
     shown = facts.shown_trial(kept)
     assert shown is not None
-    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  win, kept" in text(paint_done(shown, 100))
+    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  faster: kept" in text(paint_done(shown, 100))
     again = msgspec.structs.replace(view.runs[-1], id="3", changes={})
     assert facts.shown_trial(msgspec.structs.replace(kept, runs=(*view.runs, again))) is None
 

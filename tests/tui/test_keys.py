@@ -81,7 +81,7 @@ def test_a_click_in_the_bar_presses_the_key() -> None:
         await shows(app, "Findings in detail")
         await click("Esc back")
         await until(lambda: isinstance(app.screen, MainScreen))
-        await click("Enter prove")
+        await click("Enter try")
         await until(lambda: api.calls and api.calls[0][0] == "try_change")
         await pilot.click(offset=(app.size.width // 2, app.size.height - 1))  # between the keys
         await click("q quit")

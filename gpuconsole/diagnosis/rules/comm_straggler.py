@@ -20,7 +20,7 @@ class CommStraggler(Rule):
         "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest",
     )  # fmt: skip
     text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process is visible. Step times are
-equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the time account: the time
+equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the step breakdown: the time
 of a step without communication, per process. A slow link is different: it makes no pass without communication longer.
 In a user's job the timer of DistributedDataParallel gives the time of a pass up to its last gradient, per process."""
 

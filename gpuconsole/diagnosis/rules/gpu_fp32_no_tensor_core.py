@@ -31,7 +31,7 @@ class GpuFp32NoTensorCore(Rule):
         "sync.calls", "sync.wait_s", "step_s",
     )  # fmt: skip
     text = """GPUs since Ampere multiply matrices 2 to 15 times as fast in bf16 as in fp32, on tensor cores that fp32 does not use. Some CPUs (AVX512-BF16,
-AMX) have such units too. Probe P5 runs the present pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
+AMX) have such units too. Probe P5 runs the current pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
 nothing. The rule is silent where a device only emulates bf16. On a CPU the finding is a note: most CPU training uses fp32 on purpose.
 Without the probe, on a GPU: the precision is fp32, the program has not allowed TF32 for its products, tensor cores are active for less than 5 % of the
 time (GPM, from Hopper on), and the GPU is the limit of the step. Without GPM the MFU over the fp32 peak tells how long the products take at least.

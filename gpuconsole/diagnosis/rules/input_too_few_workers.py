@@ -20,7 +20,7 @@ class InputTooFewWorkers(Rule):
         "probe.loader_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
-present number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, there are too
+current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, there are too
 few workers.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 

@@ -38,17 +38,17 @@ def check_knobs(values: dict[str, object], allowed: tuple[str, ...], owner: str)
 
 
 def parse_assignment(text: str, allowed: tuple[str, ...], owner: str) -> tuple[str, Value]:
-    """`KNOB=VALUE` as typed after `--set`; raises KnobError."""
+    """`NAME=VALUE` as typed after `--set`; raises KnobError."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise KnobError(f"{text!r}: expected KNOB=VALUE")
+        raise KnobError(f"{text!r}: expected NAME=VALUE")
     return name, find(name, allowed, owner).parse(value)
 
 
 def find(name: str, allowed: tuple[str, ...], owner: str) -> Knob:
     """The knob `name` of `owner`; raises KnobError with the nearest match."""
     if name not in allowed:
-        raise KnobError(f"{owner} has no knob {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}")
+        raise KnobError(f"{owner} has no setting {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}")
     return CATALOGUE[name]
 
 

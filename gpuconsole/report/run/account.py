@@ -1,4 +1,4 @@
-"""The time account as a bar with a legend; and the attainable rate of a run, with the waterfall down to the reached rate."""
+"""The step breakdown as a bar with a legend; and the attainable rate of a run, with the waterfall down to the reached rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuconsole.report.run.serving import serving_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-# --- the time account ----------------------------------------------------------------------------------------
+# --- the step breakdown ----------------------------------------------------------------------------------------
 
 SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
@@ -168,16 +168,16 @@ SMALLEST_PART = 0.005
 """Smaller parts of the time are added up in one row."""
 RATE_BAR = 16
 WORK, WAIT = "█", "▒"
-NO_FACTS = "the workload has not reported its facts yet"
+NO_FACTS = "the run has not reported its facts yet"
 
 
 def share_text(run: Run) -> str:
-    """`41 % of attainable`, for a place next to the throughput; empty where the share is not known (see `why_no_share`).
+    """`41 % of hardware limit`, for a place next to the throughput; empty where the share is not known (see `why_no_share`).
 
     More than 100 % is shown as it is: the peaks in use are then too low, and the notes of the full report say so.
     """
     share = run.attainable.share_ratio if run.attainable is not None else None
-    return f"{units.precise_percent(share)} of attainable" if share is not None else ""
+    return f"{units.precise_percent(share)} of hardware limit" if share is not None else ""
 
 
 def why_no_share(run: Run) -> str:
@@ -193,13 +193,13 @@ def attainable_report(run: Run) -> Report:
     if attainable is None:
         return []
     if attainable.main is None:
-        return [labelled("attainable", f"{units.NA}: {attainable.reason or NO_FACTS}")]
+        return [labelled("limit", f"{units.NA}: {attainable.reason or NO_FACTS}")]
     summary = f"{_rate(attainable.main.attainable_per_s, attainable.main.unit)}, limit: {attainable.bound}"
     report: Report = [
-        labelled("attainable", [(share_text(run), "title"), (f" ({summary})", "")]),
+        labelled("limit", [(share_text(run), "title"), (f" ({summary})", "")]),
         labelled("peaks", attainable.source, "dim"),
         _rates(attainable),
-        text(f"from the attainable rate to the reached rate, per {attainable.per}:", "dim"),
+        text(f"from the limit to the reached rate, per {attainable.per}:", "dim"),
         _waterfall(attainable),
     ]
     return [*report, *(text(note, "dim") for note in dict.fromkeys((*attainable.notes, *_notes(attainable.parts))))]
@@ -214,7 +214,7 @@ def _rate(value: float | None, unit: str) -> str:
 
 
 def _rates(attainable: Attainable) -> Table:
-    columns = (Column("rate"), Column("reached", ">"), Column("attainable", ">"), Column("share", ">"))
+    columns = (Column("rate"), Column("reached", ">"), Column("limit", ">"), Column("share", ">"))
     rows = [
         [
             (rate.title, ""),

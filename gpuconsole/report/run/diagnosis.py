@@ -28,7 +28,7 @@ from gpuconsole.session.api import View
 
 NOTHING_FOUND = "No fault found so far"
 NO_ANSWER = "No conclusion while the server does not answer"
-NO_FIGURES = "No conclusion: the figures cannot show what limits this run"
+NO_FIGURES = "No conclusion: the numbers cannot show what limits this run"
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
@@ -39,8 +39,7 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     if height <= 0:
         return []
     body, _ = _body(view, selected, width, height, boxed)
-    title = "causes" if facts.firing(view.run) and facts.healthy(view.run) is None else "diagnosis"
-    return panel(title, _status(view), body, width, height, boxed)
+    return panel("findings", _status(view), body, width, height, boxed)
 
 
 def suggestion_at(view: View, selected: str, width: int, height: int, boxed: bool, y: int) -> str:
@@ -105,7 +104,7 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     elif view.down:
         rows += [line(width, (text, "alert")) for text in wrap(f"{sentence(outage(view))}.", width, max(1, min(3, room - 1)))]
     if run is not None and run.state != "failed" and not view.down and doubtful(run):
-        rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
+        rows += [line(width, (text, "alert")) for text in wrap(f"numbers {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():
         rows.append(line(width, (f"{device} lost: {why}", "alert")))
     if rows and room >= 10:
@@ -239,7 +238,7 @@ def _state(view: View) -> str:
     if run is None:
         return "Nothing is running. Press s to choose a scenario."
     if run.state == "failed":
-        return "" if run.error else "Press s to start again, k to see the knobs."
+        return "" if run.error else "Press s to start again, k to see the settings."
     if run.state == "starting":
         return f"{starting(view)}."
     if view.down:
@@ -347,7 +346,7 @@ def firing_report(run: Run) -> Report:
         why = why_no_claim(run)
         result = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
         return [Line([("diagnosis: ", ""), (result, "alert" if why else "")]), *(rest if gap is not None and why == gap.words else [])]
-    report: Report = [Line([("diagnosis:", "")])]
+    report: Report = [Line([("findings:", "")])]
     for number, finding in enumerate(firing, 1):
         report += [part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)]
     return [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest] if gap is not None else report

@@ -177,7 +177,7 @@ def summary(run: Run | None) -> str:
     """The number of figures and processes, and the slowest process."""
     if run is None or not entries(run):
         return ""
-    figures = f"run {run.id}: {len(run.figures)} figures"
+    figures = f"run {run.id}: {len(run.figures)} numbers"
     if len(run.ranks) < 2:
         return figures
     slowest = f"; rank {run.slowest[0]} is the slowest, {run.slowest[1]:.2f}x the others" if run.slowest else ""
@@ -203,12 +203,12 @@ def _like(entry: Entry, run: Run) -> list[Entry]:
 def _nothing(view: View) -> str:
     run = view.run
     if run is None:
-        return "Nothing is running: press escape, then s. The models predict figures of a run; each prediction is shown next to the measurement."
+        return "Nothing is running: press escape, then s. The models predict numbers of a run; each prediction is shown next to the measurement."
     if MISSING in run.unavailable:
         return run.unavailable[MISSING]
     if run.state in ("starting", "running"):
-        return "No figures yet: they appear after the first evaluation of the running workload."
-    return "This run has no figures: it ended before the workload reported its facts, or an earlier version recorded it."
+        return "No numbers yet: they appear after the first evaluation of the run."
+    return "This run has no numbers: it ended before it reported its facts, or an earlier version recorded it."
 
 
 def _behind(entry: Entry, run: Run) -> Report:
@@ -221,7 +221,7 @@ def _behind_figure(figure: Figure) -> Report:
 
 
 def _behind_rank(rank: Rank, run: Run) -> Report:
-    """The time account of a process, and the meaning of the columns."""
+    """The step breakdown of a process, and the meaning of the columns."""
     step = rank.step_time_s
     leads = "; the main screen shows this process" if rank.leads else ""
     report: Report = [heading(f"rank {rank.rank} on {rank.host}, process {rank.pid}")]

@@ -70,7 +70,7 @@ def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
     proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
     change = describe_changes(changes, before.knobs)
     if proof is None:
-        return Entry(run.id, change, text, None, live or "unproven", style, unit)
+        return Entry(run.id, change, text, None, live or "no trial", style, unit)
     gain = proof.speedup.estimate if proof.speedup else None
     return Entry(run.id, change, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
 
@@ -85,7 +85,7 @@ def _trial(trial: Trial, run: Run) -> Entry:
 
 def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
     """All rows, for the terminal."""
-    columns = (Column("run"), Column("change", least=12), Column("throughput", ">"), Column("gain", ">"), Column("verdict"))
+    columns = (Column("run"), Column("change", least=12), Column("throughput", ">"), Column("speedup", ">"), Column("verdict"))
     rows = []
     for entry in run_entries(runs, trials):
         gain = units.speedup(entry.gain).strip() if entry.gain is not None else ""
@@ -96,7 +96,7 @@ def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
 
 # --- on the main screen --------------------------------------------------------------------------------------
 
-NUMBER, VERDICT, INTERVAL, LEAST_CHANGE = 2, 9, 18, 20
+NUMBER, VERDICT, INTERVAL, SPEEDUP, LEAST_CHANGE = 2, 9, 18, 7, 20
 
 
 def tried_rows(view: View) -> int:
@@ -121,10 +121,10 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     if not full and _change_width(shown, unit, False, inner) < 12:  # too narrow for the standard deviation
         shown = [entry._replace(rate=_mean_alone(entry.rate)) for entry in shown]
     change, rates = _change_width(shown, unit, full, inner), _rates_width(shown, unit)
-    gains = INTERVAL if full else 5
+    gains = INTERVAL if full else SPEEDUP
     rows: list[Row] = []
     if room >= 2:
-        head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':<{gains}}  {'verdict':<{VERDICT}}"
+        head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'speedup':<{gains}}  {'verdict':<{VERDICT}}"
         rows.append(line(inner, (head, "dim")))
     rows += [_row(entry, change, rates, full, inner) for entry in shown[-(room - len(rows)) :] if room > len(rows)]
     if not shown:
@@ -138,7 +138,7 @@ def _rates_width(shown: Sequence[Entry], unit: str) -> int:
 
 def _change_width(shown: Sequence[Entry], unit: str, full: bool, width: int) -> int:
     """The columns that are left for the change."""
-    return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else 5) - 2 - VERDICT - 2
+    return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else SPEEDUP) - 2 - VERDICT - 2
 
 
 def _mean_alone(rate: str) -> str:
@@ -162,7 +162,10 @@ def _row(entry: Entry, change: int, rates: int, full: bool, width: int) -> Row:
     style = "good" if entry.verdict == "kept" else entry.style
     text = f"{entry.number:<{NUMBER}} {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
     return line(
-        width, (text, entry.style), (fit(entry.gain_text(full), INTERVAL if full else 5), style), (f"  {entry.verdict:<{VERDICT}}", style)
+        width,
+        (text, entry.style),
+        (fit(entry.gain_text(full), INTERVAL if full else SPEEDUP), style),
+        (f"  {entry.verdict:<{VERDICT}}", style),
     )
 
 

@@ -53,7 +53,7 @@ def pair_table(runs: Sequence[Run]) -> Table:
         texts = [next(filter(None, (figure_text(run, figure.field, share) for figure, share in figures)), "") for run in runs]
         rows += _row(label, texts, [_reason(run, first) for run in runs], first.always)
         if first.field == "mbu_ratio":  # after the shares of the peaks
-            rows += _row("attainable", [share_text(run) for run in runs], [why_no_share(run) for run in runs], True)
+            rows += _row("hardware limit", [share_text(run) for run in runs], [why_no_share(run) for run in runs], True)
     return Table([Column(""), *(Column(head) for head in heads)], rows)
 
 
@@ -209,7 +209,7 @@ def attainable_blocks(label: str, run: Run) -> list[Block | Folded]:
     return [
         _waterfall(title, attainable),
         Folded(
-            "Reached and attainable rates, and how they are calculated",
+            "Reached rates and hardware limits, and how they are calculated",
             [TextBlock([*attainable_report(run), labelled("formula", visible(attainable.formula))])],
         ),
     ]

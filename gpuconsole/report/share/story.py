@@ -15,7 +15,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, predicted, setting, verdict
-from gpuconsole.report.run.diagnosis import failure, recoverable, stake
+from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
 from gpuconsole.session import facts
 
 
@@ -99,7 +99,9 @@ def answer(chain: Chain) -> Answer:
         return Answer(f"Run {chain.last.id} {failure(chain.last)}", "", fixes, "alert")
     kept = next((trial for trial in chain.trials if trial.kept), None)
     if finding is None and kept is not None:
-        return Answer(f"Proven: {in_words(kept.changes)}: {measured(kept)}", "no rule had named the cause", fixes, "good")
+        return Answer(
+            f"{sentence(in_words(kept.changes))}: {measured(kept)}  {verdict(kept)}", "no rule had named the cause", fixes, "good"
+        )
     if (finding is None or finding.note) and (gap := unexplained(run)) is not None and run.steady_from_s is not None:
         return Answer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
     if finding is None:

@@ -61,7 +61,7 @@ ERRORS = Finding(
 STARVED = Finding(
     "input.too_few_workers", "fires", "Too few DataLoader workers", 0.61, "high",
     "The step waits 89 of 146 ms for data; the DataLoader reads 1.9x as fast with one more worker.",
-    (Evidence("data_wait_ratio", 0.61, "ratio", 0.1, "step account, n=400"),),
+    (Evidence("data_wait_ratio", 0.61, "ratio", 0.1, "step breakdown, n=400"),),
     (
         Suggestion({"num_workers": 4}, Interval(2.1, 2.5), "Workers load batches beside the step.", "DataLoader(data, num_workers=4)"),
         Suggestion({"num_workers": 2}, Interval(1.6, 1.9), "Half of it.", ""),
@@ -232,7 +232,7 @@ def unexplained() -> Script:
     script = Script()
     script.start("1", "train-gpt", {**GPT, **LOADER})
     script.train(60, 0.146, WAITING)
-    signals = {f"{phase}_ratio": Signal(share, "ratio", "step account") for phase, share in WAITING.items()}
+    signals = {f"{phase}_ratio": Signal(share, "ratio", "step breakdown") for phase, share in WAITING.items()}
     rules = {"input.too_few_workers": STARVED.title, "input.slow_storage": "The loader waits for storage"}
     lacking = [Finding(rule, "cant_tell", title, missing=("probe.loader_cpu_ratio",)) for rule, title in rules.items()]
     script.events.append(Found(script.t, "1", [*lacking, *CLEAR], signals))

@@ -33,7 +33,7 @@ OPTIONS = (
     SCENARIO._replace(help="a scenario of training.gpt", nargs=None),
     SET,
     Option("--device-name", "the name that NVML gives the GPU, such as 'NVIDIA H200'", "NAME"),
-    JSON._replace(help="print the figures as JSON in SI units, and nothing else on stdout"),
+    JSON._replace(help="print the numbers as JSON in SI units, and nothing else on stdout"),
 )
 
 
