@@ -25,6 +25,7 @@ __all__ = [
     "parse_assignment",
     "place",
     "show",
+    "side_effects",
 ]
 
 CATALOGUE: dict[str, Knob] = {knob.name: knob for knob in TRAINING_KNOBS + SERVING_KNOBS}
@@ -73,6 +74,17 @@ def place(changes: Knobs) -> str:
     if not any(knob.serving for knob in knobs):
         return "in your own code"
     return "in your client" if all(knob.work == "sample" for knob in knobs) else "server flags"
+
+
+def side_effects(changes: Knobs) -> list[str]:
+    """What such changes alter beside the speed: `changes numerics`, `changes training`, `changes answers`."""
+    knobs = [CATALOGUE[name] for name in changes if name in CATALOGUE]
+    altered = {
+        "changes numerics": any(knob.changes_numerics for knob in knobs),
+        "changes training": any(knob.changes_training for knob in knobs),
+        "changes answers": any(knob.changes_output for knob in knobs),
+    }
+    return [words for words, holds in altered.items() if holds]
 
 
 def _instruction(name: str, value: str) -> str:

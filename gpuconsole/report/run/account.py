@@ -68,14 +68,14 @@ def rows_below(run: Run) -> int:
 
 
 def _head(view: View, run: Run) -> Segment:
-    """`step 146 ms `: the time that the bar shows."""
+    """`mean step 146 ms `: the time that the bar shows."""
     head = "request" if run.serves else "step"
     if view.down:
         head = "request before the outage"
     elif len(run.ranks) > 1 and (leader := next((rank.rank for rank in run.ranks if rank.leads), None)) is not None:
         head = f"step of rank {leader}:"
     seconds = _step_s(run)
-    return (f"{head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ", "title")
+    return (f"mean {head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ", "title")
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:

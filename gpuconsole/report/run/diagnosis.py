@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, cut, visible
 from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, panel, row_width, shorter, spread, wrap
@@ -138,6 +138,9 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         if gaps and number < len(firing):
             rows.append(blank(width))
             owners.append("")
+    if run is not None and (words := core_wait_words(run)):
+        rows += [line(width, (text, "dim")) for text in wrap(f"{sentence(words)}.", width, 2)]
+        owners += [""] * (len(rows) - len(owners))
     said = run is not None and bool(run.findings) and (state_words(run) == NOTHING_FOUND or bool(_gap_words(run)))
     state = "" if firing or said else _state(view)  # the answer line has said it
     starting = run is not None and run.state == "starting"  # a start may show a long command
@@ -322,6 +325,7 @@ def details_report(run: Run) -> Report:
         report.append(BLANK)
     for number, finding in enumerate(firing, 1):
         report += [*finding_report(number, finding, run), BLANK]
+    report += [text(f"{sentence(words)}.", "dim"), BLANK] if (words := core_wait_words(run)) else []
     if (gap := unexplained(run)) is not None:
         report += [heading("Not explained"), text(f"{gap.words}.", "alert"), *(text(clause) for clause in gap_clauses(gap)), BLANK]
     if reach := attainable_report(run):
@@ -349,6 +353,7 @@ def firing_report(run: Run) -> Report:
     report: Report = [Line([("findings:", "")])]
     for number, finding in enumerate(firing, 1):
         report += [part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)]
+    report += [text(words, "dim", indent=2)] if (words := core_wait_words(run)) else []
     return [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest] if gap is not None else report
 
 
@@ -359,10 +364,28 @@ def gap_clauses(gap: Unexplained) -> list[str]:
 
 
 def stake(finding: Finding) -> str:
-    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional."""
+    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional: `optional: changes numerics, 1.41-1.88x`."""
+    if finding.note and finding.suggestions:
+        first = finding.suggestions[0]
+        gain = first.predicted_speedup
+        about = [*side_effects(first.changes), *([units.interval(gain.low, gain.high)] if gain is not None else [])]
+        return ": ".join(filter(None, ("optional", ", ".join(about))))
     if finding.note:
-        return "optional" if finding.suggestions else "nothing to recover"
+        return "nothing to recover"
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
+
+
+def core_wait(run: Run) -> float:
+    """The share of a step of a run on a CPU that is waiting for a core, if it is large enough to be seen; otherwise 0."""
+    delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
+    return delay if delay >= WAITS_FOR_CORE else 0.0
+
+
+def core_wait_words(run: Run) -> str:
+    """Why the shares and the MFU of findings are not those of the bar; empty where they are, and where nothing fires."""
+    if not core_wait(run) or not facts.firing(run):
+        return ""
+    return f"findings leave out the wait for a CPU core ({units.percent(core_wait(run)).strip()} of a step); the bar and the MFU of the run include it"
 
 
 def recoverable(finding: Finding, run: Run) -> str:
@@ -371,11 +394,11 @@ def recoverable(finding: Finding, run: Run) -> str:
     whole = run.summary.step_time_s
     if finding.note or finding.resource != "time" or run.serves or whole is None:
         return ""
-    delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
-    base_s = whole.mean * (1 - delay) if delay >= WAITS_FOR_CORE else whole.mean
+    delay = core_wait(run)
+    base_s = whole.mean * (1 - delay)
     lost, base, unit = units.durations(finding.recoverable_ratio * base_s, base_s)
     part = f"{lost.strip()} of the {base.strip()} {unit}"
-    if delay < WAITS_FOR_CORE:
+    if not delay:
         return f"{part} of each step"
     return f"{part} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
 

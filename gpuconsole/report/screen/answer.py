@@ -11,7 +11,7 @@ from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.job import AGENT
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, line_of, row_width, spread
@@ -144,7 +144,7 @@ def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
     """
     finding, suggestion = facts.suggestions(view).get(selected, (well, None))
     more = (
-        [("optional: ", "dim"), *_about(view, run, finding, suggestion)]
+        [(f"{', '.join(('optional', *side_effects(suggestion.changes)))}: ", "dim"), *_about(view, run, finding, suggestion)]
         if suggestion is not None
         else [(clause, "dim") for clause in well.summary.split("; ")]
     )

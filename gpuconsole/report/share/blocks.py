@@ -81,7 +81,7 @@ def _reason(run: Run, figure: SummaryFigure) -> str:
 
 
 def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
-    """The largest figures: the throughput, the time of a step or of a request, the proven gain."""
+    """The largest figures: the throughput, the time of a step or of a request, the speedup of all kept changes."""
     first, last = runs[0], runs[-1]
     several = [first, last] if len(runs) > 1 else [last]
     shown = [_tile("throughput", [throughput(run) for run in several])]
@@ -93,8 +93,8 @@ def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
         label = _label(FIGURES["step_time_s"], "mean")
         shown.append(_tile(label, [figure_text(run, "step_time_s") or units.NA for run in several]))
     if gain is not None:
-        interval = f"95 % interval {units.bounds(gain.low, gain.high)}"
-        shown.append(Tile("proven gain", units.speedup(gain.estimate).strip(), note=interval, style="good"))
+        interval = f"alternating blocks, 95 % interval {units.bounds(gain.low, gain.high)}"
+        shown.append(Tile("speedup", units.speedup(gain.estimate).strip(), note=interval, style="good"))
     return Tiles([tile for tile in shown if tile.value])
 
 

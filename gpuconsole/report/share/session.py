@@ -13,11 +13,11 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import measured, setting, sweep_report, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.run.diagnosis import failure, finding_report, firing_report, other_rules, rule_counts
+from gpuconsole.report.run.diagnosis import core_wait_words, failure, finding_report, firing_report, other_rules, rule_counts
 from gpuconsole.report.run.figures import client_report, work
 from gpuconsole.report.run.figures import verdict as validity
 from gpuconsole.report.run.models import rank_table
-from gpuconsole.report.run.runs import run_head, runs_table
+from gpuconsole.report.run.runs import run_head, runs_report, runs_table
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.session import run_report
 from gpuconsole.report.share.blocks import attainable_blocks, memory_layers, pair_table, step_bars, tiles, timeline
@@ -76,6 +76,7 @@ def _chain_sections(chain: Chain) -> list[Section]:
             "Before and after" if several else "What was measured",
             [
                 tiles(runs, chain.gain),
+                *([TextBlock([text(chain.apart)])] if chain.apart else []),
                 timeline(chain),
                 step_bars(labels),
                 *(layers for label, run in labels for layers in memory_layers(label, run)),
@@ -96,6 +97,8 @@ def _evidence(chain: Chain) -> list[TextBlock | Folded]:
     run, finding = chain.first, cause(chain)
     shown = firing_report(run) if finding is None else finding_report(1, finding, run)
     blocks: list[TextBlock | Folded] = [TextBlock(shown)]
+    if finding is not None and (words := core_wait_words(run)):
+        blocks.append(TextBlock([text(words, "dim")]))
     if len(run.ranks) > 1:
         blocks.append(TextBlock([BLANK, text(f"{len(run.ranks)} processes", "title"), rank_table(run)]))
     others = [other for other in facts.firing(run) if other is not finding]
@@ -126,7 +129,8 @@ def _tried(chain: Chain) -> list[Ranges | TextBlock]:
     if chain.proof is not None:
         parts += [text(f"Trial {chain.proof.id} goes back to the settings of the start. It measures all kept changes together."), BLANK]
     if len(chain.runs) > 1:
-        parts.append(runs_table(chain.runs, chain.trials))
+        several = sum(trial.kept for trial in chain.trials) > 1  # of one, the figures before and after are explained already
+        parts += runs_report(chain.runs, chain.trials) if several else [runs_table(chain.runs, chain.trials)]
     return [*blocks, TextBlock(parts)]
 
 

@@ -16,6 +16,7 @@ from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, predicted, setting, verdict
 from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
+from gpuconsole.report.run.runs import rates_apart
 from gpuconsole.session import facts
 
 
@@ -57,6 +58,12 @@ class Chain(NamedTuple):
             return self.proof.speedup.inverse if self.proof.speedup else None
         kept = [trial for trial in self.trials if trial.kept]
         return kept[0].speedup if len(kept) == 1 else None
+
+    @property
+    def apart(self) -> str:
+        """Why the rates of the first and the last run do not have the ratio that `gain` names; empty where they do. See `rates_apart`."""
+        trial = self.proof or next((trial for trial in self.trials if trial.kept), None)
+        return rates_apart(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
 
 
 class Answer(NamedTuple):
