@@ -170,7 +170,7 @@ OWN_VLLM = {
 ANY_SERVER = {**SERVING_ONLY, "embedded server, no --url": "needs --url, or --set server=vllm"}
 SEVERAL = {
     **not_for_jobs("start torchrun itself as the command"),
-    "one process": "is for workloads that run in several processes; {workload} runs in one",
+    "one process": "is for scenarios that run in several processes; {workload} runs in one",
 }
 SEVERAL_MACHINES = {**SEVERAL, "one machine": "needs --nnodes 2 or more"}
 RDZV_ID = "gpuconsole"

@@ -64,7 +64,7 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
     `server`: the value of the knob; empty: not known."""
     given = [option.name for option in SERVING.options if option.given(args)]
     if given and not workload.serves:
-        raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} is a training workload")
+        raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} trains")
     check(args, "serving" if workload.serves else "training", f"{server} server")
     for option, url in (("--url", args.url), ("--metrics-url", getattr(args, "metrics_url", None))):
         check_url(url, option, "http://127.0.0.1:8000")

@@ -148,7 +148,7 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("run train-gpt --headless --store-command", "--store-command goes with a command of your own"),
         ("run train-gpt --headless --restart-knob batch_size={--b}", "--restart-knob goes with a command of your own"),
         ("run train-gpt --headless --rdzv-id x", "--rdzv-id needs --nnodes 2 or more"),
-        ("run serve-chat --headless --nnodes 2", "--nnodes is for workloads that run in several processes"),
+        ("run serve-chat --headless --nnodes 2", "--nnodes is for scenarios that run in several processes"),
         ("run serve-chat --headless --model m", "--model needs --url, or --set server=vllm"),
         ("run serve-chat --headless --vllm-args=-x", "--vllm-args needs --set server=vllm"),
         ("run serve-chat --headless --url http://h:1 --vllm-args=-x", "--vllm-args is for a vLLM that gpuconsole starts"),

@@ -107,7 +107,7 @@ def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> 
     assert second.startswith("▌optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x")
     assert guide(view, keys.written()) == (2, "This run is healthy. Press s for a scenario with a fault.")
     alone = msgspec.structs.replace(view.runs[-1], findings=after.findings[:1])
-    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌52 % of peak FLOP/s   no bottleneck found"
+    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌MFU 52 %   no bottleneck found"
 
 
 def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> None:

@@ -245,7 +245,7 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
         return fill(_meaning(name, reasons.get(name, ""), width, state.effects if state.job else None), width, rows)
 
     applies = fit("a change", EFFECT) if state.job else fit("applies", APPLIES)
-    head = line(width, (f"  {fit('knob', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
+    head = line(width, (f"  {fit('setting', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
     return Lines(lines, row, [head], meaning if height >= LEAST_HEIGHT else None)
 
 

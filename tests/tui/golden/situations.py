@@ -78,7 +78,7 @@ HEALTHY = Finding(
     "Compute-bound and healthy",
     0.0,
     "high",
-    "52 % of peak FLOP/s; no bottleneck found",
+    "MFU 52 %; no bottleneck found",
     note=True,
 )
 CLEAR = [

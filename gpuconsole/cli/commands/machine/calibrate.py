@@ -30,7 +30,7 @@ DESCRIPTION = f"""Measure the peak rates of this machine and keep the numbers. L
 The calibration measures matrix products by precision, convolution, memory copy and triad, the reading of weights (matrix times vector),
 transfers to and from a GPU (pinned and pageable), all-reduce and disk. The best of many repeats counts; median and spread are shown, too.
 On a CPU the faster of two numbers of threads counts: all cores, or all but one. It takes about 35 s. The machine should be idle.
-The figures are kept in {cache_path()}
+The numbers are kept in {cache_path()}
 for this host, CPU, cores, GPUs, driver and torch. If any of these changes, calibrate again.
 
 Exit code 1: the calibration failed, or --show found none. Ctrl-C keeps nothing."""

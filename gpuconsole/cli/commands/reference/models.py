@@ -23,7 +23,7 @@ WORKLOAD = "training.gpt"
 HELP = "predict memory, FLOPs and time of a step"
 DESCRIPTION = """Predict by arithmetic, without a run: memory by part and its peak, FLOPs, collectives, and the time of a step if arithmetic or
 memory were the only limit. With --device-name the prediction is at GPU scale and uses the datasheet of that GPU. Without it the
-prediction is at CPU scale. Only scenarios of training.gpt can be predicted, because the knobs give the shape of their model."""
+prediction is at CPU scale. Only scenarios of training.gpt can be predicted, because the settings give the shape of their model."""
 EXAMPLES = """examples:
   gpuconsole models train-gpt --device-name "NVIDIA H200"
   gpuconsole models train-gpt --device-name "NVIDIA H200" --set d_model=2048 --set n_layer=24 --set gradient_checkpointing=true

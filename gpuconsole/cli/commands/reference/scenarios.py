@@ -137,7 +137,7 @@ def details(chosen: Scenario) -> str:
         lines.append(f"Fix on a GPU: {_assigned(chosen.teaches.gpu_fix)}")
     scales: dict[str, Knobs] = {"cpu": chosen.knobs_for("cpu"), "gpu": chosen.knobs_for("gpu")}
     scales |= {f"gpu {size}": chosen.knobs_for("gpu", gigabytes(size) * 1e9) for size in chosen.gpu_sizes}
-    lines += ["", f"{'knob':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed"]
+    lines += ["", f"{'setting':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed"]
     for name in chosen.workload.knobs:
         knob = CATALOGUE[name]
         values = "".join(f"{show(values[name]):<12} " for values in scales.values())
