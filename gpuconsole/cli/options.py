@@ -232,7 +232,7 @@ OUTPUT = Option(
 RESTART_KNOB = Option(
     "--restart-knob",
     "a job of your own: the flag of the command that makes this setting. A headless --try, or a sweep, starts the command again for each value",
-    "KNOB={FLAG}", _restart_knob, dest="restart_knobs", repeated=True, completes="knob=",
+    "NAME={FLAG}", _restart_knob, dest="restart_knobs", repeated=True, completes="knob=",
     refused={**OWN_ONLY, **HEADLESS_ONLY, "no --try": "goes with --headless and --try NAME=VALUE"},
 )
 STORE_COMMAND = Option(

@@ -148,7 +148,7 @@ def test_degraded_figures_fail_the_command_where_valid_figures_are_required(cli:
     url = ("--url", f"{fake_server}/every-other", *ONE_BY_ONE, "--device", "cpu")
     done = cli("run", "serve-chat", *url, "--headless", "--require-valid", "--duration", "3", "--set", "output_tokens=8")
     assert done.returncode == 1 and "gpuconsole: run 1 is degraded: " in done.stderr
-    assert done.stdout.splitlines()[1].split()[:2] == ["figures", "degraded:"], "the first line of the summary"
+    assert done.stdout.splitlines()[1].split()[:2] == ["numbers", "degraded:"], "the first line of the summary"
     assert "no fault found" not in done.stdout and "no conclusion: the numbers are degraded: " in done.stdout
 
 

@@ -40,7 +40,7 @@ def tour(*terminals: Terminal) -> Iterator[str]:
         ("?", "Reading the screen"),
         ("s", "A loader that cannot keep up"),
         ("k", "prefetch_factor"),
-        ("d", "Findings in detail"),
+        ("d", "Details"),
     ):
         for pressed, shown_words in ((key, (words,)), ("escape", MAIN)):
             for terminal in terminals:

@@ -145,7 +145,7 @@ def test_the_overview_comes_first_when_nothing_runs() -> None:
         await pilot.press("s")
         await until(lambda: isinstance(app.screen, ScenariosScreen))
         await shows(app, "> data-starved")  # the first one with a fault to find, not the healthy run above it
-        await shows(app, "step 1 of 4  Enter starts the selected example")
+        await shows(app, "step 1 of 4  Enter starts the selected scenario")
         await pilot.press("slash", *"logging")
         await until(lambda: "train-gpt" not in text_of(app))
         await pilot.press("escape")

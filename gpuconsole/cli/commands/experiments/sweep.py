@@ -110,7 +110,7 @@ def all_varied(args: argparse.Namespace, chosen: Scenario) -> dict[str, list[Val
 
 
 def varied(text: str, chosen: Scenario) -> tuple[str, list[Value]]:
-    """`KNOB=A,B,...` as typed; raises UsageError."""
+    """`NAME=A,B,...` as typed; raises UsageError."""
     name, equals, texts = text.partition("=")
     try:
         knob = find(name, chosen.workload.knobs, chosen.name)
@@ -118,7 +118,7 @@ def varied(text: str, chosen: Scenario) -> tuple[str, list[Value]]:
     except KnobError as error:
         raise UsageError(str(error)) from None
     if not equals or len(values) < 2:
-        raise UsageError(f"--vary {text}: expected KNOB=A,B,... with two values or more")
+        raise UsageError(f"--vary {text}: expected NAME=A,B,... with two values or more")
     return name, values
 
 
