@@ -47,7 +47,7 @@ def situation(name: str) -> View:
         ("healthy", "No fault found so far", "11 rules are clear, 1 has no data   missing: comm_ratio"),
         ("trial", "Too few DataLoader workers: 61 % recoverable", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
         ("kept", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept", "Measuring: the rate is not steady yet"),
-        ("well", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept   Now: Compute-bound and healthy", "optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x"),
+        ("well", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept   Now: Compute-bound and healthy", "optional, changes numerics: compute in bf16   predicted 1.10-1.25x   precision fp32 -> bf16"),
         ("tuning", "fp32 products on a device with tensor cores: 22 % recoverable", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
         ("starting", "Starting: building the model 124 M parameters", "The first numbers follow the first steps."),
         ("failed", "Failed: out of memory at batch_size 32", "the worker ended with exit code 1"),
@@ -104,7 +104,7 @@ def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> 
     view = msgspec.structs.replace(situation("well"), runs=(msgspec.structs.replace(after, changes={}),), trials=())
     first, second = rows(view)
     assert first.startswith("▌Compute-bound and healthy") and first.endswith("Enter try   d details")
-    assert second.startswith("▌optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x")
+    assert second.startswith("▌optional, changes numerics: compute in bf16   predicted 1.10-1.25x   precision fp32 -> bf16")
     assert guide(view, keys.written()) == (2, "This run is healthy. Press s for a scenario with a fault.")
     alone = msgspec.structs.replace(view.runs[-1], findings=after.findings[:1])
     assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌MFU 52 %   no bottleneck found"

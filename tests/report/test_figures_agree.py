@@ -20,6 +20,7 @@ from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.report.session import session_text
 from gpuconsole.report.share.markdown import markdown_page
 from gpuconsole.report.share.session import session_document
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.tui.widgets.header import paint_header
 from tests.tui.fake_session import FakeSession, cpu_view
@@ -87,7 +88,7 @@ def pages(view: View) -> dict[str, str]:
     """Each place with its words; blanks and frames are one blank."""
     made = {
         "header": text(paint_header(view, 200, 3)),
-        "answer": text(paint_answer(view, "", (), 200, 2)),
+        "answer": text(paint_answer(view, next(iter(facts.suggestions(view)), ""), (), 200, 2)),
         "bar": text(paint_steps(view, 200, 12)),
         "chart": text(paint_throughput(view, FakeSession(view).history, 140, 14)),
         "findings": text(paint_diagnosis(view, "", 120, 40, True)),

@@ -52,7 +52,9 @@ def test_a_note_with_a_predicted_gain_does_not_say_that_nothing_can_be_recovered
     note = Finding("gpu.compute_bound_healthy", "fires", "No bottleneck found", note=True)
     assert stake(note) == "nothing to recover"
     optional = msgspec.structs.replace(note, suggestions=FP32.suggestions)
-    assert stake(optional) == "optional"
+    assert stake(optional) == "optional: changes numerics, 1.10-1.25x"
+    unpredicted = Suggestion({"num_workers": 2}, None, "", "")
+    assert stake(msgspec.structs.replace(note, suggestions=(unpredicted,))) == "optional"
 
 
 def test_code_to_copy_stands_under_the_place_where_it_goes() -> None:

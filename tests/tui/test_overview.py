@@ -41,7 +41,7 @@ def painted(shown: View, width: int, height: int) -> str:
 def test_fits_any_size(gpus: int, size: tuple[int, int]) -> None:
     text = painted(idle(box(gpus)) if gpus else view(), *size)
     if size[0] >= 80:
-        assert "s scenarios" in text and "Examples of training" in text
+        assert "s scenarios" in text and "Training and serving" in text
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:

@@ -143,11 +143,11 @@ def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
     A note that names no change, such as a disturbance by other programs, follows the headline.
     """
     finding, suggestion = facts.suggestions(view).get(selected, (well, None))
-    more = (
-        [(f"{', '.join(('optional', *side_effects(suggestion.changes)))}: ", "dim"), *_about(view, run, finding, suggestion)]
-        if suggestion is not None
-        else [(clause, "dim") for clause in well.summary.split("; ")]
-    )
+    more: list[Segment] = [(clause, "dim") for clause in well.summary.split("; ")]
+    if suggestion is not None:
+        instruction, flags, predicted, *rest = _about(view, run, finding, suggestion)
+        label = f"{', '.join(('optional', *side_effects(suggestion.changes)))}: "
+        more = [(label, "dim"), instruction, predicted, flags, *rest]
     doubt = next((note for note in facts.firing(run) if not note.suggestions and not note.rule.endswith(facts.HEALTHY)), None)
     also: list[Segment] = [(f"{GAP}{doubt.title}", "")] if doubt is not None else []
     if (kept := _kept(view)) is not None:
