@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpuconsole.model.experiments import Speedup, Trial
-from gpuconsole.model.figure import Attainable, RatePair
+from gpuconsole.model.figure import Attainable, Figure, RatePair, TimePart
 from gpuconsole.model.finding import Evidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot
@@ -151,6 +151,26 @@ def test_shares_of_findings_that_leave_out_the_wait_for_a_core_say_so() -> None:
     for one in quiet.runs:
         one.signals.clear()
     assert not any(words in page for page in pages(quiet).values())
+
+
+def test_times_of_a_step_that_differ_say_which_time_they_are() -> None:
+    """The waterfall ends at the mean rate, and the models leave out the wait for a core."""
+    view = session(WAITS)
+    last = view.runs[-1]
+    parts = (TimePart("attainable", "at the hardware limit", 2.20), TimePart("data_wait", "data wait", 3.15, 2150.0))
+    attainable = msgspec.structs.replace(last.attainable, parts=parts, per="step")
+    signals = {**last.signals, "step_s": Signal(4.89, "s", "step breakdown")}
+    models = [Figure("flops.step_s", "Time of a step if arithmetic were the limit", "s", predicted=2.2, measured=4.89)]
+    apart = msgspec.structs.replace(last, attainable=attainable, signals=signals, figures=models)
+    shown = session_text(snapshot(msgspec.structs.replace(view, runs=(apart,))))
+    assert "5.35 s is the time at the mean rate; the mean step takes 5.37 s" in shown
+    assert "measured step times leave out the wait for a CPU core: 4.89 of 5.37 s" in shown
+    mean = last.summary.step_time_s.mean if last.summary.step_time_s else 0.0
+    parts = (TimePart("attainable", "at the hardware limit", 2.20), TimePart("data_wait", "data wait", mean - 2.20, 2150.0))
+    signals["step_s"] = Signal(mean, "s", "step breakdown")
+    same = msgspec.structs.replace(apart, attainable=msgspec.structs.replace(attainable, parts=parts), signals=signals)
+    shown = session_text(snapshot(msgspec.structs.replace(view, runs=(same,))))
+    assert "at the mean rate" not in shown and "measured step times" not in shown
 
 
 def test_the_clock_of_the_header_is_the_end_of_the_axis() -> None:

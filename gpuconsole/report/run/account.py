@@ -202,7 +202,17 @@ def attainable_report(run: Run) -> Report:
         text(f"from the limit to the reached rate, per {attainable.per}:", "dim"),
         _waterfall(attainable),
     ]
-    return [*report, *(text(note, "dim") for note in dict.fromkeys((*attainable.notes, *_notes(attainable.parts))))]
+    notes = (*attainable.notes, *_notes(attainable.parts), *_ends_apart(run, sum(part.time_s for part in attainable.parts)))
+    return [*report, *(text(note, "dim") for note in dict.fromkeys(notes))]
+
+
+def _ends_apart(run: Run, reached_s: float) -> list[str]:
+    """Why the waterfall of a step, which ends at `reached_s`, does not end at the mean step time; empty where both read the same."""
+    times = run.summary.step_time_s
+    if run.serves or times is None or not reached_s:
+        return []
+    reached, mean, unit = units.durations(reached_s, times.mean)
+    return [f"{reached.strip()} {unit} is the time at the mean rate; the mean step takes {mean.strip()} {unit}"] if reached != mean else []
 
 
 def _notes(parts: Sequence[TimePart]) -> list[str]:

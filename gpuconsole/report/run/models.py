@@ -39,6 +39,8 @@ def models_report(run: Run) -> Report:
     """Both tables, or the reason why there are no figures. Of a user's own job many models do not apply: one line counts them."""
     shown = [figure for figure in run.figures if not run.is_job or figure.predicted is not None or figure.measured is not None]
     report: Report = [figure_table(shown)] if shown else []
+    if shown and (words := _without_core_wait(run)):
+        report.append(text(words, "dim"))
     if left_out := len(run.figures) - len(shown):
         counted = "1 further model is" if left_out == 1 else f"{left_out} further models are"
         sentence = f"{counted} n/a for this job: neither the prediction nor the measurement is known"
@@ -48,6 +50,15 @@ def models_report(run: Run) -> Report:
     if MISSING in run.unavailable:
         report.append(labelled("models", visible(run.unavailable[MISSING])))
     return report
+
+
+def _without_core_wait(run: Run) -> str:
+    """Why step times in the table are shorter than the mean step time of the run; empty where both read the same."""
+    times, signals = run.summary.step_time_s, run.signals
+    if run.device != "cpu" or times is None or not signals.keys() >= {"step_s", "runq_ratio"} or signals["runq_ratio"].value <= 0:
+        return ""
+    measured, mean, unit = units.durations(signals["step_s"].value, times.mean)
+    return f"measured step times leave out the wait for a CPU core: {measured.strip()} of {mean.strip()} {unit}" if measured != mean else ""
 
 
 def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
