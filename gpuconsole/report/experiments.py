@@ -78,7 +78,7 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
         report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
         report.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
-    return [*report, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+    return [*report, Line([("verdict ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
 
 
 def _effect(trial: Trial) -> str:
