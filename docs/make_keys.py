@@ -16,7 +16,7 @@ HEAD = """# Keys
 
 Made by `python docs/make_keys.py` from `gpuconsole/tui/keys.py`; a test checks that this page is current.
 
-On the screen, `?` shows all keys, and the bar at the bottom shows the few keys that are useful now. A click presses a key of the bar, selects a cause, or opens the history
+On the screen, `?` shows all keys, and the bar at the bottom shows the few keys that are useful now. A click presses a key of the bar, selects a finding, or opens the history
 of a metric. To select text, hold Shift while you drag.
 
 The configuration file changes keys, for example (the names of the actions are in `gpuconsole/tui/keys.py`; an unknown name lists the valid ones):
@@ -32,7 +32,7 @@ LISTS = "Lists and pages"
 SCREENS = {
     "main": "Main screen",
     "scenarios": "Scenarios",
-    "knobs": "Knobs",
+    "knobs": "Settings",
     "processes": "Processes",
     "device": "Device",
     "topology": "Links",

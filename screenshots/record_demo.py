@@ -27,7 +27,7 @@ def read_for(terminal: Terminal, seconds: float) -> None:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         with Terminal("run", "data-starved", "--record", "demo.jsonl", cwd=Path(folder)) as terminal:
-            terminal.wait_for("Enter prove", timeout_s=120)
+            terminal.wait_for("Enter try", timeout_s=120)
             read_for(terminal, LOOK_S)
             terminal.press("enter")
             terminal.wait_for("Esc cancel", timeout_s=30)

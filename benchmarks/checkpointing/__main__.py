@@ -1,6 +1,6 @@
 """Memory and time of gradient checkpointing, measured and predicted: a table in docs/models.md.
 
-    python -m benchmarks.checkpointing [--duration 12] [--batch-tokens 2048] [--set KNOB=VALUE]... [--keep]
+    python -m benchmarks.checkpointing [--duration 12] [--batch-tokens 2048] [--set NAME=VALUE]... [--keep]
 
 Each step has the same number of tokens, in sequences of 256 to 2048. Memory: the bytes that a forward pass keeps for its backward pass (saved
 tensors), compared with the activation model. Time: a trial in ABBA blocks, compared with the FLOPs with and without recomputation (not causal).
@@ -105,7 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--duration", type=float, default=12.0, help="seconds of a run; the trial comes on top")
     parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="knobs")
     parser.add_argument("--seq-lens", type=int, nargs="*", default=SEQ_LENS)
     parser.add_argument("--keep", action="store_true", help="keep the result and put the table into docs/models.md")
     args = parser.parse_args()

@@ -3,7 +3,7 @@
     python -m benchmarks.communication [--runs 8] [--duration 12] [--keep]
 
 Each run is `ddp-small-batch` with a trial of `gradient_accumulation_steps` 1 -> 4. Accumulation exchanges and updates once in four passes, so a pass
-saves 3/4 of (exposed communication + update); the time of the update comes from the time account. Both sides use contention-free time. Exit code 1: the
+saves 3/4 of (exposed communication + update); the time of the update comes from the step breakdown. Both sides use contention-free time. Exit code 1: the
 interval of the median ratio (P7 over the trial) lies completely beyond 10 %.
 """
 

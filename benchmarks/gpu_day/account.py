@@ -1,4 +1,4 @@
-"""The same steps by the step account and by torch.profiler: `python -m benchmarks.gpu_day.account`. Prints both as JSON.
+"""The same steps by the step breakdown and by torch.profiler: `python -m benchmarks.gpu_day.account`. Prints both as JSON.
 
 A GPT-like model is trained. The account reads CUDA events at the ends of the phases. The profiler's trace holds each kernel with the time of its
 launch; a kernel belongs to the phase in which it was launched, and a phase lasts from the end of the kernels before to the end of its own kernels.

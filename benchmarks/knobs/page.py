@@ -7,28 +7,35 @@ from collections.abc import Mapping, Sequence
 from benchmarks.knobs.measured import Measured
 from benchmarks.knobs.rows import Row
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes, show
+from gpuconsole.model.knobs.knob import APPLY
 from gpuconsole.model.units import quantity
 
-HEAD = """# What the knobs do
+HEAD = """# What the settings do
 
-Made by `python -m benchmarks.knobs` on {machine}; the figures are in `benchmarks/results/knobs-*.json`.
+Made by `python -m benchmarks.knobs` on {machine}; the numbers are in `benchmarks/results/knobs-*.json`.
 
+<<<<<<< HEAD
 Each row is one trial of `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without the change alternate in blocks, in random order. *speedup* is the throughput with the change over the throughput
 without. *interval* is the interval at which the trial stopped (95 %, valid at every stopping time). A *win* or *worse* is proven beyond 2 %, *no gain* is proven to be less than that, *undecided* was
 neither after 20 s (30 s for knobs of the loader). The clock leaves out the time for which the training thread waited for a core, unless the row says otherwise. *predicted* is the gain that the diagnosis predicted for the same change, if a rule
+=======
+Each row is one trial of `gpuconsole run SCENARIO --headless --try NAME=VALUE`: steps with and without the change alternate (ABBA blocks). *speedup* is the throughput with the change over the throughput
+without. *interval* is the interval at which the trial stopped (95 %, valid at every stopping time). *Faster* or *slower* is proven beyond 2 %, *not faster* is proven to be less than that, *undecided* was
+neither after 20 s (30 s for settings of the loader). The clock leaves out the time for which the training thread waited for a core, unless the row says otherwise. *predicted* is the speedup that the diagnosis predicted for the same change, if a rule
+>>>>>>> words
 suggests it. Memory is that of the first process; only parts that changed are listed.
 
 The device is a small CPU, and a GPU behaves differently. Here reduced precision pays off if the CPU has instructions for it, larger batches hardly pay off, and compilation pays off only for elementwise operations.
 """
 FOOT = """
-## All knobs
+## All settings
 
-*hot*: applied between two steps; *cold*: the worker restarts. The last column names the tables above that measure the knob.
+*live*: applied between two steps; *restart*: the worker restarts. The last column names the tables above that measure the setting.
 
-| knob | values | applied | meaning | measured on |
+| setting | values | applied | meaning | measured on |
 |---|---|---|---|---|
 """
-VERDICTS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
+VERDICTS = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undecided": "undecided"}
 CHANGED_FROM = 0.01
 """Parts of memory that differ by less are the same."""
 
@@ -79,7 +86,7 @@ def _clock(one: Measured) -> str:
 
 def _knob(name: str, where: Sequence[str]) -> str:
     knob = CATALOGUE[name]
-    return f"| `{name}` | {_cell(knob.allowed())} | {knob.apply} | {_cell(knob.meaning)} | {', '.join(where) or 'not yet'} |\n"
+    return f"| `{name}` | {_cell(knob.allowed())} | {APPLY[knob.apply]} | {_cell(knob.meaning)} | {', '.join(where) or 'not yet'} |\n"
 
 
 def _cell(text: str) -> str:

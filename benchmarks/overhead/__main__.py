@@ -2,7 +2,7 @@
 
     python -m benchmarks.overhead [--pairs 150] [--block-steps 80] [--new] [--keep]
 
-Bare: the loop with an account that does nothing, and nothing is sent. Under the console: the real step account, the real flush
+Bare: the loop with an account that does nothing, and nothing is sent. Under the console: the real step breakdown, the real flush
 over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
 (less sensitive to other processes) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
 

@@ -1,6 +1,6 @@
 """How many tokens per second does our training loop reach, compared with plain references of the same model?
 
-    python -m benchmarks.training --hf-python /tmp/hf/bin/python [--rounds 12] [--block 4] [--set KNOB=VALUE]... [--keep]
+    python -m benchmarks.training --hf-python /tmp/hf/bin/python [--rounds 12] [--block 4] [--set NAME=VALUE]... [--keep]
 
 Three contestants train the same GPT on the same batches from the same seed, at the same knobs: the product's own worker, measured from
 outside by the messages that it sends to a console (account and flushes included); a bare torch loop (bare.py); and transformers' Trainer with the
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12, help="a multiple of 6 puts everyone equally often in every place")
     parser.add_argument("--block", type=float, default=4.0, help="seconds")
     parser.add_argument("--precision", nargs="*", default=["fp32", "bf16"])
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="for all of them")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="knobs", help="for all of them")
     parser.add_argument("--hf-python", type=Path, help="python of the environment with transformers; without it Trainer is left out")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The step account: divides the wall time of each step into exclusive phases that sum to it.
+"""The step breakdown: divides the wall time of each step into exclusive phases that sum to it.
 
 The loop calls `mark(phase)` at the end of a phase; the time since the mark before belongs to that phase. Steps are contiguous: the time
 between two steps (messages, commands) counts as `other` of the later step.

@@ -1,4 +1,4 @@
-"""Counters of a training process that no phase of the step account shows. They are cumulative; the console takes differences."""
+"""Counters of a training process that no phase of the step breakdown shows. They are cumulative; the console takes differences."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Probe = Callable[[], Signals]
 
 
 class Account(Protocol):
-    """What the agent asks of a step account."""
+    """What the agent asks of a step breakdown."""
 
     tag: str
     """Of the messages with the steps."""

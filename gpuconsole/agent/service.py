@@ -273,7 +273,7 @@ class Service:
         with loop.beside_the_peak():
             try:
                 if not loop.probes:
-                    raise ProbeError("this workload trains nothing: there is no pass to experiment with")
+                    raise ProbeError("this run trains nothing: there is no pass to probe")
                 signals = loop.probes[command.probe]()
             except Exception as problem:  # a probe must not end the run; what went wrong is the answer
                 error = explain(problem, loop.knobs)

@@ -21,7 +21,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command of the user's own that cannot be run."""
 CODES = {
     OK: "ok",
-    FAILED: "failed: the workload, or what the command checks",
+    FAILED: "failed: the run, or what the command checks",
     USAGE: "bad usage: one line says what is wrong, and nothing was started",
     INTERRUPTED: "interrupted (Ctrl-C): what was measured is printed and written",
 }

@@ -105,7 +105,7 @@ class HeadlessRun:
             return
         self._doubt = validity.verdict
         if validity.verdict != "valid" and view.run is not None:
-            self._progress.line(f"gpuconsole: the figures are {verdict(view.run)}")
+            self._progress.line(f"gpuconsole: the numbers are {verdict(view.run)}")
 
     async def _measure(self, engine: LiveSession) -> None:
         """Returns when the duration is over, the run has ended, or the user interrupts."""

@@ -100,7 +100,7 @@ def check_program(command: list[str]) -> None:
         raise NotRunnable(f"{program}: command not found", NOT_FOUND)
     if not os.path.exists(program):
         raise NotRunnable(f"{program}: no such file", NOT_FOUND)
-    why = "is a folder" if os.path.isdir(program) else "permission denied: the file is not executable"
+    why = "is a directory" if os.path.isdir(program) else "permission denied: the file is not executable"
     raise NotRunnable(f"{program}: {why}", NOT_EXECUTABLE)
 
 

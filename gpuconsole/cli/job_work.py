@@ -126,7 +126,7 @@ class TuneJob(JobWork):
 
 
 class SweepJob(JobWork):
-    """`sweep --vary KNOB=A,B -- COMMAND`: all settings in turn on the job's own steps. The job then continues with its own values."""
+    """`sweep --vary NAME=A,B -- COMMAND`: all settings in turn on the job's own steps. The job then continues with its own values."""
 
     def __init__(self, args: argparse.Namespace, vary: dict[str, list[Value]]) -> None:
         self._args, self._vary = args, vary

@@ -170,7 +170,7 @@ OWN_VLLM = {
 ANY_SERVER = {**SERVING_ONLY, "embedded server, no --url": "needs --url, or --set server=vllm"}
 SEVERAL = {
     **not_for_jobs("start torchrun itself as the command"),
-    "one process": "is for workloads that run in several processes; {workload} runs in one",
+    "one process": "is for scenarios that run in several processes; {workload} runs in one",
 }
 SEVERAL_MACHINES = {**SEVERAL, "one machine": "needs --nnodes 2 or more"}
 RDZV_ID = "gpuconsole"
@@ -182,8 +182,8 @@ SCENARIO = Option(
     nargs="?", completes="scenario",
 )
 SET = Option(
-    "--set", "set a knob; may be repeated", "KNOB=VALUE", dest="knobs", repeated=True, completes="knob=",
-    refused=not_for_jobs("the program sets its own knobs; give the new value to the command"),
+    "--set", "change a setting; may be repeated", "NAME=VALUE", dest="knobs", repeated=True, completes="knob=",
+    refused=not_for_jobs("the program makes its own settings; give the new value to the command"),
 )
 DURATION = Option(
     "--duration", "seconds from the first step (headless default: 60)", "S", settings.seconds,
@@ -195,11 +195,11 @@ JSON = Option(
     "--json", "print JSON", refused=not_for_jobs("stdout belongs to the job; --snapshot FILE writes the session")
 )
 APPLY_TOP = Option(
-    "--apply-top", "try the top suggestion; keep it if it wins",
+    "--apply-top", "try the top suggestion; keep it if it is faster",
     refused={"no job, --try": "does not go with --try, which names the change", **NO_RESTARTS, "screen": TRIES},
 )
 TRY = Option(
-    "--try", "try this change; keep it if it wins", "KNOB=VALUE", dest="tries", repeated=True, completes="knob=",
+    "--try", "try this change; keep it if it is faster", "NAME=VALUE", dest="tries", repeated=True, completes="knob=",
     refused={"screen": TRIES},
 )
 SAVE_BASELINE = Option("--save-baseline", "keep each run of the session as a baseline for later runs (the last 20)", refused=NO_RESTARTS)
@@ -208,7 +208,7 @@ FAIL_ON_REGRESSION = Option(
     refused={**NO_RESTARTS, **HEADLESS_ONLY},
 )
 REQUIRE_VALID = Option(
-    "--require-valid", "exit code 1 unless the figures of a serving run are valid (degraded figures alone give 0)",
+    "--require-valid", "exit code 1 unless the numbers of a serving run are valid (degraded numbers alone give 0)",
     refused={**SERVING_ONLY, "training": "is for serving scenarios", **HEADLESS_ONLY},
 )
 PROFILE = Option(
@@ -220,7 +220,7 @@ PROFILE = Option(
     },
 )
 PROFILE_DIR = Option(
-    "--profile-dir", "folder for traces (default: the present folder)", "DIR", Path, completes="folder",
+    "--profile-dir", "directory for traces (default: the current directory)", "DIR", Path, completes="folder",
     refused={"job, headless": "goes with the screen, where key f profiles", "no job, headless, no --profile": "needs --profile"},
 )
 
@@ -231,15 +231,15 @@ OUTPUT = Option(
 )
 RESTART_KNOB = Option(
     "--restart-knob",
-    "a job of your own: the flag of the command that sets this knob. A headless --try, or a sweep, starts the command again for each value",
-    "KNOB={FLAG}", _restart_knob, dest="restart_knobs", repeated=True, completes="knob=",
-    refused={**OWN_ONLY, **HEADLESS_ONLY, "no --try": "goes with --headless and --try KNOB=VALUE"},
+    "a job of your own: the flag of the command that makes this setting. A headless --try, or a sweep, starts the command again for each value",
+    "NAME={FLAG}", _restart_knob, dest="restart_knobs", repeated=True, completes="knob=",
+    refused={**OWN_ONLY, **HEADLESS_ONLY, "no --try": "goes with --headless and --try NAME=VALUE"},
 )
 STORE_COMMAND = Option(
     "--store-command", "store the command line in the snapshot and the recording, not only its digest", refused=OWN_ONLY
 )
 PROBE = Option(
-    "--probe", "a job of your own: allow short experiments in it, extra passes on copies of its last batch",
+    "--probe", "a job of your own: allow probes in it: extra passes on copies of its last batch",
     refused={**OWN_ONLY, **NO_RESTARTS},
 )
 MEMORY = Option(
@@ -274,7 +274,7 @@ NODES = Group("several machines (this one is the first)", (
 # Serving scenarios: which server, which prompts, and the latency limits of goodput.
 SERVER = Group("serving scenarios", (
     Option("--url", "an OpenAI-compatible server that runs already (vLLM, SGLang, TGI, llama.cpp, ...)", "URL", refused=SERVING_ONLY),
-    Option("--model", "with --url: the model to ask for; with server=vllm: a model name or a folder", "NAME", refused=ANY_SERVER),
+    Option("--model", "with --url: the model to ask for; with server=vllm: a model name or a directory", "NAME", refused=ANY_SERVER),
     Option("--api-key-env", "the environment variable that holds the server's key", "VARIABLE", refused=ANY_SERVER),
     Option(
         "--wait", "with --url: wait up to S seconds for a server that is starting (default 0)", "S", float,
@@ -319,7 +319,7 @@ WATCHING = Group("watching devices", (
     TOKEN_FILE,
 ))
 WATCHING_ON_SCREEN = Group(WATCHING.title, (*WATCHING.options, ECO))
-DEMO = Option("--demo", "replay a recorded session: find, prove, keep", default=ANYWHERE)
+DEMO = Option("--demo", "replay a recorded session: find, try, keep", default=ANYWHERE)
 
 # What every command has.
 QUIET = Option("--quiet", "no progress and no notes on stderr, only problems", default=ANYWHERE)

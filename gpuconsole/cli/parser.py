@@ -38,7 +38,9 @@ TAKE_JOBS = ("run", "sweep", "tune")
 COMMANDS: dict[str, str] = find_commands()
 """The module of every command, by file name. On the command line, write `-` for `_`."""
 
-DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
+DESCRIPTION = (
+    "Why is this job or server slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
+)
 EXAMPLES = f"""examples:
   gpuconsole                              the console: this machine, and what to press
   gpuconsole run -- python train.py       your own training job

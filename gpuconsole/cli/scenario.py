@@ -40,7 +40,7 @@ def scenario(name: str) -> Scenario:
 
 
 def assignments(texts: list[str], chosen: Scenario) -> Knobs:
-    """The values of `KNOB=VALUE` texts (`--set`, `--try`), checked against the scenario's workload; raises UsageError."""
+    """The values of `NAME=VALUE` texts (`--set`, `--try`), checked against the scenario's workload; raises UsageError."""
     try:
         return dict(parse_assignment(text, chosen.workload.knobs, chosen.name) for text in texts)
     except KnobError as error:
@@ -64,7 +64,7 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
     `server`: the value of the knob; empty: not known."""
     given = [option.name for option in SERVING.options if option.given(args)]
     if given and not workload.serves:
-        raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} is a training workload")
+        raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} trains")
     check(args, "serving" if workload.serves else "training", f"{server} server")
     for option, url in (("--url", args.url), ("--metrics-url", getattr(args, "metrics_url", None))):
         check_url(url, option, "http://127.0.0.1:8000")

@@ -66,7 +66,7 @@ def why_no_claim(run: Run) -> str:
     if run.is_job and run.state not in ("starting", "running") and run.steady_from_s is None:
         return f"the job ended before its step time was steady, after {run.summary.steps} step{'' if run.summary.steps == 1 else 's'}"
     if run.validity is not None and run.validity.verdict != "valid":
-        return f"the figures are {run.validity.verdict}: {run.validity.reasons[0]}"
+        return f"the numbers are {run.validity.verdict}: {run.validity.reasons[0]}"
     if (gap := unexplained(run)) is not None:
         return gap.words
     return open_question(run)

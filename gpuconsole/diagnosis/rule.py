@@ -62,7 +62,7 @@ def speedup_interval(estimate: float, relative_error: float) -> Interval:
 # --- the input of a rule -------------------------------------------------------------------------------------
 
 SEEN = "job."
-"""Prefix of signals that are settings of a user's own job: the step account shows them, and nobody set them as knobs."""
+"""Prefix of signals that are settings of a user's own job: the step breakdown shows them, and nobody set them as knobs."""
 
 
 class CantTell(Exception):

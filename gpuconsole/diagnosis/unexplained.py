@@ -118,7 +118,7 @@ def remedy(run: Run, missing: tuple[str, ...]) -> str:
     refused = [run.unavailable[f"probe.{probe}"] for probe in probes if f"probe.{probe}" in run.unavailable]
     if refused:
         return f"the measurement is not possible here: {refused[0]}"
-    return "a longer run may give the figures" if missing else ""
+    return "a longer run may give the numbers" if missing else ""
 
 
 def _share(part: Part, case: Case) -> float:

@@ -93,7 +93,7 @@ class RunLock:
 
 
 class RunPlan(NamedTuple):
-    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all knobs. `command`: the user's own job."""
+    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all settings. `command`: the user's own job."""
 
     scenario: Scenario
     overrides: Knobs

@@ -159,10 +159,10 @@ FEW_RUNS = f"runs are assumed to differ by {percent(RUN_TO_RUN)} until {RUNS_FOR
 
 
 def doubts(validity: Validity | None) -> str:
-    """Why the figures of a serving run cannot be trusted: `its figures are degraded: ...`; empty if they can."""
+    """Why the figures of a serving run cannot be trusted: `its numbers are degraded: ...`; empty if they can."""
     if validity is None or validity.verdict == "valid":
         return ""
-    return visible(f"its figures are {validity.verdict}: {'; '.join(validity.reasons)}")
+    return visible(f"its numbers are {validity.verdict}: {'; '.join(validity.reasons)}")
 
 
 def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: Validity | None = None) -> BaselineComparison:

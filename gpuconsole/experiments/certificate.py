@@ -33,7 +33,7 @@ def mistakes(certificate: Certificate) -> list[str]:
 
 def _of_trial(trial: Trial) -> list[str]:
     if trial.state != "done" or trial.speedup is None:
-        return [f"trial {trial.id} was kept without a measured gain"] if trial.kept else []
+        return [f"trial {trial.id} was kept without a measured speedup"] if trial.kept else []
     name = f"trial {trial.id} ({describe_changes(trial.changes)})"
     again = speedup(list(trial.log_ratios), trial.between)
     pairs = (

@@ -24,8 +24,8 @@ Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
-ONE_FIGURE = "one figure per run: no interval"
-INVALID = "the figures of a run are invalid"
+ONE_FIGURE = "one number per run: no interval"
+INVALID = "the numbers of a run are invalid"
 FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
@@ -34,7 +34,7 @@ def compare(
 ) -> Comparison:
     """`after` compared with `before`. `trials`: the trials of the two sessions. Only the steady part of a series counts, without the time of
     trials, because a trial changes the settings. Two equal runs are assumed to differ by 2 % (see `statistics`).
-    No metric is judged if the figures of a run are invalid. Where the work of the runs differs, a metric is higher or lower, never better or
+    No metric is judged if the numbers of a run are invalid. Where the work of the runs differs, a metric is higher or lower, never better or
     worse."""
     old, new = dict(_series(before, trials[0])), dict(_series(after, trials[1]))
     work = _work(before, after)

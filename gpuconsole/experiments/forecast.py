@@ -72,6 +72,4 @@ def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
     takes = f"it would take {units.about(forecast.seconds)} and resolve {units.precise_percent(forecast.resolution_ratio)} at best"
     gain = units.interval(expected.low, expected.high)
     force = " ".join(f"--try {name}={show(value)}" for name, value in changes.items())
-    return (
-        f"{describe_changes(changes)}: no trial: {takes}, and the predicted gain is {gain}; to try it anyway: {force}, or k on the screen"
-    )
+    return f"{describe_changes(changes)}: no trial: {takes}, and the predicted speedup is {gain}; to try it anyway: {force}, or k on the screen"

@@ -37,7 +37,7 @@ UNPREDICTED = 0.5
 
 class Allowed(NamedTuple):
     """What the user allows a session to try: changes of what the model learns per step; changes that alter the numbers of the user's own job;
-    changes of the knobs in `only` (empty: of all knobs)."""
+    changes of the knobs in `only` (empty: of all settings)."""
 
     training: bool = False
     numerics: bool = False
@@ -186,7 +186,7 @@ than usual. Waiting for the probes would keep the run slow, and probe results un
 a smaller prediction is tried after all probes."""
 SEEN_S = 10.0
 """Minimum seconds of steady steps before a run counts as healthy, because checkpoints, evaluations and ends of epochs are rare."""
-MORE_BY_PROBES = "short experiments in the job may find more: --probe allows them (on the screen: P)"
+MORE_BY_PROBES = "probes in the job may find more: --probe allows them (on the screen: P)"
 TUNE_S = 300.0
 """Default length of a session in seconds: five to fifteen trials."""
 
@@ -238,7 +238,9 @@ class Tuner:
         """Tune until no change is worth another trial, or the budget is spent. Raises SessionError when the run ends on its own."""
         tunable = tunable_knobs(self.certificate.start, self._allowed)
         if not tunable:
-            return await self._end("none of these knobs may change: they alter what the model learns per step (--allow-training-changes)")
+            return await self._end(
+                "none of these settings may change: they alter what the model learns per step (--allow-training-changes)"
+            )
         self._engine.probe_only_for(tunable)
         try:
             return await self._search(tunable)

@@ -37,7 +37,7 @@ class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Certificate(msgspec.Struct, kw_only=True):
-    """`start` and `end`: all knobs before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
+    """`start` and `end`: all settings before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
     allowed to change; empty: all tunable knobs. `stopped`: why the session ended. `command_digest` is set for a job
     of the user's own: `scenario` is the name of its script then. `left_alone`: promising changes of the last diagnosis that were not tried, the
     best first.

@@ -131,7 +131,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def way(self) -> str:
         """How the sides were measured, for reports."""
-        return self.method if self.order_seed is None else f"{self.method.removesuffix(' ABBA')}, random order"
+        return f"{self.method.removesuffix(' ABBA')}, {'fixed' if self.order_seed is None else 'random'} order"
 
     @property
     def worth_keeping(self) -> bool:

@@ -83,11 +83,11 @@ def check_writable(path: Path) -> None:
     """Raise OSError if `path` cannot be written. Called before a run starts, so that the run does not lose its result at its end."""
     path = path.resolve()
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder")
+        raise IsADirectoryError(f"{path} is a directory")
     if path.exists() and not path.is_file():
         return
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"folder {path.parent} does not exist")
+        raise FileNotFoundError(f"directory {path.parent} does not exist")
     partial, handle = _new_beside(path)
     os.close(handle)
     partial.unlink()

@@ -36,8 +36,8 @@ class NoPrivateFolder(OSError):
     """Every candidate for a private folder is open to other users, or cannot be written. The message is one line that says what helps."""
 
     def __init__(self, reasons: list[str]) -> None:
-        tried = "; ".join(reasons) or "neither HOME nor the list of users names a home folder"
-        text = f"no folder that only you can write: {tried}. Set {RUNTIME} to a folder of yours with mode 0700"
+        tried = "; ".join(reasons) or "neither HOME nor the list of users names a home directory"
+        text = f"no directory that only you can write: {tried}. Set {RUNTIME} to a directory of yours with mode 0700"
         super().__init__(errno.EPERM, text)
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ def _why_open(folder: Path) -> str:
     except OSError as error:
         return str(error.strerror)
     if not stat.S_ISDIR(status.st_mode):
-        return "not a folder"
+        return "not a directory"
     if status.st_uid != os.geteuid():
         return "belongs to another user"
     if stat.S_IMODE(status.st_mode) & ~MODE & 0o777:

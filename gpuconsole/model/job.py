@@ -114,9 +114,9 @@ class RestartKnob(NamedTuple):
 
 
 def parse_restart_knob(text: str) -> RestartKnob:
-    """`KNOB={FLAG}` as typed. Raises KnobError."""
+    """`NAME={FLAG}` as typed. Raises KnobError."""
     name, _, flag = text.partition("=")
     if not (flag.startswith("{") and flag.endswith("}") and len(flag) > 2):
-        raise KnobError(f"{text}: expected KNOB={{FLAG}}, such as batch_size={{--per_device_train_batch_size}}")
+        raise KnobError(f"{text}: expected NAME={{FLAG}}, such as batch_size={{--per_device_train_batch_size}}")
     find(name, tuple(CATALOGUE), "the catalogue")
     return RestartKnob(name, flag[1:-1])

@@ -363,7 +363,7 @@ _WORKLOAD = (
     _live("tokens_per_s"),
     _live("samples_per_s"),
     _live("step_time_s"),
-    declare("workload.loss", "", "workload", "The last training loss that the workload reported"),
+    declare("workload.loss", "", "workload", "The last training loss that the run reported"),
     _live("flops_per_s"),
     _live("mfu_ratio"),
     declare("workload.memory_bytes", "bytes", "worker", "Peak device memory of the worker; on a CPU the resident set size of the worker"),

@@ -259,7 +259,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     def slowest(self) -> tuple[int, float] | None:
         """The slowest process and its time over the time of the others; None before a measurement.
 
-        The time of a pass alone (probe P8), or the time of a step without communication (step account); the larger ratio counts.
+        The time of a pass alone (probe P8), or the time of a step without communication (step breakdown); the larger ratio counts.
         """
         ways = (("comm.straggler_ratio", "comm.slowest_rank"), ("ranks.busy_ratio", "ranks.busiest"))
         gaps = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]

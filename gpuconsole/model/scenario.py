@@ -30,7 +30,7 @@ class ScenarioError(ValueError):
 class Workload(msgspec.Struct, frozen=True):
     """The TOML file of a workload. `name` is for example `training.gpt`; `unit` is the unit of work in the throughput.
 
-    `groups` are groups of knobs (see GROUPS) in addition to `knobs`. After the check `knobs` holds all knobs.
+    `groups` are groups of knobs (see GROUPS) in addition to `knobs`. After the check `knobs` holds all settings.
     """
 
     name: str
@@ -181,10 +181,10 @@ def check_workload(workload: Workload, path: str) -> Workload:
     """`workload` with the knobs of its groups added. Raises ScenarioError for an unknown knob or group."""
     for group in workload.groups:
         if group not in GROUPS:
-            raise ScenarioError(f"{path}: groups: {group!r} is not a group of knobs{nearest(group, GROUPS)}")
+            raise ScenarioError(f"{path}: groups: {group!r} is not a group of settings{nearest(group, GROUPS)}")
     for name in workload.knobs:
         if name not in CATALOGUE:
-            raise ScenarioError(f"{path}: knobs: {name!r} is not in the knob catalogue{nearest(name, CATALOGUE)}")
+            raise ScenarioError(f"{path}: knobs: {name!r} is not in the catalogue of settings{nearest(name, CATALOGUE)}")
     grouped = tuple(knob.name for group in workload.groups for knob in GROUPS[group])
     return msgspec.structs.replace(workload, knobs=(*grouped, *(name for name in workload.knobs if name not in grouped)))
 

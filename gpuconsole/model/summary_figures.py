@@ -44,7 +44,7 @@ class SummaryFigure(NamedTuple):
 
 
 MEAN, TAIL = ("mean",), ("p50", "p99")
-STEPS, LOAD, DERIVED = "step account", "load generator", "derived"
+STEPS, LOAD, DERIVED = "step breakdown", "load generator", "derived"
 SENT = "from sending the request to the"
 
 _F = SummaryFigure
@@ -89,7 +89,7 @@ FIGURES: dict[str, SummaryFigure] = {figure.field: figure for figure in (
        live=(DERIVED, "Tokens per joule: tokens/s over the power of the device")),
     _F("cost_per_million_tokens", "per Mtoken", "lower", "cost", text="cost {} per million tokens", row=("cost", "{}"), beside=MEAN,
        live=(DERIVED, "Price per hour (--price) over millions of tokens per hour, in the currency of the price")),
-    _F("overhead_s_per_step", "s", "lower", "overhead", row=("overhead", "{} per step, measured by the agent itself")),
+    _F("overhead_s_per_step", "s", "lower", "agent cost", row=("agent cost", "{} per step, measured by the agent itself")),
 )}
 # fmt: on
 """In the order of the reports."""

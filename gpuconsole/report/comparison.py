@@ -20,11 +20,11 @@ def comparison_report(comparison: Comparison, everything: bool) -> Report:
     report += [table] if table.rows else []
     if not everything and any(verdict[0] == "not judged" for *_, verdict, _ in table.rows):
         report.append(
-            text("not judged: no interval, because of single figures, few points or values of 0; --all shows which", "dim", indent=2)
+            text("not judged: no interval, because of single numbers, few points or values of 0; --all shows which", "dim", indent=2)
         )
     if hidden := len(comparison.metrics) - len(table.rows):
         noun = "metric is" if hidden == 1 else "metrics are"
-        report.append(text(f"{hidden} more {noun} the same, undecided or single figures: --all shows them", "dim", indent=2))
+        report.append(text(f"{hidden} more {noun} the same, undecided or single numbers: --all shows them", "dim", indent=2))
     for side, names in (("only before", comparison.only_before), ("only after", comparison.only_after)):
         if names and everything:
             report.append(labelled(side, visible(", ".join(names))))

@@ -9,7 +9,7 @@ from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.job import EFFECTS
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, place, show
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width, shorter, spread
@@ -38,15 +38,17 @@ def measured(trial: Trial) -> str:
 
 
 def verdict(trial: Trial) -> str:
-    """`win, kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
+    """`faster: kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
     if trial.state == "running":
         return "on trial"
     if trial.state in ("failed", "cancelled"):
         return trial.state
-    result = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
+    result = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undecided": "undecided"}.get(
+        trial.verdict or "", "not finished"
+    )
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
-    return f"{result}, {'kept' if trial.kept else 'reverted'}"
+    return f"{result}: {'kept' if trial.kept else 'reverted'}"
 
 
 # --- before the start ----------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
         report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
         report.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
-    return [*report, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+    return [*report, Line([("verdict ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
 
 
 def _effect(trial: Trial) -> str:
@@ -103,7 +105,7 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
     """
     blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
     if trial.resolution_ratio is not None and width >= ROOM:
-        blocks = f"can prove {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
+        blocks = f"can detect {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     effect = f"  {trial.effect}" if trial.effect else ""
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
     rows = [spread(width, [("trial ", "accent"), (change, "title"), (effect, "dim")], [("  ", ""), (blocks, "")])]
@@ -205,8 +207,8 @@ def _ticks(top: float, width: int) -> Row:
 # --- a tuning session ----------------------------------------------------------------------------------------
 
 INTRODUCTION = (
-    "Press Enter to start. The tool tries the change with the largest predicted gain per second of trial, in paired blocks. "
-    "It keeps the change if it wins, and diagnoses the run again. It stops when no remaining change promises 5 %. "
+    "Press Enter to start. The tool tries the change with the largest predicted speedup per second of trial, in paired blocks. "
+    "It keeps the change if it is faster, and diagnoses the run again. It stops when no remaining change promises 5 %. "
     "It does not change the load on a server or what the model learns."
 )
 COLUMNS = (
@@ -285,14 +287,17 @@ def outcome(made: Certificate) -> Report:
     report: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
     if not made.changed:
         return [*report, text("No change was kept: the settings are the same as at the start.")]
-    report.append(Line([("Total gain: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
+    report.append(Line([("Total speedup: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
     if made.command_digest:
         report += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
     else:
         report += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
-    code = dict.fromkeys(row for attempt in made.attempts if attempt.trial.kept for row in attempt.code.splitlines())
-    if code:
-        report += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]
+    code: dict[str, dict[str, None]] = {}
+    for attempt in made.attempts:
+        if attempt.trial.kept and attempt.code:
+            code.setdefault(place(attempt.trial.changes), {}).update(dict.fromkeys(attempt.code.splitlines()))
+    for where, rows in code.items():
+        report += [BLANK, heading(where.capitalize()), *(Line([(row, "code")], indent=2, hang=4) for row in rows)]
     return report
 
 

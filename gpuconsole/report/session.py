@@ -14,7 +14,7 @@ from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.memory import owners_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.profile import profile_report
-from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_table
+from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_report
 
 
 def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
@@ -23,7 +23,7 @@ def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
     blocks += [run_text(run, snapshot.trials, paint) for run in snapshot.runs]
     blocks += [trial_text(trial, snapshot, paint) for trial in snapshot.trials]
     if len(snapshot.runs) > 1:
-        blocks.append(printed([runs_table(snapshot.runs, snapshot.trials)], paint=paint))
+        blocks.append(printed(runs_report(snapshot.runs, snapshot.trials), paint=paint))
     return "\n\n".join(blocks)
 
 

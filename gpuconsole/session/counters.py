@@ -214,7 +214,7 @@ class CompileCounts:
         gained = self._gained
         return {
             "compile.recompiles": Signal(gained["compile.graphs"], "", COMPILE_SOURCE),
-            "compile.steps": Signal(float(self._steps), "steps", "step account, since the first step"),
+            "compile.steps": Signal(float(self._steps), "steps", "step breakdown, since the first step"),
             "compile.time_ratio": Signal(
                 min(1.0, gained["compile.total_s"] / max(self._passed_s, 1e-9)), "ratio", f"{COMPILE_SOURCE}, over wall time"
             ),

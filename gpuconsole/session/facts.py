@@ -123,6 +123,19 @@ def chain(view: View) -> list[Run]:
     return runs[::-1]
 
 
+def begun_s(view: View) -> float:
+    """When the current work began, in seconds of the session: the start of the first run that the current run continues."""
+    begun = dict(zip((run.id for run in view.runs), view.run_times, strict=False))
+    first = chain(view)[:1]
+    return begun.get(first[0].id, 0.0) if first else 0.0
+
+
+def clock_s(view: View) -> float:
+    """The seconds on the clock of the header: since the begin of the current work, as on the axis of the chart; of a run that has ended, its
+    measured duration."""
+    return view.now - begun_s(view) if active(view) and view.run_times else view.running_s
+
+
 def kept_changes(runs: Sequence[Run]) -> Knobs:
     """The knobs that the console changed in the course of `runs` and that differ from the first run, with their values in the end.
 
@@ -143,7 +156,7 @@ class Gain(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{units.speedup(self.ratio).strip()} {'proven' if self.proven else 'since start, not proven'}"
+        return f"{units.speedup(self.ratio).strip()} {'in trials' if self.proven else 'since start, no trial'}"
 
 
 def since_start(view: View) -> Gain | None:

@@ -112,10 +112,10 @@ class Ranks:
             if timed
             else "median time without communication and run-queue delay"
         )
-        source = f"step account of {len(busy)} processes: {how}, over the median of the other processes"
+        source = f"step breakdown of {len(busy)} processes: {how}, over the median of the other processes"
         return self._least_communication() | {
             "ranks.busy_ratio": Signal(busy[busiest] / max(1e-9, others), "x", source),
-            "ranks.busiest": Signal(float(busiest), "", "step account"),
+            "ranks.busiest": Signal(float(busiest), "", "step breakdown"),
             "world_size": Signal(float(len(busy)), "", "processes that have joined"),
         }
 
@@ -149,7 +149,7 @@ class Ranks:
         if len(common) < LEAST_STEPS:
             return {}
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
-        source = f"step account of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
+        source = f"step breakdown of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
         timed = [self.exchanges[rank] for rank in self._joined]
         if all(timed):
             others = min(exchanges.collectives_s() for exchanges in timed) * len(common)

@@ -333,7 +333,7 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
             signals["client.runq_ratio"] = Signal(waited, "ratio", f"{CLIENT}, /proc/self/schedstat: time in the run queue over wall time")
         signals["client.active"] = Signal(statistics.fmean(tick.active for tick in load), "requests", f"{CLIENT}, on their way")
     rate = float(knobs["request_rate"])
-    signals["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
+    signals["client.request_rate"] = Signal(rate, "/s", "setting request_rate (0: closed loop)")
     shared = next((tick.shared_prefix_ratio for tick in reversed(load) if tick.shared_prefix_ratio is not None), None)
     if shared is not None:
         signals["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")

@@ -235,7 +235,7 @@ class Actions:
         await work()
 
     def apply(self, changes: Knobs) -> None:
-        applied = f"applied {describe_changes(changes)}, without proof"
+        applied = f"applied {describe_changes(changes)}, without a trial"
         self._when_agreed(changes, lambda: self.request(self._api.set_knobs(changes), lambda _: applied))
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:

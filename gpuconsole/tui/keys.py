@@ -132,13 +132,13 @@ ACTIONS: tuple[Action, ...] = (
         "Quit. With a job of your own: SIGINT to the job, then SIGTERM, then SIGKILL.",
     ),
     Action(
-        "scenarios", "s", "scenarios", "Choose a scenario and start it. The figures of the present run stay.", makes_sense=_may_start
+        "scenarios", "s", "scenarios", "Choose a scenario and start it. The numbers of the current run stay.", makes_sense=_may_start
     ),
     Action(
         "try_selected",
         "enter",
-        "prove",
-        "Try the selected change in paired blocks, and keep it if it wins.",
+        "try",
+        "Try the selected change in paired blocks, and keep it if it is faster.",
         ("main",),
         _can_try,
     ),
@@ -148,7 +148,7 @@ ACTIONS: tuple[Action, ...] = (
         "tuning",
         "t",
         "tune",
-        "Try the suggested changes one by one, and keep those that win.",
+        "Try the suggested changes one by one, and keep those that are faster.",
         makes_sense=_running,
     ),
     Action("details", "d", "details", "Findings with their evidence, and code for your own program.", makes_sense=_has_run),
@@ -185,10 +185,10 @@ ACTIONS: tuple[Action, ...] = (
         "Profile a few steps: time by kernel class, a roofline, a trace for Perfetto.",
         makes_sense=_has_run,
     ),
-    Action("knobs", "k", "knobs", "Edit the settings of the run: apply them at once or try them.", makes_sense=_has_run),
+    Action("knobs", "k", "settings", "Edit the settings of the run: apply them at once or try them.", makes_sense=_has_run),
     Action("revert", "u", "revert", "Undo the last change that was kept.", makes_sense=_can_revert),
     Action("stop", "x", "stop", "End the tuning session, otherwise the run.", makes_sense=_can_stop),
-    Action("topology", "l", "links", "The topology of the GPUs, with NUMA nodes and CPUs.", makes_sense=_has_links),
+    Action("topology", "l", "links", "Links between the GPUs, with NUMA nodes and CPUs.", makes_sense=_has_links),
     Action(
         "baseline",
         "b",
@@ -210,12 +210,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("choose_previous", "up", "", "Select the suggestion above.", ("main",)),
     Action("choose_next", "down", "", "Select the suggestion below.", ("main",)),
     Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",)),
-    Action("edit", "enter", "edit", "Edit the value of the selected knob.", ("knobs",)),
-    Action("apply", "a", "apply", "Apply the edited values at once, without proof.", ("knobs",)),
+    Action("edit", "enter", "edit", "Edit the value of the selected setting.", ("knobs",)),
+    Action("apply", "a", "apply", "Apply the edited values at once, without a trial.", ("knobs",)),
     Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
-    Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected knob.", ("knobs",), bar="backspace"),
+    Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected setting.", ("knobs",), bar="backspace"),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
-    Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_may_tune),
+    Action("begin", "enter", "begin", "Start a tuning session on the current run.", ("tuning",), makes_sense=_may_tune),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
     Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
     Action(
@@ -251,11 +251,11 @@ def for_answer(view: View) -> list[tuple[str, str]]:
     by_id = {action.id: action for action in ACTIONS}
     labels = [
         ("cancel_trial", "cancel"),
-        ("try_selected", "prove"),
-        ("details", "why"),
+        ("try_selected", "try"),
+        ("details", "details"),
         ("output", "output"),
         ("scenarios", "scenarios"),
-        ("knobs", "knobs"),
+        ("knobs", "settings"),
     ]
     run = view.run
     failed = run is not None and run.state == "failed"
@@ -268,7 +268,7 @@ def for_answer(view: View) -> list[tuple[str, str]]:
         useful |= {"details"} if run.findings else set()
     offers = [(_named(by_id[name].keys), label) for name, label in labels if name in useful and by_id[name].makes_sense(view)]
     several = not failed and len(facts.suggestions(view)) > 1 and facts.running_trial(view) is None
-    another = "next option" if facts.healthy(run) is not None else "next cause"
+    another = "next option" if facts.healthy(run) is not None else "next finding"
     return [*offers, (_named(by_id["choose_next"].keys), another)] if several and _running(view) else offers
 
 

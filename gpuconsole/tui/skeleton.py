@@ -166,7 +166,7 @@ def _band(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:
 
 
 def _side(layout: Plan, width: int) -> list[Row]:
-    return panel("diagnosis", [], [], width, layout.causes, layout.boxed) + panel("tried", [], [], width, layout.tried, layout.boxed)
+    return panel("findings", [], [], width, layout.causes, layout.boxed) + panel("tried", [], [], width, layout.tried, layout.boxed)
 
 
 def ansi(rows: list[Row]) -> str:

@@ -1,4 +1,4 @@
-"""The step account against an independent timing of the same loop."""
+"""The step breakdown against an independent timing of the same loop."""
 
 from __future__ import annotations
 

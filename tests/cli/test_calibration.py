@@ -125,6 +125,6 @@ def test_the_table_has_the_share_of_the_datasheet_and_the_load_of_others() -> No
     ]
     record = CalibrationRecord(machine.Machine("box", "cpu", 2, ()), "gpu:0", "2026-01-01T00:00:00Z", reached, 1.5, 1.4)
     lines = printed(calibration_report(record, gpu, now_s=1_800_000_000)).splitlines()
-    assert "other processes used 1.4 of 2 cores: these figures may be too low" in lines
+    assert "other processes used 1.4 of 2 cores: these numbers may be too low" in lines
     assert any("792 TFLOP/s" in line and "989 TFLOP/s" in line and " 80 % " in line for line in lines)
     assert any("n/a" in line and "one GPU in sight" in line for line in lines)

@@ -151,11 +151,11 @@ def test_the_command_line_is_not_in_the_snapshot(folder: Path, ran: dict[str, tu
         (("run", "--headless", "--output", "x", "--", "true"), "--output is for the screen"),
         (("run", "--headless", "--nnodes", "2", "--", "true"), "--nnodes does not go with a command after --"),
         (("tune", "--resume", "x", "--", "true"), "--resume does not go with a command after --"),
-        (("sweep", "--vary", "num_workers=0", "--", "true"), "--vary num_workers=0: expected KNOB=A,B"),
+        (("sweep", "--vary", "num_workers=0", "--", "true"), "--vary num_workers=0: expected NAME=A,B"),
         (("sweep", "--vary", "num_wokers=0,1", "--", "true"), "did you mean 'num_workers'?"),
         (("tune",), "tune needs a SCENARIO, or a command of your own: gpuconsole tune -- COMMAND"),
         (("run", "--try", "num_wokers=2", "--headless", "--", "true"), "did you mean 'num_workers'?"),
-        (("run", "--headless", "--restart-knob", "batch_size=--bs", "--", "true"), "expected KNOB={FLAG}"),
+        (("run", "--headless", "--restart-knob", "batch_size=--bs", "--", "true"), "expected NAME={FLAG}"),
         (("run", "--headless", "--restart-knob", "batch_size={--bs}", "--", "true"), "--restart-knob goes with --headless and --try"),
         (
             ("run", "--headless", "--restart-knob", "batch_size={--bs}", "--try", "optim=adamw", "--", "true"),

@@ -62,7 +62,7 @@ def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
-    text, snapshot = until_said(tmp_path, "win, kept", "tune", "--only", "num_workers", "--certificate", "c.json")
+    text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--certificate", "c.json")
     certificate = json.loads((tmp_path / "c.json").read_text())
     assert certificate["scenario"] == "starved.py" and certificate["command_digest"]
     assert certificate["stopped"] == "the job has ended"

@@ -45,7 +45,7 @@ def test_a_reason_names_the_command_and_the_workload() -> None:
     with pytest.raises(UsageError, match=r"--probe goes with a command of your own: gpuconsole tune -- COMMAND ARGS\.\.\."):
         parse(["tune", "train-gpt", "--probe"])
     args = parse(["run", "serve-chat", "--headless", "--nnodes", "2"])
-    with pytest.raises(UsageError, match=r"--nnodes is for workloads .*; serving\.http runs in one"):
+    with pytest.raises(UsageError, match=r"--nnodes is for scenarios .*; serving\.http runs in one"):
         check(args, "serving", "one process", workload="serving.http")
 
 

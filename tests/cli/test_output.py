@@ -54,7 +54,7 @@ def test_when_a_result_has_colours(
 
 
 def test_colours_change_no_column() -> None:
-    table = Table([Column("change"), Column("gain", ">")], [[("a", "good"), ("1.5x", "alert")]])
+    table = Table([Column("change"), Column("speedup", ">")], [[("a", "good"), ("1.5x", "alert")]])
     report = [labelled("error", "x\x1b[31m", "alert"), text("words"), table]
     shown = printed(report, paint=ansi)
     without = shown

@@ -38,8 +38,8 @@ def test_json_has_every_figure(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((*CHECK, "--device-name", "NVIDIA L5"), ["--device-name 'NVIDIA L5'", "no datasheet figures", "known:", "L40S", "H200"]),
-        ((*CHECK, "--device-name", "AMD EPYC"), ["no datasheet figures", "RTX 4090"]),
+        ((*CHECK, "--device-name", "NVIDIA L5"), ["--device-name 'NVIDIA L5'", "no datasheet numbers", "known:", "L40S", "H200"]),
+        ((*CHECK, "--device-name", "AMD EPYC"), ["no datasheet numbers", "RTX 4090"]),
         ((*CHECK, "nothing", "--device-name", "NVIDIA L4"), ["there is no scenario 'nothing'"]),
         (("scenarios", "--device-name", "NVIDIA L4"), ["--device-name needs --check"]),
     ],

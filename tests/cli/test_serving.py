@@ -148,8 +148,8 @@ def test_degraded_figures_fail_the_command_where_valid_figures_are_required(cli:
     url = ("--url", f"{fake_server}/every-other", *ONE_BY_ONE, "--device", "cpu")
     done = cli("run", "serve-chat", *url, "--headless", "--require-valid", "--duration", "3", "--set", "output_tokens=8")
     assert done.returncode == 1 and "gpuconsole: run 1 is degraded: " in done.stderr
-    assert done.stdout.splitlines()[1].split()[:2] == ["figures", "degraded:"], "the first line of the summary"
-    assert "no fault found" not in done.stdout and "no conclusion: the figures are degraded: " in done.stdout
+    assert done.stdout.splitlines()[1].split()[:2] == ["numbers", "degraded:"], "the first line of the summary"
+    assert "no fault found" not in done.stdout and "no conclusion: the numbers are degraded: " in done.stdout
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_the_run_waits_for_a_server_that_starts_slowly(cli: Cli, fake_server: st
         (("serve-chat", "--set", "server=vllm", "--vllm-python", "/nowhere/python"), "is not a program that can be run"),
         (("serve-chat", "--prompts", "/nowhere.jsonl"), "--prompts /nowhere.jsonl: No such file or directory"),
         (("serve-chat", "--prompts", __file__), "line 1: Expected `object`, got `str`"),
-        (("serve-chat", "--set", "batch_size=3"), "has no knob 'batch_size'"),
+        (("serve-chat", "--set", "batch_size=3"), "has no setting 'batch_size'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(cli: Cli, words: tuple[str, ...], reason: str) -> None:
@@ -352,7 +352,7 @@ def test_a_python_without_vllm_is_named(cli: Cli) -> None:
 
 def test_vllm_needs_a_model(cli: Cli, tmp_path: Path) -> None:
     done, _ = with_vllm(cli, tmp_path)
-    assert done.returncode == 1 and "server=vllm needs a model: --model NAME, or a folder" in done.stderr
+    assert done.returncode == 1 and "server=vllm needs a model: --model NAME, or a directory" in done.stderr
 
 
 def started(words: list[str], errors: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

@@ -45,8 +45,8 @@ def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
 
 def test_bad_usage_is_reported_in_one_line(cli: Cli) -> None:
     for words, reason in (
-        (("--vary", "no_such=1,2"), "has no knob 'no_such'"),
-        (("--vary", "batch_size=1"), "expected KNOB=A,B,..."),
+        (("--vary", "no_such=1,2"), "has no setting 'no_such'"),
+        (("--vary", "batch_size=1"), "expected NAME=A,B,..."),
         (("--vary", "batch_size=1,x"), "batch_size"),
         (("--vary", "batch_size=1,2", "--repeat", "1"), "must be 2 or more"),
     ):

@@ -58,8 +58,8 @@ def test_bad_usage_is_reported_in_one_line(cli: Cli, tmp_path: Path) -> None:
     for words, reason in (
         (("tune", "no-such"), "no-such"),
         (("tune", "train-gpt", "--resume", str(tmp_path / "no.json")), "not a certificate"),
-        (("tune", "train-gpt", "--only", "optim,no_such"), "--only no_such: no knob of train-gpt"),
-        (("tune", "train-gpt", "--only", ","), "argument --only: names no knob"),
+        (("tune", "train-gpt", "--only", "optim,no_such"), "--only no_such: no setting of train-gpt"),
+        (("tune", "train-gpt", "--only", ","), "argument --only: names no setting"),
         (("verify", str(tmp_path / "gone.json")), "cannot be read"),
         (("verify", str(tmp_path / "no.json"), "--record", str(tmp_path / "f.jsonl")), "--record goes with --measure"),
         (("tune", "train-gpt", "--record", str(tmp_path / "no" / "f.jsonl")), "--record"),

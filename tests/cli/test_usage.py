@@ -16,10 +16,10 @@ from tests.conftest import Cli
     ("args", "words"),
     [
         (["run", "train-gtp", "--headless"], ["did you mean 'train-gpt'"]),
-        (["run", "train-gpt", "--headless", "--set", "batchsize=4"], ["no knob 'batchsize'", "did you mean 'batch_size'"]),
+        (["run", "train-gpt", "--headless", "--set", "batchsize=4"], ["no setting 'batchsize'", "did you mean 'batch_size'"]),
         (["run", "train-gpt", "--headless", "--set", "precision=bf61"], ["fp32|tf32|bf16", "did you mean 'bf16'"]),
-        (["run", "train-gpt", "--headless", "--set", "batch_size"], ["KNOB=VALUE"]),
-        (["run", "train-gpt", "--headless", "--try", "num_workers=2"], ["no knob 'num_workers'"]),
+        (["run", "train-gpt", "--headless", "--set", "batch_size"], ["NAME=VALUE"]),
+        (["run", "train-gpt", "--headless", "--try", "num_workers=2"], ["no setting 'num_workers'"]),
         (["run", "train-gpt", "--headless", "--snapshot", "no/such/folder/s.json"], ["--snapshot", "cannot be written"]),
         (["run", "train-gpt", "--headless", "--record", "/proc/r.jsonl"], ["--record", "cannot be written"]),
         (["run", "train-gpt", "--headless", "--duration", "soon"], ["not a number"]),
@@ -81,7 +81,7 @@ def test_a_bad_scenario_file_names_file_key_and_what_is_allowed(cli: Cli, tmp_pa
     (tmp_path / "mine.toml").write_text('name = "mine"\ntitle = "t"\nworkload = "training.gpt"\nsummary = "s"\n[knobs]\nbatchsize = 3\n')
     done = cli("run", "./mine.toml", "--headless")
     assert done.returncode == 2
-    assert "mine.toml: [knobs] training.gpt has no knob 'batchsize' (did you mean 'batch_size'?)" in done.stderr
+    assert "mine.toml: [knobs] training.gpt has no setting 'batchsize' (did you mean 'batch_size'?)" in done.stderr
 
 
 def test_without_torch_one_line_says_what_to_install(cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training loop on a simulated card: its time account, its waits, its memory, and probes that change nothing."""
+"""The training loop on a simulated card: its step breakdown, its waits, its memory, and probes that change nothing."""
 
 from __future__ import annotations
 

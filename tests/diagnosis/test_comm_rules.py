@@ -101,3 +101,4 @@ def test_of_late_data_and_slower_passes_the_larger_loss_is_named() -> None:
     assert "rank 0 takes 100 % longer" in data.summary and "data" in data.summary and data.recoverable_ratio == pytest.approx(0.5)
     passes = check("comm.straggler", case({**STEP, **EVEN, **slower, "comm.late_s": 0.03, "ranks.busy_ratio": 1.5, "ranks.busiest": 1.0}))
     assert "rank 1 takes 30 % longer" in passes.summary and "backward" in passes.summary
+    assert data.summary.endswith("Give rank 0 less work, or check its loader") and passes.summary.endswith("or check its device")

@@ -1,4 +1,4 @@
-"""Passive signals of a user's own job: the same names as the probes' signals, from the step account and the counters of the agent."""
+"""Passive signals of a user's own job: the same names as the probes' signals, from the step breakdown and the counters of the agent."""
 
 from __future__ import annotations
 

@@ -73,6 +73,12 @@ def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
     starved = case(data_wait_ratio=0.4, mfu_ratio=0.3, probe__cached_pass_s=0.055, **loader(400, 380, 0.99))
     assert firing(starved) == ["input.too_few_workers"]
     assert top(starved).suggestions[0].changes == {"num_workers": 1}
+    assert top(starved).summary.endswith("Loading in the training process is the bottleneck; a core is free")
+    several = [case(knobs={"num_workers": n}, data_wait_ratio=0.4, mfu_ratio=0.3, **loader(400, 400 * (n + 1) / n, 0.99)) for n in (1, 2)]
+    assert [top(one).summary.partition(". ")[2] for one in several] == [
+        "Loading with 1 worker is the bottleneck; a core is free",
+        "Loading with 2 workers is the bottleneck; a core is free",
+    ]
 
 
 def test_a_computing_loader_without_a_free_core_is_the_transform() -> None:

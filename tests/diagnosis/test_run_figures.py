@@ -45,7 +45,7 @@ def session(facts: dict[str, float] = FACTS) -> list[AnyEvent]:
     """Two processes, of which the second is slow: the first waits for it in every step."""
     signals = {
         "memory.parameters_bytes": Signal(8_000_000.0, "bytes", "probe"),
-        "step_s": Signal(0.1, "s", "step account"),
+        "step_s": Signal(0.1, "s", "step breakdown"),
         "comm.straggler_ratio": Signal(2.0, "x", "probe P8"),
         "comm.slowest_rank": Signal(1.0, "", "probe P8"),
     }
@@ -112,7 +112,7 @@ def test_one_process_has_no_table_of_processes_and_without_facts_there_are_no_mo
 def test_the_attainable_rate_is_in_the_view_in_the_snapshot_and_in_diagnose(tmp_path: Path) -> None:
     state = stored([*session({**FACTS, "peak_flops_per_s": 2e11}), RunClosed(17.0, "1", "finished")])
     shown = Reader(state).run()
-    assert shown.attainable is not None and share_text(shown).endswith("of attainable")
+    assert shown.attainable is not None and share_text(shown).endswith("of hardware limit")
     snapshot = Reader(state).snapshot()
     assert snapshot.runs[0].attainable == shown.attainable
     file, again = tmp_path / "a.json", tmp_path / "b.json"

@@ -49,7 +49,7 @@ def test_a_wait_without_a_cause_is_named_with_what_is_missing() -> None:
     told = printed(firing_report(run))
     assert "no conclusion: 72 % of each step waits for data, and no rule names the cause" in told
     assert "possible causes: too few workers, slow storage, or costly transforms" in told
-    assert "probe.loader_cpu_ratio" in told.partition("missing: ")[2] and "a longer run may give the figures" in told
+    assert "probe.loader_cpu_ratio" in told.partition("missing: ")[2] and "a longer run may give the numbers" in told
 
 
 def test_while_a_probe_is_due_the_cause_is_not_known_yet() -> None:

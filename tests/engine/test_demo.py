@@ -27,7 +27,7 @@ def test_the_demo_finds_proves_and_keeps() -> None:
     assert steps == [1, 2, 3, 4] and view.recording
     (trial,) = view.trials
     assert trial.verdict == "win" and trial.kept and trial.changes == {"num_workers": 2}
-    assert narrate(view)[1].startswith("Proven and kept")
+    assert narrate(view)[1].startswith("Faster: kept")
     assert [run.changes for run in view.runs] == [{}, {"num_workers": 2}]
     assert view.run is not None and view.run.findings
     assert not any(process.command for process in view.processes)

@@ -132,7 +132,7 @@ def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_no
         with pytest.raises(SessionError, match="did you mean 'train-gpt'"):
             await engine.start("train-gtp", {})
         await running(engine)
-        with pytest.raises(SessionError, match="no knob 'bath_size'"):
+        with pytest.raises(SessionError, match="no setting 'bath_size'"):
             await engine.set_knobs({"bath_size": 3})
         with pytest.raises(SessionError, match="already in force"):
             await engine.set_knobs({"batch_size": 2})

@@ -282,7 +282,7 @@ def test_a_file_that_cannot_be_read_does_no_harm_to_a_run(folder: Path) -> None:
 
 
 def test_a_renamed_set_of_defaults_is_still_the_same_measurement(folder: Path) -> None:
-    """The scenario has since been given the very values that were set by hand: all knobs are equal, so they compare."""
+    """The scenario has since been given the very values that were set by hand: all settings are equal, so they compare."""
     keep_run(folder, KEY, {"batch_size": 16}, "tokens/s", RUN)
     found = look_up(msgspec.structs.replace(KEY, changed={}), {"batch_size": 16})
     assert found.baseline is not None
@@ -303,7 +303,7 @@ def test_a_run_whose_figures_are_not_valid_is_no_baseline_and_has_no_verdict(
         found = session.state.records[-1].run.baseline
         assert found is not None and found.verdict == {"degraded": "undecided", "invalid": None}[verdict]
         assert "the load generator waited for a CPU 38 % of the time" in found.words
-        reason = f"its figures are {verdict}: the load generator waited for a CPU 38 % of the time"
+        reason = f"its numbers are {verdict}: the load generator waited for a CPU 38 % of the time"
         assert session.comparing.failed == [f"run 4 is not kept as a baseline: {reason}"]
         with pytest.raises(SessionError, match="run 4 cannot be a baseline"):
             await session.comparing.keep()

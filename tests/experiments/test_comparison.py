@@ -23,9 +23,9 @@ def run(rate: float, seed: int = 0, noise: float = 0.01, points: int = 30, **kno
     draw = random.Random(seed)
     values = [rate / 10] * 5 + [rate * draw.gauss(1, noise) for _ in range(points - 5)]
     series = {
-        "workload.tokens_per_s{device=cpu}": SeriesData([float(n + 1) for n in range(points)], values, "step account"),
+        "workload.tokens_per_s{device=cpu}": SeriesData([float(n + 1) for n in range(points)], values, "step breakdown"),
         "workload.step_time_s{device=cpu}": SeriesData(
-            [float(n + 1) for n in range(points)], [1 / value for value in values], "step account"
+            [float(n + 1) for n in range(points)], [1 / value for value in values], "step breakdown"
         ),
         "host.io_pressure_ratio{device=cpu}": SeriesData([1.0], [0.0], "/proc"),
     }

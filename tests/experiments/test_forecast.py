@@ -90,7 +90,7 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(m
         try:
             await engine.start("serve-chat", {"d_model": 64, "n_layer": 1, "output_tokens": 16})
             await until(lambda: engine.view().running_s > 3, 60, "the run runs")
-            with pytest.raises(SessionError, match=r"no trial: it would take .* and the predicted gain is 1.00-1.00x"):
+            with pytest.raises(SessionError, match=r"no trial: it would take .* and the predicted speedup is 1.00-1.00x"):
                 await engine.try_change({"enable_prefix_caching": False}, Interval(1.001, 1.002))
             begun = time.monotonic()
             trial = await engine.try_change({"enable_prefix_caching": False}, None, limits=limits)

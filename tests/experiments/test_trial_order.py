@@ -108,5 +108,5 @@ def test_real_effects_are_found_in_a_rhythm() -> None:
 
 def test_reports_name_the_order_that_a_trial_had() -> None:
     trial = Trial("1", "1", {"batch_size": 8}, "done")
-    assert trial.way == "live ABBA", "a file of an earlier version"
+    assert trial.way == "live, fixed order", "a file of an earlier version"
     assert msgspec.structs.replace(trial, order_seed=7).way == "live, random order"

@@ -176,7 +176,7 @@ def test_the_end_names_the_change_of_a_job_that_needs_permission_and_the_experim
     assert "Left alone: num_workers 0 -> 2   predicted 1.50-2.50x: it changes numerics" in words
     assert "--allow-numerics allows it (on the screen: N)." in " ".join(words.split())
     assert certificate.stopped == (
-        "no other change is predicted to gain 5 %; short experiments in the job may find more: --probe allows them (on the screen: P)"
+        "no other change is predicted to gain 5 %; probes in the job may find more: --probe allows them (on the screen: P)"
     )
 
 

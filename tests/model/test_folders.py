@@ -58,7 +58,7 @@ def test_a_cache_below_a_folder_that_everybody_can_write_is_refused_in_one_line(
     (home / "cache").mkdir()
     (home / "cache").chmod(0o777)
     monkeypatch.setattr(folders.pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))  # no second candidate
-    with pytest.raises(NoPrivateFolder, match=r"everybody can write .*Set XDG_RUNTIME_DIR to a folder of yours") as raised:
+    with pytest.raises(NoPrivateFolder, match=r"everybody can write .*Set XDG_RUNTIME_DIR to a directory of yours") as raised:
         data_folder()
     assert "\n" not in str(raised.value)
 

@@ -19,15 +19,15 @@ def test_parses_typed_values(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("batchsize=8", ["no knob 'batchsize'", "did you mean 'batch_size'"]),
+        ("batchsize=8", ["no setting 'batchsize'", "did you mean 'batch_size'"]),
         ("batch_size=0", ["batch_size", "int 1..65536"]),
         ("batch_size=many", ["batch_size", "int 1..65536"]),
         ("batch_size=2.5", ["batch_size"]),
         ("precision=bf61", ["fp32|tf32|bf16", "did you mean 'bf16'"]),
         ("log_gradients=maybe", ["true|false"]),
         ("storage_latency_ms=nan", ["storage_latency_ms"]),
-        ("batch_size", ["KNOB=VALUE"]),
-        ("num_workers=2", ["no knob"]),
+        ("batch_size", ["NAME=VALUE"]),
+        ("num_workers=2", ["no setting"]),
     ],
 )
 def test_bad_input_is_one_line_that_names_what_is_allowed(text: str, words: list[str]) -> None:

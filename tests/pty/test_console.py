@@ -90,7 +90,7 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
         terminal.press("?")
         terminal.wait_for("Help")
         terminal.press("escape")
-        terminal.wait_for("diagnosis", "tried")
+        terminal.wait_for("findings", "tried")
         terminal.press("q")
         assert terminal.wait_exit() == 1  # the workload failed
 
@@ -98,7 +98,7 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
 def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, "--set", "log_every=20") as terminal:
         terminal.press("k")
-        terminal.wait_for("Knobs", "log_every")
+        terminal.wait_for("Settings", "log_every")
         terminal.press("/", "log_every", "enter")
         terminal.wait_for("filter: log_every")
         terminal.press("enter")

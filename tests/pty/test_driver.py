@@ -40,7 +40,7 @@ def tour(*terminals: Terminal) -> Iterator[str]:
         ("?", "Reading the screen"),
         ("s", "A loader that cannot keep up"),
         ("k", "prefetch_factor"),
-        ("d", "Findings in detail"),
+        ("d", "Details"),
     ):
         for pressed, shown_words in ((key, (words,)), ("escape", MAIN)):
             for terminal in terminals:
@@ -50,7 +50,7 @@ def tour(*terminals: Terminal) -> Iterator[str]:
     for columns, rows in ((90, 30), (40, 12), (120, 40)):
         for terminal in terminals:
             terminal.resize(columns, rows)
-        all_show("gpuconsole", "causes", "q quit")
+        all_show("gpuconsole", "findings", "q quit")
         for terminal in terminals:
             wait_until(partial(_fills, terminal, rows), 10, "the last row")
         yield f"{columns} x {rows}"

@@ -258,7 +258,7 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
         terminal.wait_for("same samples", "[Enter]")
         terminal.press("enter")
         terminal.wait_for("on trial", timeout_s=30)
-        terminal.wait_for("win, kept", timeout_s=60)
+        terminal.wait_for("faster: kept", timeout_s=60)
         (tmp_path / "end").touch()
         terminal.wait_gone("agent on")
         terminal.press("q")

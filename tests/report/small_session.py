@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden" / "session.md"
 KNOBS: Knobs = {"batch_size": 16, "num_workers": 0, "precision": "fp32"}
 WAITS = Finding(
     "input.slow_storage", "fires", "The DataLoader waits for storage", 0.54, "high", "a step waits 54 % of its time for data",
-    (Evidence("data_wait_ratio", 0.54, "ratio", 0.1, "step account, n=28"), Evidence("step_s", 0.165, "s", None, "step account, n=28")),
+    (Evidence("data_wait_ratio", 0.54, "ratio", 0.1, "step breakdown, n=28"), Evidence("step_s", 0.165, "s", None, "step breakdown, n=28")),
     (Suggestion({"num_workers": 2}, Interval(1.66, 2.74), "waiting workers need no core", "DataLoader(dataset, ..., num_workers=2)"),),
 )  # fmt: skip
 CLEAR = Finding("host.logging_io", "clear", "Logging costs little time", summary="logging takes 0.3 % of a step")
@@ -35,7 +35,7 @@ def run(number: str, rate: float, begun_s: float, seconds: int, phases: dict[str
             samples_per_s=Distribution(rate, rate * 0.05, 8, rate), step_time_s=Distribution(step, 0.004, 30, step, step * 1.05, step * 1.08, step * 1.1),
             phases_ratio=phases, steps=30, memory_peak_bytes=578e6, overhead_s_per_step=236e-6,
         ),
-        series={"workload.samples_per_s{device=cpu}": SeriesData([begun_s + n for n in range(1, seconds + 1)], [rate + n % 3 for n in range(seconds)], "step account")},
+        series={"workload.samples_per_s{device=cpu}": SeriesData([begun_s + n for n in range(1, seconds + 1)], [rate + n % 3 for n in range(seconds)], "step breakdown")},
         unavailable={"workload.tokens_per_j": "the device reports no power"},
     )  # fmt: skip
 

@@ -46,13 +46,13 @@ def situation(name: str) -> View:
         ("finding", "Too few DataLoader workers: 61 % recoverable   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
         ("healthy", "No fault found so far", "11 rules are clear, 1 has no data   missing: comm_ratio"),
         ("trial", "Too few DataLoader workers: 61 % recoverable", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
-        ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: the rate is not steady yet"),
-        ("well", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   Now: Compute-bound and healthy", "optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x"),
+        ("kept", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept", "Measuring: the rate is not steady yet"),
+        ("well", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept   Now: Compute-bound and healthy", "optional, changes numerics: compute in bf16   predicted 1.10-1.25x   precision fp32 -> bf16"),
         ("tuning", "fp32 products on a device with tensor cores: 22 % recoverable", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
-        ("starting", "Starting: building the model 124 M parameters", "The first figures follow the first steps."),
+        ("starting", "Starting: building the model 124 M parameters", "The first numbers follow the first steps."),
         ("failed", "Failed: out of memory at batch_size 32", "the worker ended with exit code 1"),
         ("server-down", "The server has not answered for 12 s: connection refused", "No conclusion while the server does not answer."),
-        ("degraded", "The figures are degraded: ", "No conclusion"),
+        ("degraded", "The numbers are degraded: ", "No conclusion"),
     ],
 )  # fmt: skip
 def test_each_state_has_its_own_answer(name: str, head: str, more: str) -> None:
@@ -64,7 +64,7 @@ def test_each_state_has_its_own_answer(name: str, head: str, more: str) -> None:
 def test_no_run_is_without_a_fault_while_an_experiment_runs() -> None:
     """Its result may be the first that a rule needs."""
     view = msgspec.structs.replace(situation("healthy"), probing="loader_alone")
-    assert rows(view)[0].startswith("▌Measuring: a short experiment runs")
+    assert rows(view)[0].startswith("▌Measuring: a probe runs")
     assert guide(view, keys.written()) == (2, "Wait for the finding. The console measures where the time goes.")
 
 
@@ -87,10 +87,10 @@ def test_the_first_win_has_a_last_hint_that_says_what_to_do_with_it() -> None:
     trial = next(one for one in view.trials if one.kept)
     first = msgspec.structs.replace(view, trials=(trial,))
     assert view.run is not None
-    words = "Proven and kept. e writes a snapshot, u reverts, q saves and quits."
+    words = "Faster: kept. e writes a snapshot, u reverts, q saves and quits."
     assert guide(first, keys.written()) == (4, words)
     job = msgspec.structs.replace(first, runs=(*view.runs[:-1], msgspec.structs.replace(view.run, workload="job")))
-    assert guide(job, keys.written()) == (4, "Proven and kept. q leaves, and prints the patch for your code.")
+    assert guide(job, keys.written()) == (4, "Faster: kept. q leaves, and prints the patch for your code.")
     assert all(len(f"step 4 of 4  {text}") <= 80 for _, text in (guide(first, keys.written()), guide(job, keys.written())))
     second = msgspec.structs.replace(trial, id="9")
     reverted = msgspec.structs.replace(trial, kept=False)
@@ -103,12 +103,11 @@ def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> 
     after = situation("well").runs[-1]
     view = msgspec.structs.replace(situation("well"), runs=(msgspec.structs.replace(after, changes={}),), trials=())
     first, second = rows(view)
-    assert first.startswith("▌Compute-bound and healthy") and first.endswith("Enter prove   d why")
-    assert second.startswith("▌optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x")
-    assert guide(view, keys.written()) == (2, "This run is healthy. Press s for an example with a fault.")
-    assert "diagnosis" in text(paint_diagnosis(view, "", 60, 12, True)).splitlines()[0]  # a healthy run has no causes
+    assert first.startswith("▌Compute-bound and healthy") and first.endswith("Enter try   d details")
+    assert second.startswith("▌optional, changes numerics: compute in bf16   predicted 1.10-1.25x   precision fp32 -> bf16")
+    assert guide(view, keys.written()) == (2, "This run is healthy. Press s for a scenario with a fault.")
     alone = msgspec.structs.replace(view.runs[-1], findings=after.findings[:1])
-    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌52 % of the peak, no wait above its threshold."
+    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌MFU 52 %   no bottleneck found"
 
 
 def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> None:
@@ -124,13 +123,13 @@ def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> N
     assert head(healthy, optional, disturbed).startswith(f"▌{healthy.title}   {disturbed.title}")
     after = msgspec.structs.replace(view.runs[-1], findings=[healthy, optional, disturbed])
     proven = rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], after)))[0]
-    assert proven.startswith("▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   The training thread waits for a CPU core")
+    assert proven.startswith("▌Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept   The training thread waits for a CPU core")
 
 
 def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> None:
     view = situation("kept")
     assert view.run is not None
-    proven = "▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]"
+    proven = "▌Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept"
     note = Finding("host.cpu_contention", "fires", "The training thread waits for a CPU core", note=True, summary="other programs use it")
     for state, findings, first, second in (
         ("running", [], "", "▌Measuring: "),
@@ -161,10 +160,10 @@ def test_a_long_cause_leaves_the_second_row_to_the_key_of_the_output() -> None:
 
 def test_the_keys_of_the_answer_are_those_that_work_now() -> None:
     for name, expected in (
-        ("finding", "Enter prove   d why   ↓ next cause"),
-        ("trial", "Esc cancel   d why"),
-        ("failed", "s scenarios   k knobs"),
-        ("healthy", "d why"),
+        ("finding", "Enter try   d details   ↓ next finding"),
+        ("trial", "Esc cancel   d details"),
+        ("failed", "s scenarios   k settings"),
+        ("healthy", "d details"),
     ):
         assert rows(situation(name))[0].endswith(expected)
     assert rows(idle_view())[0].startswith("▌Nothing is running") and "s scenarios" in rows(idle_view())[0]
@@ -185,7 +184,7 @@ def test_a_suggestion_that_was_tried_shows_its_outcome_and_no_prediction() -> No
     view = situation("tuning")
     done = msgspec.structs.replace(view.trials[0], state="done", verdict="no_gain")
     view = msgspec.structs.replace(view, trials=(done,), tuning=None)
-    assert "tried: 2.20x [1.90, 2.60] no gain, reverted" in rows(view)[1] and "predicted" not in rows(view)[1]
+    assert "tried: 2.20x [1.90, 2.60] not faster: reverted" in rows(view)[1] and "predicted" not in rows(view)[1]
 
 
 def test_a_job_without_its_agent_has_no_other_answer() -> None:
@@ -201,7 +200,7 @@ def test_the_share_of_the_attainable_rate_stands_next_to_the_throughput() -> Non
     view = gpu_view()
     run = msgspec.structs.replace(view.runs[-1], attainable=Attainable((RatePair("tokens", "tokens", "tokens/s", 41.0, 100.0),)))
     shown = msgspec.structs.replace(view, runs=(view.runs[0], run))
-    assert "18 240 tokens/s  41 % of attainable" in text(paint_header(shown, 120, 1))
+    assert "18 240 tokens/s  41 % of hardware limit" in text(paint_header(shown, 120, 1))
 
 
 # --- the chart ----------------------------------------------------------------------------------------------
@@ -307,15 +306,15 @@ def test_the_gain_since_the_start_is_the_proven_gain_where_trials_measured_it() 
         return gain.words if gain is not None else ""
 
     assert words([first], []) == ""
-    assert words([first, second], [one]) == "2.00x proven"
-    assert words([first, second, third], [one, two]) == "3.00x proven"
-    assert words([first, second, third], [one, two, back]) == "2.50x proven", "one trial of all changes"
+    assert words([first, second], [one]) == "2.00x in trials"
+    assert words([first, second, third], [one, two]) == "3.00x in trials"
+    assert words([first, second, third], [one, two, back]) == "2.50x in trials", "one trial of all changes"
     begun, undecided = (
         msgspec.structs.replace(back, state=state, verdict=None if state == "running" else "undecided") for state in ("running", "done")
     )
-    assert words([first, second, third], [one, begun]) == words([first, second, third], [one, undecided]) == "1.40x since start, not proven"
-    assert words([first, second, third], [one]) == "1.40x since start, not proven"
-    assert words([first, second], []) == "1.50x since start, not proven"
+    assert words([first, second, third], [one, begun]) == words([first, second, third], [one, undecided]) == "1.40x since start, no trial"
+    assert words([first, second, third], [one]) == "1.40x since start, no trial"
+    assert words([first, second], []) == "1.50x since start, no trial"
     assert words([first, second, after(second, 3, num_workers=0)], [one]) == "", "the settings of the start again"
 
 

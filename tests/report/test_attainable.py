@@ -16,7 +16,7 @@ def run(attainable: Attainable | None) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("reached", "words"), [(41.0, "41 % of attainable"), (3.21, "3.2 % of attainable"), (108.0, "108 % of attainable")]
+    ("reached", "words"), [(41.0, "41 % of hardware limit"), (3.21, "3.2 % of hardware limit"), (108.0, "108 % of hardware limit")]
 )
 def test_the_share_in_a_few_words(reached: float, words: str) -> None:
     known = run(Attainable((RatePair("samples", "samples", "samples/s", reached, 100.0),)))
@@ -36,7 +36,7 @@ STEP = Attainable(
     "max(FLOPs / peak, bytes / bandwidth)",
     "step",
     (
-        TimePart("attainable", "at the attainable rate", 0.1368),
+        TimePart("attainable", "at the hardware limit", 0.1368),
         TimePart("data_wait", "data wait", 0.0003, 16.0),
         TimePart("logging", "logging", 0.0004, 21.0),
         TimePart("kernels", "kernels below the roofline", 0.1199, 3430.0),
@@ -51,7 +51,7 @@ def test_the_waterfall_is_a_table_whose_rows_add_up_and_fit_80_columns() -> None
     rows = lay_out(report, 78)
     assert all(row_width(row) <= 78 for row in rows)
     words = ["".join(text for text, _ in row).rstrip() for row in rows]
-    assert words[0] == "attainable    57 % of attainable (7 487 tokens/s, limit: compute)"
+    assert words[0] == "limit         57 % of hardware limit (7 487 tokens/s, limit: compute)"
     shown = {line.split("  ")[1]: line for line in words if " % " in line and line.startswith("  ")}
     assert "2 smaller parts" in shown and "data wait" not in shown
     assert "-37.0" in shown["2 smaller parts"]

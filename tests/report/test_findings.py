@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.diagnosis.precedence import FIRST, rank
-from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.finding import Finding, Signal, Suggestion
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import (
@@ -52,7 +52,18 @@ def test_a_note_with_a_predicted_gain_does_not_say_that_nothing_can_be_recovered
     note = Finding("gpu.compute_bound_healthy", "fires", "No bottleneck found", note=True)
     assert stake(note) == "nothing to recover"
     optional = msgspec.structs.replace(note, suggestions=FP32.suggestions)
-    assert stake(optional) == "optional"
+    assert stake(optional) == "optional: changes numerics, 1.10-1.25x"
+    unpredicted = Suggestion({"num_workers": 2}, None, "", "")
+    assert stake(msgspec.structs.replace(note, suggestions=(unpredicted,))) == "optional"
+
+
+def test_code_to_copy_stands_under_the_place_where_it_goes() -> None:
+    """A flag of a model server is no code of the user's own."""
+    places = {"num_workers": "in your own code:", "num_gpu_blocks_override": "server flags:", "concurrency": "in your client:"}
+    for knob, words in places.items():
+        change = Suggestion({knob: 4}, None, "", "the code")
+        page = printed(finding_report(1, msgspec.structs.replace(STARVED, suggestions=(change,)), of(STARVED).runs[-1]))
+        assert f"{words}\n" in page, page
 
 
 def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:

@@ -84,7 +84,7 @@ def test_markdown_has_the_first_the_last_and_the_largest_value() -> None:
 def test_a_run_with_one_reading_has_a_report() -> None:
     session = job((3.0,))
     throughput = session.runs[0].series["workload.samples_per_s{device=cpu}"]
-    session.runs[0].series["workload.samples_per_s{device=cpu}"] = SeriesData(throughput.t[:1], throughput.v[:1], "step account")
+    session.runs[0].series["workload.samples_per_s{device=cpu}"] = SeriesData(throughput.t[:1], throughput.v[:1], "step breakdown")
     assert "4.00 GiB" in markdown_page(session_document(session))
     assert "<svg" in html_page(session_document(session))
 

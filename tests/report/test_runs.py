@@ -65,7 +65,7 @@ def test_the_verdict_stays_while_runs_continue_one_another() -> None:
     kept = msgspec.structs.replace(view, trials=view.trials[:1])  # on run 1, which run 2 continues
     shown = facts.shown_trial(kept)
     assert shown is not None
-    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  win, kept" in text(paint_done(shown, 100))
+    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  faster: kept" in text(paint_done(shown, 100))
     again = msgspec.structs.replace(view.runs[-1], id="3", changes={})
     assert facts.shown_trial(msgspec.structs.replace(kept, runs=(*view.runs, again))) is None
 
@@ -93,7 +93,7 @@ def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a
 
 
 def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> None:
-    finding = Finding("input.jitter", "cant_tell", "No single slow samples", missing=["step_s"])
+    finding = Finding("input.jitter", "cant_tell", "No slow samples stall the DataLoader", missing=["step_s"])
     job = Run("1", "train.py", JOB, {}, "cpu", "finished", summary=Summary(steps=74), findings=[finding])
     words = "diagnosis: no conclusion: the job ended before its step time was steady, after 74 steps"
     assert printed(firing_report(job)) == words

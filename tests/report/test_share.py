@@ -196,7 +196,7 @@ def test_a_folded_title_is_read_as_written() -> None:
     for run in made.runs:
         run.scenario = "it's <b>"
     written = markdown_page(session_document(made))
-    assert "knobs of it's &lt;b&gt; on cpu</summary>" in written and "x27" not in written
+    assert "settings of it's &lt;b&gt; on cpu</summary>" in written and "x27" not in written
 
 
 def test_backquotes_do_not_end_a_code_block() -> None:
@@ -210,7 +210,8 @@ def test_the_answer_is_the_cause_that_the_kept_change_cured() -> None:
     headline = DOCUMENTS["small"].answers[0][1]
     assert (headline.headline, headline.cost) == ("The DataLoader waits for storage", "54 % recoverable: 90.0 of the 167 ms of each step")
     assert (
-        "".join(words for words, _ in headline.fixes[0]) == "use 2 DataLoader workers (num_workers 0 -> 2)  2.01x [1.94, 2.08]  win, kept"
+        "".join(words for words, _ in headline.fixes[0])
+        == "use 2 DataLoader workers (num_workers 0 -> 2)  2.01x [1.94, 2.08]  faster: kept"
     )
     changed = small_session()
     changed.trials[0] = msgspec.structs.replace(changed.trials[0], changes_training=True)
@@ -227,17 +228,17 @@ def test_a_change_that_helped_without_a_finding_is_the_answer() -> None:
     made = small_session()
     made.runs[0].findings = []
     found = session_document(made).answers[0][1]
-    assert found.headline == "Proven: use 2 DataLoader workers: 2.01x [1.94, 2.08]" and "no rule" in found.cost
+    assert found.headline == "Use 2 DataLoader workers: 2.01x [1.94, 2.08]  faster: kept" and "no rule" in found.cost
 
 
 def test_the_kind_of_the_device_is_on_the_page() -> None:
-    assert DOCUMENTS["small"].labels == ["CPU: no figure is GPU data"]
+    assert DOCUMENTS["small"].labels == ["CPU: no number is GPU data"]
     simulated = small_session()
     simulated.runs[0].device = simulated.runs[1].device = "gpu:0"
     simulated.environment.devices = [Device("gpu:0", "simulated NVIDIA H100")]
     simulated.recording = True
     labels = session_document(simulated).labels
-    assert labels == ["simulated GPU: no figure is GPU data", "recording: a replay of an earlier session"]
+    assert labels == ["simulated GPU: no number is GPU data", "recording: a replay of an earlier session"]
     page = Page(html_page(session_document(simulated))).text
     assert all(label in page for label in labels)
 
@@ -282,7 +283,7 @@ def test_a_report_that_is_too_long_for_an_issue_tracker_says_so(monkeypatch: pyt
 def test_the_waterfall_begins_at_the_attainable_rate_and_ends_at_the_reached_rate() -> None:
     made = small_session()
     parts = (
-        TimePart("attainable", "at the attainable rate", 0.04),
+        TimePart("attainable", "at the hardware limit", 0.04),
         TimePart("data_wait", "data wait", 0.13, 70.0),
         TimePart("early", "early", -0.01, note="ahead"),
     )
@@ -292,9 +293,9 @@ def test_the_waterfall_begins_at_the_attainable_rate_and_ends_at_the_reached_rat
     document = session_document(made)
     (section,) = (one for one in document.sections if one.title == "What this hardware could reach")
     fall = section.blocks[0]
-    assert isinstance(fall, Waterfall) and fall.title == "before: 24 % of attainable"
+    assert isinstance(fall, Waterfall) and fall.title == "before: 24 % of hardware limit"
     assert [(row.label, round(row.start_s, 3), row.duration, row.cost) for row in fall.rows] == [
-        ("at the attainable rate", 0.0, "40.0 ms", ""), ("data wait", 0.04, "130 ms", "-70.0 samples/s"), ("early", 0.17, "-10.0 ms", ""),
+        ("at the hardware limit", 0.0, "40.0 ms", ""), ("data wait", 0.04, "130 ms", "-70.0 samples/s"), ("early", 0.17, "-10.0 ms", ""),
         ("at the reached rate", 0.0, "160 ms", ""),
     ]  # fmt: skip
     page = Page(html_page(document))

@@ -283,10 +283,10 @@ def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
     run = run_now(session.state, session.state.record)
     run = msgspec.structs.replace(run, findings=[Finding("serve.seats_too_few", "clear", "Enough seats")])
     _, first, *rest = run_text(run, []).splitlines()
-    assert first == "  figures       degraded: the load generator waited for a CPU 38 % of the time"
+    assert first == "  numbers       degraded: the load generator waited for a CPU 38 % of the time"
     text = "\n".join(rest)
     assert "the client waited for a CPU 38 % of the time: the latencies, TTFT most of all, are too high and not reliable" in text
-    assert "no conclusion: the figures are degraded: the load generator waited for a CPU 38 % of the time" in text
+    assert "no conclusion: the numbers are degraded: the load generator waited for a CPU 38 % of the time" in text
     assert "no fault found" not in text
     assert "No rule fires" not in printed(details_report(run))
 
@@ -303,7 +303,7 @@ def test_a_comparison_names_the_doubt_and_judges_no_invalid_run() -> None:
     good = make_snapshot(session.state, session.state.environment, session.t).runs[0]
     bad = msgspec.structs.replace(good, validity=Validity("invalid", ["no request was answered"]))
     found = compare(good, bad, (Environment(), Environment()), ("a", "b"))
-    assert found.doubts == ["after: its figures are invalid: no request was answered"]
+    assert found.doubts == ["after: its numbers are invalid: no request was answered"]
     assert {one.verdict for one in found.metrics} == {"not judged"}
     assert compare(good, good, (Environment(), Environment()), ("a", "b")).doubts == []
 

@@ -16,7 +16,9 @@ FIGURES = [
     Figure("flops.per_sample", "Model FLOPs of a sample", "FLOP", 7.36e8, 7.0e8, "6 N + 12 L d T a token", "FlopCounterMode"),
     Figure("mfu.flops", "MFU: FLOPs over the peak", "ratio", 0.31, None, "FLOPs / peak", note=LONG_NOTE),
     Figure("mfu.tensor_active", "MFU: share of time that tensor cores were active", "ratio", note="not measured: no counter"),
-    Figure("mfu.published", "Tokens/s of a device, against published", "tokens/s", 240_000.0, 1_203.0, "published / ours", "step account"),
+    Figure(
+        "mfu.published", "Tokens/s of a device, against published", "tokens/s", 240_000.0, 1_203.0, "published / ours", "step breakdown"
+    ),
     *(Figure(f"more.{n}", f"Another figure, number {n}", "s", 0.01 * n, 0.011 * n, "t = n", "clock") for n in range(1, 16)),
 ]
 STRAGGLER = Finding(

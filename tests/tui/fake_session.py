@@ -54,7 +54,7 @@ WORKERS = Suggestion(
 )
 STARVED = Finding(
     "input.too_few_workers", "fires", "Too few dataloader workers", 0.41, "high", "data wait 182 of 440 ms; +1 worker raised the loader 1.9x",
-    (Evidence("data_wait_ratio", 0.41, "ratio", 0.1, "step account, n=812"), Evidence("loader_speedup", 1.9, "x", 1.2, "probe: one more worker")),
+    (Evidence("data_wait_ratio", 0.41, "ratio", 0.1, "step breakdown, n=812"), Evidence("loader_speedup", 1.9, "x", 1.2, "probe: one more worker")),
     (WORKERS, Suggestion({"num_workers": 2}, Interval(1.3, 1.5), "Half of it.", "")),
 )  # fmt: skip
 FP32 = Finding(

@@ -57,7 +57,7 @@ def zones(app: ConsoleApp) -> list[Zone]:
 def test_fits_any_size_and_resizes_back(shown: View, size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         before = text_of(app)
-        assert "gpuconsole" in before and "q quit" in before and ("causes" in before or "diagnosis" in before)
+        assert "gpuconsole" in before and "q quit" in before and "findings" in before
         for other in ((40, 12), (20, 6), size):
             await pilot.resize_terminal(*other)
             await pilot.pause()
@@ -83,7 +83,7 @@ def test_four_tiles_at_80_columns_and_eight_at_120() -> None:
 def test_keys_reach_the_session() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("enter")
-        await shows(app, "1.50x [1.40, 1.60], win, kept")
+        await shows(app, "1.50x [1.40, 1.60], faster: kept")
         await pilot.press("down", "enter", "u", "r", "e", "b", "x")
         await until(lambda: ("stop",) in api.calls)
 
@@ -145,7 +145,7 @@ def test_the_overview_comes_first_when_nothing_runs() -> None:
         await pilot.press("s")
         await until(lambda: isinstance(app.screen, ScenariosScreen))
         await shows(app, "> data-starved")  # the first one with a fault to find, not the healthy run above it
-        await shows(app, "step 1 of 4  Enter starts the selected example")
+        await shows(app, "step 1 of 4  Enter starts the selected scenario")
         await pilot.press("slash", *"logging")
         await until(lambda: "train-gpt" not in text_of(app))
         await pilot.press("escape")
@@ -201,7 +201,7 @@ def test_a_message_is_whole_and_covers_neither_the_answer_nor_the_trial(size: tu
     [
         (cpu_view(), "step 2 of 4  Wait for the finding"),
         (msgspec.structs.replace(gpu_view(), trials=()), "step 3 of 4  Press Enter"),
-        (msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]), "step 4 of 4  Wait for the proof"),
+        (msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]), "step 4 of 4  Wait for the verdict"),
         (broken_off_view(), "step 3 of 4  Press Enter"),
         (gpu_view(), ""),
         (msgspec.structs.replace(cpu_view(), recording=True), ""),
@@ -324,7 +324,7 @@ def test_escape_cancels_a_trial_and_does_nothing_without_one() -> None:
         await pilot.press("escape")
         await until(lambda: ("cancel_trial",) in api.calls)
         api.shown = gpu_view()
-        await shows(app, "Enter prove")
+        await shows(app, "Enter try")
         await pilot.press("escape", "u")
         await until(lambda: ("revert",) in api.calls)
         assert api.calls.count(("cancel_trial",)) == 1

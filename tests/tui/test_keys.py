@@ -60,10 +60,10 @@ def test_the_bar_shows_the_few_keys_that_make_sense() -> None:
         return [action.label for action in left]
 
     assert labels(view()) == ["scenarios", "device"]
-    assert labels(cpu_view()) == ["tune", "details", "knobs", "history", "stop", "scenarios"]
-    assert labels(gpu_view())[:2] == ["prove", "tune"]
+    assert labels(cpu_view()) == ["tune", "details", "settings", "history", "stop", "scenarios"]
+    assert labels(gpu_view())[:2] == ["try", "tune"]
     assert labels(trial_view()) == ["cancel", "details", "history"]
-    assert labels(gpu_view(recording=True)) == ["details", "history", "knobs", "export"]
+    assert labels(gpu_view(recording=True)) == ["details", "history", "settings", "export"]
     assert labels(tuned_view(under_way=True))[0] == "stop"
     assert "begin" not in labels(view(), "tuning")
     assert "begin" in labels(gpu_view(), "tuning") and "stop" not in labels(gpu_view(), "tuning")
@@ -78,10 +78,10 @@ def test_a_click_in_the_bar_presses_the_key() -> None:
 
         await shows(app, "d details")
         await click("d details")
-        await shows(app, "Findings in detail")
+        await shows(app, "Details")
         await click("Esc back")
         await until(lambda: isinstance(app.screen, MainScreen))
-        await click("Enter prove")
+        await click("Enter try")
         await until(lambda: api.calls and api.calls[0][0] == "try_change")
         await pilot.click(offset=(app.size.width // 2, app.size.height - 1))  # between the keys
         await click("q quit")
@@ -115,7 +115,7 @@ def test_q_leaves_a_screen_and_quits_from_the_main_screen() -> None:
         await pilot.press("d", "question_mark")
         await shows(app, "Reading the screen")
         await pilot.press("q")
-        await shows(app, "Findings in detail")
+        await shows(app, "Details")
         await pilot.press("q")
         await until(lambda: isinstance(app.screen, MainScreen))
         assert ("close",) not in api.calls

@@ -35,7 +35,7 @@ def test_m_opens_the_models_and_what_is_behind_the_chosen_row() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("m")
         await until(lambda: isinstance(app.screen, ModelsScreen))
-        await shows(app, "20 figures, 2 processes; rank 1 is the slowest, 2.29x the others")
+        await shows(app, "20 numbers, 2 processes; rank 1 is the slowest, 2.29x the others")
         await shows(app, "4 B x parameters")
         await pilot.press("down")
         await shows(app, "6 N + 12 L d T a token")
@@ -87,9 +87,9 @@ def test_without_figures_it_says_why() -> None:
         return " ".join(" ".join(lines(drawn(model_lines(shown, 80, 20), 80, 20))).split())
 
     assert "Nothing is running" in words(view())
-    assert "No figures yet" in words(gpu_view())
+    assert "No numbers yet" in words(gpu_view())
     ended = msgspec.structs.replace(gpu_view().runs[-1], state="finished")
-    assert "This run has no figures" in words(view(runs=(ended,)))
+    assert "This run has no numbers" in words(view(runs=(ended,)))
     strange = msgspec.structs.replace(ended, unavailable={"models": "the models cannot take this run's values: 'many'"})
     assert "cannot take this run's values: 'many'" in words(view(runs=(strange,)))
 
@@ -141,7 +141,7 @@ def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_oth
         await shows(app, "comm_hook")
         await shows(app, "> bucket_cap_mb")
         await pilot.press("slash", *"no such knob")
-        await shows(app, "No knob matches.")
+        await shows(app, "No setting matches.")
         await pilot.press("escape", "escape")
         await until(lambda: isinstance(app.screen, MainScreen))
 
@@ -173,7 +173,7 @@ def test_a_typed_value_never_goes_to_another_knob_than_the_one_that_is_edited() 
         await shows(app, "> log_every")
         assert "batch_size: int 1..65536" in text_of(app), "the heading says what is edited"
         await pilot.press("enter")
-        await shows(app, "batch_size: the run has no such knob now")
+        await shows(app, "batch_size: the run has no such setting now")
         assert "1 -> 16" not in text_of(app)
         api.shown = before
         await shows(app, "> batch_size")

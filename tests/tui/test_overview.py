@@ -15,7 +15,7 @@ from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import FakeSession, gpu_view, view
 
 HINTS = [
-    Hint("s", "scenarios", "Examples of training and serving, most with one fault to find."),
+    Hint("s", "scenarios", "Training and serving, most with one fault to find."),
     Hint("q", "quit", "Quit."),
     Hint("gpuconsole --demo", "", "a recorded session"),
 ]
@@ -41,12 +41,12 @@ def painted(shown: View, width: int, height: int) -> str:
 def test_fits_any_size(gpus: int, size: tuple[int, int]) -> None:
     text = painted(idle(box(gpus)) if gpus else view(), *size)
     if size[0] >= 80:
-        assert "s scenarios" in text and "Examples of training" in text
+        assert "s scenarios" in text and "Training and serving" in text
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:
     text = painted(view(), 120, 37)
-    for words in ("No GPU: no NVIDIA driver", "No figure is GPU data", "cores busy", "gpuconsole --demo"):
+    for words in ("No GPU: no NVIDIA driver", "No number is GPU data", "cores busy", "gpuconsole --demo"):
         assert words in text
     assert "HBM" not in text and "processes on the GPUs" not in text
 

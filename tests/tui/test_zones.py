@@ -125,7 +125,7 @@ def test_no_title_of_a_rule_is_cut(width: int) -> None:
             assert finding.title in head and "…" not in head, head
             assert "%" in head and "…" not in more, (head, more)
             if finding.suggestions and width == USUAL:
-                assert "Enter prove" in head, head
+                assert "Enter try" in head, head
                 assert describe_changes(finding.suggestions[0].changes) in more.replace(" -> ", " "), more
             side = plan(width, 40).side or width
             causes = text(paint_diagnosis(shown, selected, side, 16, width >= 100))

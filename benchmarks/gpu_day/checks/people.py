@@ -16,7 +16,7 @@ FINDING_S, TRIAL_S = 90.0, 120.0
 
 @check(value=93, seconds=80)
 def story(day: Day) -> None:
-    """The console shows a finding, Enter proves its fix; the session is recorded, with two pictures."""
+    """The console shows a finding, Enter tries its fix; the session is recorded, with two pictures."""
     recording = day.folder / "story.jsonl"
     recording.unlink(missing_ok=True)
     verdict = asyncio.run(_story(day.device, recording, day.folder, day.simulated))

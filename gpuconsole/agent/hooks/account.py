@@ -1,4 +1,4 @@
-"""The step account of a user's job: segments on the clock of the host, and in sampled steps on the timeline of the CUDA stream.
+"""The step breakdown of a user's job: segments on the clock of the host, and in sampled steps on the timeline of the CUDA stream.
 
 On a CPU a sampled step has run-queue readings. On a GPU a mark of a sampled step records an event, because events cost more than stamps. The events
 are read when the stream has passed them, some steps later (see `stream`).
@@ -27,7 +27,7 @@ MOST_SPANS = 4
 
 
 class SegmentAccount:
-    """The step account of a user's job: raw segments, whose meaning the console finds."""
+    """The step breakdown of a user's job: raw segments, whose meaning the console finds."""
 
     tag = "segments"
 

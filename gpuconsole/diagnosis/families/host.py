@@ -39,7 +39,7 @@ TIMES_RARER = 20
 
 
 class SideWorkRule(Rule):
-    """A rule about one kind of side work. `phase` of the step account, `every`: the knob that says how often it runs; one threshold."""
+    """A rule about one kind of side work. `phase` of the step breakdown, `every`: the knob that says how often it runs; one threshold."""
 
     phase: ClassVar[str]
     every: ClassVar[str]

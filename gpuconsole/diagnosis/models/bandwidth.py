@@ -98,11 +98,11 @@ def _optimizer(inputs: ModelInputs) -> list[Figure]:
     predicted = moved.optimizer / bandwidth[0] if moved and bandwidth else None
     time = Figure("bandwidth.optimizer_s", "Time of the optimizer update", "s", predicted, formula=formula, note=note)
     if step is not None and ratio is not None:
-        time = replace(time, measured=step * ratio, source="step account")
+        time = replace(time, measured=step * ratio, source="step breakdown")
     formula = "minimum bytes of the update / its time / bandwidth"
     mbu = Figure("mbu.optimizer", "MBU of the optimizer update", "ratio", formula=formula, note=note)
     if time.predicted is not None and time.measured:
-        source = f"step account over {bandwidth[1]}" if bandwidth else ""
+        source = f"step breakdown over {bandwidth[1]}" if bandwidth else ""
         mbu = replace(mbu, measured=time.predicted / time.measured, source=source)
     return [time, mbu]
 
@@ -120,7 +120,7 @@ def bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
     workload reports per sample."""
     moved, own, samples = needed(inputs), inputs.facts.get("bytes_per_sample"), inputs.samples_per_step
     if own is not None and samples:
-        return own * samples / inputs.world + (moved.total if moved else 0.0), "bytes that the workload counts for a sample"
+        return own * samples / inputs.world + (moved.total if moved else 0.0), "bytes that the run counts for a sample"
     if inputs.matrix_size and samples:
         element = 2 if inputs.precision in ("bf16", "fp16") else FP32
         return 3 * element * inputs.matrix_size**2 * samples / inputs.world, "three matrices per product"
@@ -149,7 +149,7 @@ def _step(inputs: ModelInputs) -> list[Figure]:
         least = moved[0] / bandwidth[0]
         time = replace(time, predicted=least, formula=f"{moved[1]}, each moved once, / bandwidth")
         if taken:
-            share = replace(share, measured=least / taken, source=f"step account over {bandwidth[1]}")
+            share = replace(share, measured=least / taken, source=f"step breakdown over {bandwidth[1]}")
         else:
             share = with_note(share, f"not measured: {NOT_STEADY}")
     return [inputs.with_measurement(time, "step_s", NOT_STEADY), share]
@@ -164,7 +164,7 @@ def _roofline(inputs: ModelInputs) -> list[Figure]:
     intensity = Figure("roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula=formula, note=NO_TRAFFIC)
     reach = Figure("roofline.flops_per_s", "FLOP/s that the roofline allows a device", "FLOP/s", formula="min(peak, intensity x bandwidth)")
     if not moved or not sample or not samples:
-        why = f"not predicted: {NO_COUNT if not moved else 'the workload has not counted FLOPs' if not sample else NOT_STEADY}"
+        why = f"not predicted: {NO_COUNT if not moved else 'the run has not counted FLOPs' if not sample else NOT_STEADY}"
         return [with_note(intensity, why), with_note(reach, why)]
     x = sample * samples / inputs.world / moved[0]
     intensity = replace(intensity, predicted=x)
@@ -185,7 +185,7 @@ def _roofline(inputs: ModelInputs) -> list[Figure]:
             reach,
             predicted=attainable(x, each, bandwidth[0]),
             measured=reached,
-            source="step account" if reached else "",
+            source="step breakdown" if reached else "",
             note=limit,
         ),
     ]

@@ -82,7 +82,7 @@ def flops_of(anchor: Published) -> float:
 # --- the figures of a run ----------------------------------------------------------------------------------------------
 
 NO_FORMULA = "not predicted: only transformers and matrix products have a closed formula"
-NOT_COUNTED = "not measured: the workload has counted no FLOPs"
+NOT_COUNTED = "not measured: the run has counted no FLOPs"
 NO_PEAK = "no dense peak of this device and precision is known or measured (run gpuconsole calibrate)"
 NO_RATE = "no throughput yet"
 NO_WORK = "FLOPs or samples of a step are not known"
@@ -208,7 +208,7 @@ def _over_published(inputs: ModelInputs) -> Figure:
     if rate is None:
         figure = with_note(figure, f"not measured: {NO_RATE}")
     else:
-        figure = replace(figure, measured=rate.mean / inputs.world, source="step account")
+        figure = replace(figure, measured=rate.mean / inputs.world, source="step breakdown")
     if each is None:
         return with_note(figure, NO_FORMULA)
     anchor = nearest_anchor(inputs.published, inputs.precision, each)

@@ -141,7 +141,7 @@ class ModelInputs:
 
     @property
     def samples_per_step(self) -> float | None:
-        """Samples per step of all processes: from the step account, otherwise from the knobs."""
+        """Samples per step of all processes: from the step breakdown, otherwise from the knobs."""
         batch = int(self.knobs.get("batch_size", 0)) * self.passes * self.replicas
         return self.value("samples_per_step") or float(batch) or None
 

@@ -91,7 +91,7 @@ def waterfall(amount: float, least_s: float, losses: Iterable[Loss]) -> tuple[Ti
     The rate after some parts is `amount` over the sum of their times, and `lost_per_s` is the difference that a part makes. So the losses of the
     rate add up, too: to the attainable rate minus the reached rate. Negative losses come last, so that all sums are positive.
     """
-    parts = [TimePart("attainable", "at the attainable rate", least_s)]
+    parts = [TimePart("attainable", "at the hardware limit", least_s)]
     total, known_losses = least_s, list(losses)
     rounding = ROUNDING * (least_s + sum(abs(loss.time_s) for loss in known_losses))
     for loss in sorted((loss for loss in known_losses if abs(loss.time_s) > rounding), key=lambda loss: loss.time_s < 0):

@@ -39,7 +39,7 @@ def training_figures(
 # --- the attainable rate -----------------------------------------------------------------------------------------------
 
 NO_SAMPLES = "the number of samples of a step is not known"
-NO_WORK = "the workload has counted neither the FLOPs nor the bytes of a sample"
+NO_WORK = "the run has counted neither the FLOPs nor the bytes of a sample"
 FORMULA = "forward and backward: max(FLOPs / peak, bytes / bandwidth); optimizer: bytes / bandwidth; bytes: each value moved once"
 CACHED = "faster than its bytes over the memory bandwidth: a part of its data stays in caches"
 FASTER = "faster than its FLOPs over the peak: the peak in use is too low"

@@ -20,7 +20,7 @@ class CommStraggler(Rule):
         "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest",
     )  # fmt: skip
     text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process is visible. Step times are
-equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the time account: the time
+equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the step breakdown: the time
 of a step without communication, per process. A slow link is different: it makes no pass without communication longer.
 In a user's job the timer of DistributedDataParallel gives the time of a pass up to its last gradient, per process."""
 
@@ -40,14 +40,15 @@ In a user's job the timer of DistributedDataParallel gives the time of a pass up
             return self.clear(level, evidence)
         if before_passes:
             rank, where, lost = int(case.value("ranks.busiest")), " before its passes (data)", lost_outside
+            suspect = "loader"
         else:
-            rank, lost = int(case.value("comm.slowest_rank")), lost_alone
+            rank, lost, suspect = int(case.value("comm.slowest_rank")), lost_alone, "device"
             where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
         share = min(0.9, lost)
         if share < GAIN:
             return self.clear(short_of(share / GAIN), evidence, f"rank {rank} is late by {percent(share)} of a step")
-        summary = f"rank {rank} takes {percent(ratio - 1)} longer than the others{where}. The others wait for rank {rank} in every step"
-        why = f"switches off the delay of the exercise. On a real machine, give rank {rank} less work or leave out its device"
+        summary = f"rank {rank} takes {percent(ratio - 1)} longer than the others{where}, and the others wait. Give rank {rank} less work, or check its {suspect}"
+        why = f"rank {rank} takes no longer than the others, so none of them waits"
         code = f"# rank {rank}: compare clocks, temperature and other processes of its device with the other devices"
         gain = speedup_interval(1 / (1 - share), PREDICTION_ERROR)
         even = case.suggest({"straggler_ms": 0.0}, gain, why, code) if case.knobs.get("straggler_ms") else None

@@ -22,7 +22,7 @@ passes."""
     def judge(self, case: Case) -> Finding:
         case.value("data_wait_ratio")
         if not case.has("mbu_ratio"):
-            return self.clear(summary="the workload does not report how many bytes must move")
+            return self.clear(summary="the run does not report how many bytes must move")
         mbu = case.value("mbu_ratio")
         phases, lost = passes.lost_beside_passes(case)
         evidence = case.evidence(("mbu_ratio", MBU)) + phases

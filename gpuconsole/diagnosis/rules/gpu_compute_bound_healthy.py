@@ -47,5 +47,5 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
             else ""
         )
         causal = f" ({percent(case.value('mfu_causal_ratio'))} by the causal count)" if case.has("mfu_causal_ratio") else ""
-        summary = f"{percent(mfu)} of the peak{causal}, no wait above its threshold, no gain from a larger batch{on_cpu}"
+        summary = f"MFU {percent(mfu)}{causal}; no bottleneck found{on_cpu}"
         return self.note(level, evidence, summary, confidence=high_if(level >= SURE))

@@ -25,7 +25,7 @@ class GpuConvLayoutAutotune(Rule):
         "profile.layout_ratio", "profile.convolution_ratio",
     )  # fmt: skip
     text = """Tensor cores multiply over channels. In 16 bits or TF32, cuDNN needs NHWC and converts NCHW tensors before and after its kernels. oneDNN
-blocks channels in a similar way. Probe P5 runs the present pass in both layouts, alternately, and restores the layout of the weights. Small
+blocks channels in a similar way. Probe P5 runs the current pass in both layouts, alternately, and restores the layout of the weights. Small
 images or few channels may gain nothing, so the rule needs a measurement. In a job of your own, a profiler window (f) shows the kernels that only
 convert between the layouts: NHWC saves their time, at least. On a CPU the finding is a note: most models are written for NCHW
 there, and the run has no fault."""

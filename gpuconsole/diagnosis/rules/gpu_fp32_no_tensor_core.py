@@ -15,12 +15,12 @@ UNCOUNTED = 0.3
 """Share of the step in products where the FLOPs are not known: less than in any of the built-in models with products."""
 BF16_CODE = "with torch.autocast(device_type, dtype=torch.bfloat16): loss = model(batch)"
 TF32_CODE = 'torch.set_float32_matmul_precision("high")'
-PERMISSION = ". This changes the numbers, so it needs your permission: check the loss"
+PERMISSION = ". This changes the numbers, so it needs your permission: watch the loss"
 
 
 class GpuFp32NoTensorCore(Rule):
     id = "gpu.fp32_no_tensor_core"
-    title = "Matrix products run in fp32 instead of on tensor cores"
+    title = "Matmuls run in fp32, not on tensor cores"
     clear_title = "The precision costs no avoidable time"
     thresholds = (COMPUTE, ACTIVE, IN_TF32, OF_FP32, passes.GAIN, device.CAUGHT_UP, device.WAITED, device.CALLS)
     knobs = ("precision",)
@@ -31,7 +31,7 @@ class GpuFp32NoTensorCore(Rule):
         "sync.calls", "sync.wait_s", "step_s",
     )  # fmt: skip
     text = """GPUs since Ampere multiply matrices 2 to 15 times as fast in bf16 as in fp32, on tensor cores that fp32 does not use. Some CPUs (AVX512-BF16,
-AMX) have such units too. Probe P5 runs the present pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
+AMX) have such units too. Probe P5 runs the current pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
 nothing. The rule is silent where a device only emulates bf16. On a CPU the finding is a note: most CPU training uses fp32 on purpose.
 Without the probe, on a GPU: the precision is fp32, the program has not allowed TF32 for its products, tensor cores are active for less than 5 % of the
 time (GPM, from Hopper on), and the GPU is the limit of the step. Without GPM the MFU over the fp32 peak tells how long the products take at least.
@@ -59,14 +59,14 @@ without your permission."""
         if recoverable < passes.GAIN:
             return self.clear(short_of(level), evidence)
         where = "tensor cores" if on_gpu else "this CPU's bf16 instructions"
-        summary = f"the same pass in bf16 runs {bf16.speedup:.2f}x as fast on {where}. Check by the loss whether 16 bits are enough"
+        summary = f"the same pass in bf16 runs {bf16.speedup:.2f}x as fast on {where}. Watch the loss"
         changes = [
             _suggestion(case, "bf16", "autocast: products in bf16, sums and weights in fp32", BF16_CODE),
             _suggestion(case, "tf32", "fp32 with products of 10 bits of mantissa: the smaller change", TF32_CODE),
         ]
         if on_gpu:
             return self.fires(level, evidence, summary, recoverable=recoverable, confidence=bf16.confidence, suggestions=changes)
-        title = "Matrix products run in fp32 instead of with bf16 instructions"
+        title = "Matmuls run in fp32; this CPU is faster in bf16"
         return self.note(level, evidence, summary, confidence=bf16.confidence, suggestions=changes, title=title)
 
     def _from_the_setting(self, case: Case, compute: float) -> Finding:
@@ -99,7 +99,7 @@ without your permission."""
         )
         summary = (
             f"products run in fp32 and take at least {percent(products)} of the step; {idle}."
-            f" In bf16 the peak of this card is {speed:.1f}x as high. Check by the loss whether 16 bits are enough"
+            f" In bf16 the peak of this card is {speed:.1f}x as high. Watch the loss"
         )
         autocast = f"autocast: products in bf16, sums and weights in fp32{PERMISSION}"
         changes = [case.suggest({"precision": "bf16"}, _gain(products, compute, speed), autocast, BF16_CODE)]

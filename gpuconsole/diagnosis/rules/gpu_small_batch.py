@@ -23,7 +23,7 @@ class GpuSmallBatch(Rule):
         "probe.optim_present_step_s", "memory_used_ratio", "probe.batch_cost_spread", "embedding.rows_touched_ratio",
         "probe.optim_fused_step_s",
     )  # fmt: skip
-    text = """Probe P2 runs forward and backward passes at the present batch, at twice and at four times the batch. If a 4x batch takes at most 3.1x the
+    text = """Probe P2 runs forward and backward passes at the current batch, at twice and at four times the batch. If a 4x batch takes at most 3.1x the
 time, launches and other fixed cost dominate and the device is idle within the step. No counter shows this: utilisation reads 100 % while
 one small kernel runs. A larger batch changes training, and the suggestion says so. The rule suggests it only while memory has room, and is
 clear where twice the batch does not fit. If the job has more threads than other programs leave cores, threads that wait for each other look
@@ -31,7 +31,7 @@ like fixed cost: host.cpu_contention then fires instead."""
 
     def judge(self, case: Case) -> Finding:
         if "batch_size" not in case.knobs:
-            return self.clear(summary="this workload has no batches")
+            return self.clear(summary="this run has no batches")
         if case.get("probe.batch_factor", 2.0) < 2:
             return self.clear(0.0, case.evidence("probe.batch_factor"), "twice the batch does not fit into memory")
         cost = case.value("probe.batch_cost_ratio")

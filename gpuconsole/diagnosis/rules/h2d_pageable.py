@@ -49,7 +49,7 @@ copy behind the work. In a user's own job the agent counts for a few steps which
         summary = f"copying the batch to the GPU takes {percent(share)} of a step, {how}{by_hand}"
         why = "copies from page-locked memory are faster, and the host need not wait for them"
         pinned = case.suggest(pinning, _by_pinning(case, share), why, PINNED_CODE) if pinning else None
-        why = "the next batch is copied while the present batch computes"
+        why = "the next batch is copied while the current batch computes"
         ahead = case.suggest(_changes(case, {**PINNED, "h2d_stream": True}), _by_overlap(share), why, AHEAD_CODE) if serial else None
         missing = (PROBE,) if pageable and not case.has(PROBE) else ()
         level, changes = share / SHARE, [pinned, ahead]

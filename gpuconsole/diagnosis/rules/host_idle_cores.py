@@ -21,7 +21,7 @@ class HostIdleCores(Rule):
         "probe.threads_speedup", "probe.threads_spread", "optimizer_ratio",
     )  # fmt: skip
     text = """A run on a CPU computes on num_threads threads. The default leaves one core to the loader, the console and other programs, which keeps timings
-steady. If cores are idle, more threads may compute faster. Probe P5 runs the present pass on all cores that the loader's workers leave, and
+steady. If cores are idle, more threads may compute faster. Probe P5 runs the current pass on all cores that the loader's workers leave, and
 alternately on the present number of threads, in wall-clock time, so that the needs of other programs are included. Small operations gain
 nothing, since their distribution to threads costs more than it saves. With num_threads = 0 the finding is a note: one core was left free on
 purpose."""

@@ -35,12 +35,16 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
             return self.clear(0.0 if cause else short_of(level), case.evidence(("data_wait_ratio", loader.WAIT)))
         receive = case.value("probe.loader_receive_ratio")
         predicted, rates = _stacked(case)
-        summary = f"a step waits {percent(wait)} of its time for data; receiving takes {percent(receive)} of the time of the loader alone"
         wait_limit, receive_limit = ("data_wait_ratio", loader.WAIT), ("probe.loader_receive_ratio", loader.RECEIVES)
         evidence = case.evidence(wait_limit, receive_limit, "probe.loader_cpu_ratio") + rates
         why = "the loader's processes stack a batch into one tensor, and only this tensor is sent"
         code = "DataLoader(dataset, ..., collate_fn=default_collate)   # not a list of samples"
         change = case.suggest({"collate_fn": "stack"}, predicted, why, code)
+        advice = "Stack the batch in collate_fn" if change else "Send fewer, larger tensors, or smaller types"
+        summary = (
+            f"a step waits {percent(wait)} of its time for data. The workers are ready; the training process spends {percent(receive)} "
+            f"of loading on unpacking batches. {advice}"
+        )
         recoverable = 1 - 1 / predicted.middle if predicted else 0.8 * wait
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(receive >= 0.7), suggestions=[change])
 

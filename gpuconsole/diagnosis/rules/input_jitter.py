@@ -15,8 +15,8 @@ REFILLS = Threshold("refills", 1.5, "x", "a queue is refilled soon if the loader
 
 class InputJitter(Rule):
     id = "input.jitter"
-    title = "Single slow samples stall the loader"
-    clear_title = "No single slow samples stall the loader"
+    title = "A few slow samples stall the DataLoader"
+    clear_title = "No slow samples stall the DataLoader"
     thresholds = (loader.EXCESS, loader.TYPICAL, REFILLS, loader.LARGE_PART)
     knobs = ("prefetch_factor", "num_workers")
     reads = (

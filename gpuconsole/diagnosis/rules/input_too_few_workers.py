@@ -20,7 +20,7 @@ class InputTooFewWorkers(Rule):
         "probe.loader_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
-present number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, there are too
+current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, there are too
 few workers.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 
@@ -31,7 +31,8 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
             return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
         workers = loader.next_workers(case)
         now = int(case.knobs["num_workers"])
-        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. {now} workers are too slow, and a core is free for another worker"
+        place = f"with {now} worker{'s' if now > 1 else ''}" if now else "in the training process"
+        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. Loading {place} is the bottleneck; a core is free"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "more batches are made while the model computes"
         code = loader.worker_code(case, workers)

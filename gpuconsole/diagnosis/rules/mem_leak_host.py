@@ -9,6 +9,7 @@ STEADY = Threshold(
     "steady", 0.5, "ratio", "the lower bound of the slope must explain half of the growth: arenas and caches grow early and then stop"
 )
 RISES = Threshold("rises", 0.8, "ratio", "80 % of the readings are no lower than the one before: steady growth, no sawtooth")
+LOOK_FOR = "Look for losses stored with their graph, growing lists and unbounded caches (tracemalloc shows the line)"
 HORIZON = Threshold("horizon", 24 * 3600.0, "s", "memory that lasts for another day is no problem")
 
 
@@ -38,6 +39,8 @@ gc.get_objects() between two steps to find the cause."""
         if left > HORIZON:
             return self.clear(0.5, evidence, f"at this rate the memory lasts {left / 3600:.0f} hours")
         until = f". At this rate the memory is full in {left / 60:.0f} minutes" if left else ""
-        summary = f"host memory grows by {slope / 1e6:.1f} MB per second, {grown / 1e6:.0f} MB since the run became steady{until}"
+        summary = (
+            f"host memory grows by {slope / 1e6:.1f} MB per second, {grown / 1e6:.0f} MB since the run became steady{until}. {LOOK_FOR}"
+        )
         recoverable = min(1.0, grown / max(1.0, case.value("host.private_bytes")))
         return self.fires(grown / GROWN, evidence, summary, recoverable=recoverable, confidence=high_if(grown >= 2 * GROWN))

@@ -21,5 +21,5 @@ than 2.5 standard errors. Until then no other rule judges the run. If it takes l
         evidence = case.evidence(("seconds_not_steady", PATIENCE))
         if seconds < PATIENCE:
             return self.clear(0.0, evidence)
-        summary = f"after {seconds:.0f} s the step time still drifts by more than its noise. Possible causes: warm-up, recompilation, other programs"
+        summary = f"after {seconds:.0f} s the step time still drifts by more than its noise. Wait for the end of warm-up; if the drift goes on, stop other programs, or look for recompilation (varying shapes)"
         return self.note(seconds / PATIENCE, evidence, summary, confidence="medium")

@@ -46,10 +46,9 @@ load is small here; the server has no fault."""
         if gain < GAIN:
             return self.clear(gain / GAIN * 0.5, evidence, "the server answered more users no faster (probe P12)")
         users = round(factor * int(case.knobs["concurrency"]))
-        bound = factor * (weights + kv) / (weights + factor * kv)
         summary = (
-            f"an iteration reads {weights / 1e6:.0f} MB of weights and {kv / 1e6:.1f} MB of keys and values for {running:.1f} sequences; "
-            f"{factor:.0f} times the users received {gain:.2f}x the tokens (the bytes alone allow {bound:.1f}x)"
+            f"{running:.1f} sequences share a reading of {weights / 1e6:.0f} MB of weights. "
+            f"With {factor:.0f}x the users, throughput rises to {gain:.2f}x"
         )
         why = "more sequences share each reading of the weights"
         code = "send more requests at once; collect requests of several clients"

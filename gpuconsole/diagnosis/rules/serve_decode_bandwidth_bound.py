@@ -14,7 +14,7 @@ MOST_READING = 0.9
 """Largest share of a token's time that is reading. Sampling, HTTP and gaps between kernels take the rest."""
 
 BANDWIDTH = "server.peak_bytes_per_s"
-UNKNOWN = "the memory bandwidth of this device is not known: no datasheet figure, and only the embedded server measures it"
+UNKNOWN = "the memory bandwidth of this device is not known: no datasheet number, and only the embedded server measures it"
 
 
 class ServeDecodeBandwidthBound(Rule):
@@ -32,7 +32,7 @@ class ServeDecodeBandwidthBound(Rule):
 becomes faster only with fewer bytes (quantised weights), a draft model that predicts several tokens per reading, or more sequences that share
 a reading. With several users, probe P12 tries more users first. The bandwidth is the datasheet figure of the GPU; the embedded server measures
 it at its start, with many matrices of the model's largest shape times a vector (weights that fit into caches can be read faster).
-Predicted: 1 / (1 - r (1 - b)), with b the remaining bytes over the present bytes, and r the share of reading in a token's time. The lower
+Predicted: 1 / (1 - r (1 - b)), with b the remaining bytes over the current bytes, and r the share of reading in a token's time. The lower
 end of r is the reached share of the bandwidth (all of the bandwidth is available); the upper end is 90 % (the reached rate is the limit)."""
 
     def judge(self, case: Case) -> Finding:
@@ -53,7 +53,7 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
         summary = (
             f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {percent(reached)} of the memory bandwidth. "
-            "Only fewer bytes or more sequences per reading help"
+            "Quantize, or batch more requests"
         )
         why = f"{percent(per_weight)} of the bytes per weight; the trial also compares perplexity"
         change = serving.restart(case, {"quantization": kind}, Interval(gain, most), why)

@@ -23,7 +23,7 @@ class ServeTokenBudgetSmall(Rule):
         "client.prompt_tokens", "client.ttft_s", "server.prefill_s", "server.decode_s", "mfu_ratio", "client.chunk_gap_p99_s",
         "client.chunk_gap_p50_s",
     )  # fmt: skip
-    text = """The opposite of serve.prefill_stalls_decode, on the same knob. Each iteration has a fixed cost: weights are read, kernels started, answers sent. A prompt
+    text = """The opposite of serve.prefill_stalls_decode, on the same setting. Each iteration has a fixed cost: weights are read, kernels started, answers sent. A prompt
 in many pieces pays that cost many times before its first token. While the FLOP/s are mostly unused and the tokens of other requests come
 evenly, max_num_batched_tokens may grow; gaps between tokens then grow too. The vLLM documentation recommends more than 8192 for
 throughput and 2048 for better inter-token latency."""

@@ -44,7 +44,7 @@ def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, 
     passes, step_s = int(record.run.knobs.get("gradient_accumulation_steps", 1)), signals["step_s"].value
     exposed = least.value * step_s
     alone = step_s - exposed
-    source = "step account: a whole step"
+    source = "step breakdown: a whole step"
     passive = {
         "comm.exposed_s": Signal(exposed, "s", f"{least.source}; collectives that the program calls"),
         "comm.pass_s": Signal(step_s, "s", source),

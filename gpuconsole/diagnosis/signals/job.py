@@ -37,12 +37,12 @@ def _side_work(steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signa
     """What a step takes without its logging, checkpoints and evaluation (probe P3 leaves them out), and how often each of them comes."""
     places = [PHASES.index(name) for name in SIDE_WORK]
     rest = sum(step.wall_s - sum(step.phases[place] for place in places) for step in steps) / sum(step.wall_s for step in steps)
-    source = f"step account, n={len(steps)}: steps less their logging, checkpoints and evaluation; nothing was left out"
+    source = f"step breakdown, n={len(steps)}: steps less their logging, checkpoints and evaluation; nothing was left out"
     passive = {"probe.step_no_side_work_s": Signal(signals["step_s"].value * rest, "s", source)}
     for knob, phase in EVERY.items():
         every = _every(steps, PHASES.index(phase))
         if every:
-            passive[f"job.{knob}"] = Signal(float(every), "steps", f"step account, n={len(steps)}: median distance between two of them")
+            passive[f"job.{knob}"] = Signal(float(every), "steps", f"step breakdown, n={len(steps)}: median distance between two of them")
     return passive
 
 
@@ -92,9 +92,9 @@ def _rates(workers: int, in_time: bool, signals: dict[str, Signal]) -> dict[str,
     if workers > 1 and in_time:
         return {}
     rate = samples / (step_s if workers else step_s * wait)
-    source = "step account: the loop waits for the loader and runs at its rate, nothing was tried"
+    source = "step breakdown: the loop waits for the loader and runs at its rate, nothing was tried"
     if not workers:
-        source = "step account: samples over the time of loading them in the training thread, nothing was tried"
+        source = "step breakdown: samples over the time of loading them in the training thread, nothing was tried"
     receive = {} if workers else {"loader.receive_s": Signal(RECEIVE_S, "s", "assumed: a batch of two tensors from a worker")}
     return receive | {
         "probe.loader_samples_per_s": Signal(rate, "samples/s", source),

@@ -1,4 +1,4 @@
-"""Signals of a run from its step account, or from the requests of a server. Most rules read these signals."""
+"""Signals of a run from its step breakdown, or from the requests of a server. Most rules read these signals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_signals(
     signals = record.compiled.signals()
     if record.first_step_t is not None and record.steps:
         waited = 0.0 if record.steady_t is not None else record.steps[-1].t - record.first_step_t
-        signals["seconds_not_steady"] = Signal(waited, "s", "step account")
+        signals["seconds_not_steady"] = Signal(waited, "s", "step breakdown")
     if record.serving is not None and record.serving.outages.current is not None:
         return signals  # while a server does not answer, its last reports describe another situation
     if not steps:
@@ -54,8 +54,8 @@ def run_signals(
         return signals | _server_bandwidth(record, bandwidth) | served | record.probe_signals
     n = len(steps)
     on_cpu = run.device == "cpu"
-    # on a GPU the step account follows the CUDA stream, where most of the host's run-queue delay is hidden
-    clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
+    # on a GPU the step breakdown follows the CUDA stream, where most of the host's run-queue delay is hidden
+    clock = f"step breakdown, run-queue delay taken off, n={n}" if on_cpu else f"step breakdown on the CUDA stream, n={n}"
     for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
         signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
     if any(record.ranks.exchanges.values()):
@@ -73,7 +73,7 @@ def run_signals(
     mean_s = sum(step.wall_s for step in steps) / n
     lost_to_others = (delay or 0.0) if on_cpu else 0.0
     signals["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
-    signals["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
+    signals["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step breakdown")
     signals["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
     threads = record.facts.get("threads", 1.0) if on_cpu else 1.0
     if record.others_ratio is not None:
@@ -82,7 +82,7 @@ def run_signals(
     signals["is_gpu"] = Signal(float(run.device != "cpu"), "", "device")
     if summary.mfu_ratio is not None:
         mfu = summary.mfu_ratio / max(0.05, 1 - lost_to_others)
-        signals["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {summary.mfu_peak_source}")
+        signals["mfu_ratio"] = Signal(mfu, "ratio", f"step breakdown over {summary.mfu_peak_source}")
     if summary.mfu_causal_ratio is not None:
         mfu = summary.mfu_causal_ratio / max(0.05, 1 - lost_to_others)
         signals["mfu_causal_ratio"] = Signal(mfu, "ratio", "the same without the masked half of attention")
@@ -92,7 +92,7 @@ def run_signals(
         signals["precision.tf32_ratio"] = Signal(tf32_ratio(run.knobs, record.facts), "ratio", source)
     if summary.mbu_ratio is not None:
         mbu = summary.mbu_ratio / max(0.05, 1 - lost_to_others)
-        signals["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {summary.mbu_peak_source}")
+        signals["mbu_ratio"] = Signal(mbu, "ratio", f"step breakdown over {summary.mbu_peak_source}")
     for name, value in record.facts.items():
         if name.startswith("embedding."):
             signals[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
@@ -125,7 +125,7 @@ def _waits(steps: list[Step]) -> dict[str, Signal]:
     typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
     beyond = [max(0.0, wait - typical) for wait in waits]
     excess = sum(beyond)
-    source = f"step account, n={len(steps)}"
+    source = f"step breakdown, n={len(steps)}"
     signals = {
         "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: wait of the median step"),
         "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: sum over all steps of the wait beyond the median wait"),

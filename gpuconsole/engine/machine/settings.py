@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force, without the options of a command.
 
     `interval`: seconds between two samples. `price`: of the machine per hour, in any currency. `theme` is empty where the user chose none.
-    `keys`: action id to key, only those that the user changed. `baselines`: the folder of the baselines; None: the user's data folder.
+    `keys`: action id to key, only those that the user changed. `baselines`: the directory of the baselines; None: the user's data folder.
     `device`, `dcgm`, `serve`, `token_file`, `eco`, `color` and `quiet` are as the options of these names. `sources`: setting to the place
     of its value, for the settings that are not built-in.
     """
@@ -170,7 +170,7 @@ SETTINGS: dict[str, Setting] = {
     "eco": Setting(_switch, "update the screen less often", "--eco"),
     "color": Setting(_word(*COLORS), "colours: auto, always or never", "--color"),
     "quiet": Setting(_switch, "no progress and no notes on stderr", "--quiet"),
-    "baselines": Setting(_path, "folder of the baselines"),
+    "baselines": Setting(_path, "directory of the baselines"),
     "theme": Setting(_word(*THEMES), "colours of the screen: dark or light"),
     "keys": Setting(_keys, "table of actions and keys"),
 }

@@ -23,7 +23,9 @@ __all__ = [
     "in_words",
     "nearest",
     "parse_assignment",
+    "place",
     "show",
+    "side_effects",
 ]
 
 CATALOGUE: dict[str, Knob] = {knob.name: knob for knob in TRAINING_KNOBS + SERVING_KNOBS}
@@ -37,17 +39,17 @@ def check_knobs(values: dict[str, object], allowed: tuple[str, ...], owner: str)
 
 
 def parse_assignment(text: str, allowed: tuple[str, ...], owner: str) -> tuple[str, Value]:
-    """`KNOB=VALUE` as typed after `--set`; raises KnobError."""
+    """`NAME=VALUE` as typed after `--set`; raises KnobError."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise KnobError(f"{text!r}: expected KNOB=VALUE")
+        raise KnobError(f"{text!r}: expected NAME=VALUE")
     return name, find(name, allowed, owner).parse(value)
 
 
 def find(name: str, allowed: tuple[str, ...], owner: str) -> Knob:
     """The knob `name` of `owner`; raises KnobError with the nearest match."""
     if name not in allowed:
-        raise KnobError(f"{owner} has no knob {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}")
+        raise KnobError(f"{owner} has no setting {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}")
     return CATALOGUE[name]
 
 
@@ -64,6 +66,25 @@ def in_words(changes: Knobs) -> str:
     """`use 4 DataLoader workers and load batches into page-locked memory`. A knob without an instruction: `set NAME to VALUE`."""
     parts = [_instruction(name, show(value)) for name, value in changes.items()]
     return " and ".join((", ".join(parts[:-1]), parts[-1])) if len(parts) > 1 else "".join(parts)
+
+
+def place(changes: Knobs) -> str:
+    """Where a user makes such changes without the console: `in your own code`, `server flags`, or `in your client` for the load of a server."""
+    knobs = [CATALOGUE[name] for name in changes if name in CATALOGUE]
+    if not any(knob.serving for knob in knobs):
+        return "in your own code"
+    return "in your client" if all(knob.work == "sample" for knob in knobs) else "server flags"
+
+
+def side_effects(changes: Knobs) -> list[str]:
+    """What such changes alter beside the speed: `changes numerics`, `changes training`, `changes answers`."""
+    knobs = [CATALOGUE[name] for name in changes if name in CATALOGUE]
+    altered = {
+        "changes numerics": any(knob.changes_numerics for knob in knobs),
+        "changes training": any(knob.changes_training for knob in knobs),
+        "changes answers": any(knob.changes_output for knob in knobs),
+    }
+    return [words for words, holds in altered.items() if holds]
 
 
 def _instruction(name: str, value: str) -> str:

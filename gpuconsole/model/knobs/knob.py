@@ -18,6 +18,10 @@ class KnobError(ValueError):
     """A knob or a value that does not exist. The message is one line for the user."""
 
 
+APPLY = {"hot": "live", "cold": "restart"}
+"""When a change takes effect, in words: between two steps, or in a new process."""
+
+
 class Knob(msgspec.Struct, frozen=True):
     """One setting. `low`/`high` bound numbers (inclusive), `choices` lists words.
 

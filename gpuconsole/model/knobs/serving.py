@@ -65,7 +65,7 @@ _LOAD = (
          low=1, high=1_000_000, unit="tokens", default=64, examples=(64, 1024), words="send prompts of {} tokens"),
     Knob("output_tokens", "int", "tokens that a request asks for",
          low=1, high=1_000_000, unit="tokens", default=64, examples=(32, 64, 256)),
-    Knob("length_spread", "float", "prompt and output lengths are uniform between (1 - length_spread) and (1 + length_spread) times their knobs",
+    Knob("length_spread", "float", "prompt and output lengths are uniform between (1 - length_spread) and (1 + length_spread) times their settings",
          low=0, high=0.95, default=0.0, examples=(0.0, 0.5)),
     Knob("shared_prefix_ratio", "float", "share of each prompt that all prompts have in common, as with a system prompt",
          low=0, high=1, default=0.0, examples=(0.0, 0.8)),

@@ -24,9 +24,9 @@ def device_kinds(snapshot: Snapshot) -> list[str]:
     devices = [device for device in snapshot.environment.devices if device.id in used]
     kinds = []
     if "cpu" in used:
-        kinds.append("CPU: no figure is GPU data")
+        kinds.append("CPU: no number is GPU data")
     if any(device.is_gpu and device.name.startswith("simulated") for device in devices):
-        kinds.append("simulated GPU: no figure is GPU data")
+        kinds.append("simulated GPU: no number is GPU data")
     if snapshot.recording:
         kinds.append("recording: a replay of an earlier session")
     return kinds
@@ -101,7 +101,7 @@ def _head(record: CalibrationRecord, device: Device, now_s: float) -> Report:
         text(f"measured {record.created} ({age(record, now_s)})  torch {machine.torch}{driver}{load}"),
     ]
     if record.others_cores >= BUSY_CORES:
-        head.append(text(f"other processes used {record.others_cores:.1f} of {machine.cores} cores: these figures may be too low"))
+        head.append(text(f"other processes used {record.others_cores:.1f} of {machine.cores} cores: these numbers may be too low"))
     if device.peaks.source:
         head.append(text(f"datasheet: {device.peaks.source}"))
     return head

@@ -67,7 +67,7 @@ def paint_overview(
         examples = _example_rows(scenarios, inner)
         below = len(examples) + frame if examples and len(examples) + LEAST_HOST + 1 + 2 * frame <= room else 0
         host = panel("this machine (CPU)", [], _host_rows(view, history, inner, room - below - frame), width, room - below, boxed)
-        return fill([*rows, *host, *panel("examples", [("press s", "dim")], examples, width, below, boxed)], width, height)
+        return fill([*rows, *host, *panel("scenarios", [("press s", "dim")], examples, width, below, boxed)], width, height)
     wanted = max(LEAST_PROCESSES, len(view.processes) + 2) + frame if view.processes else 2 + frame
     each = max(1, min(MOST_SPARK_ROWS, (room - wanted - frame - 2) // len(gpus)))
     upper = min(each * len(gpus) + 2 + frame, room - min(wanted, LEAST_PROCESSES + frame))
@@ -91,7 +91,7 @@ def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, Segment],
         rest = "Nothing runs under gpuconsole yet."
     elif view.devices:
         text = f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU."
-        rest = "Workloads run on the CPU, at a small scale. No figure is GPU data."
+        rest = "Runs use the CPU, at a small scale. No number is GPU data."
     else:
         text, rest = "Searching for devices.", ""
     if cell_width(text) + cell_width(rest) + 5 <= width:

@@ -36,7 +36,7 @@ OWN = {
     "gpuconsole_sampler_up": "Whether the process that reads the devices runs and reports.",
     "gpuconsole_sampler_restarts_total": "How often this process was started again.",
     "gpuconsole_run_attainable_ratio": "Rate of the current run over the rate that this hardware could reach for its work. Above 1: the peaks in use are too low.",
-    "gpuconsole_run_valid": "1 if the figures of the current serving run are valid, 0 if they are degraded or invalid.",
+    "gpuconsole_run_valid": "1 if the numbers of the current serving run are valid, 0 if they are degraded or invalid.",
     "gpuconsole_model_server_up": "1 while the model server of the current run answers requests, else 0.",
     "gpuconsole_source_stuck_seconds": "Seconds without an answer from a source of metrics; 0 while it answers.",
     "gpuconsole_source_period_seconds": "Real time between two readings of a source.",

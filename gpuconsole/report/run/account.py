@@ -1,4 +1,4 @@
-"""The time account as a bar with a legend; and the attainable rate of a run, with the waterfall down to the reached rate."""
+"""The step breakdown as a bar with a legend; and the attainable rate of a run, with the waterfall down to the reached rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuconsole.report.run.serving import serving_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-# --- the time account ----------------------------------------------------------------------------------------
+# --- the step breakdown ----------------------------------------------------------------------------------------
 
 SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
@@ -68,14 +68,14 @@ def rows_below(run: Run) -> int:
 
 
 def _head(view: View, run: Run) -> Segment:
-    """`step 146 ms `: the time that the bar shows."""
+    """`mean step 146 ms `: the time that the bar shows."""
     head = "request" if run.serves else "step"
     if view.down:
         head = "request before the outage"
     elif len(run.ranks) > 1 and (leader := next((rank.rank for rank in run.ranks if rank.leads), None)) is not None:
         head = f"step of rank {leader}:"
     seconds = _step_s(run)
-    return (f"{head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ", "title")
+    return (f"mean {head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ", "title")
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
@@ -168,16 +168,16 @@ SMALLEST_PART = 0.005
 """Smaller parts of the time are added up in one row."""
 RATE_BAR = 16
 WORK, WAIT = "█", "▒"
-NO_FACTS = "the workload has not reported its facts yet"
+NO_FACTS = "the run has not reported its facts yet"
 
 
 def share_text(run: Run) -> str:
-    """`41 % of attainable`, for a place next to the throughput; empty where the share is not known (see `why_no_share`).
+    """`41 % of hardware limit`, for a place next to the throughput; empty where the share is not known (see `why_no_share`).
 
     More than 100 % is shown as it is: the peaks in use are then too low, and the notes of the full report say so.
     """
     share = run.attainable.share_ratio if run.attainable is not None else None
-    return f"{units.precise_percent(share)} of attainable" if share is not None else ""
+    return f"{units.precise_percent(share)} of hardware limit" if share is not None else ""
 
 
 def why_no_share(run: Run) -> str:
@@ -193,16 +193,26 @@ def attainable_report(run: Run) -> Report:
     if attainable is None:
         return []
     if attainable.main is None:
-        return [labelled("attainable", f"{units.NA}: {attainable.reason or NO_FACTS}")]
+        return [labelled("limit", f"{units.NA}: {attainable.reason or NO_FACTS}")]
     summary = f"{_rate(attainable.main.attainable_per_s, attainable.main.unit)}, limit: {attainable.bound}"
     report: Report = [
-        labelled("attainable", [(share_text(run), "title"), (f" ({summary})", "")]),
+        labelled("limit", [(share_text(run), "title"), (f" ({summary})", "")]),
         labelled("peaks", attainable.source, "dim"),
         _rates(attainable),
-        text(f"from the attainable rate to the reached rate, per {attainable.per}:", "dim"),
+        text(f"from the limit to the reached rate, per {attainable.per}:", "dim"),
         _waterfall(attainable),
     ]
-    return [*report, *(text(note, "dim") for note in dict.fromkeys((*attainable.notes, *_notes(attainable.parts))))]
+    notes = (*attainable.notes, *_notes(attainable.parts), *_ends_apart(run, sum(part.time_s for part in attainable.parts)))
+    return [*report, *(text(note, "dim") for note in dict.fromkeys(notes))]
+
+
+def _ends_apart(run: Run, reached_s: float) -> list[str]:
+    """Why the waterfall of a step, which ends at `reached_s`, does not end at the mean step time; empty where both read the same."""
+    times = run.summary.step_time_s
+    if run.serves or times is None or not reached_s:
+        return []
+    reached, mean, unit = units.durations(reached_s, times.mean)
+    return [f"{reached.strip()} {unit} is the time at the mean rate; the mean step takes {mean.strip()} {unit}"] if reached != mean else []
 
 
 def _notes(parts: Sequence[TimePart]) -> list[str]:
@@ -214,7 +224,7 @@ def _rate(value: float | None, unit: str) -> str:
 
 
 def _rates(attainable: Attainable) -> Table:
-    columns = (Column("rate"), Column("reached", ">"), Column("attainable", ">"), Column("share", ">"))
+    columns = (Column("rate"), Column("reached", ">"), Column("limit", ">"), Column("share", ">"))
     rows = [
         [
             (rate.title, ""),

@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, show
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, cut, visible
 from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, panel, row_width, shorter, spread, wrap
@@ -28,7 +28,7 @@ from gpuconsole.session.api import View
 
 NOTHING_FOUND = "No fault found so far"
 NO_ANSWER = "No conclusion while the server does not answer"
-NO_FIGURES = "No conclusion: the figures cannot show what limits this run"
+NO_FIGURES = "No conclusion: the numbers cannot show what limits this run"
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
@@ -39,8 +39,7 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     if height <= 0:
         return []
     body, _ = _body(view, selected, width, height, boxed)
-    title = "causes" if facts.firing(view.run) and facts.healthy(view.run) is None else "diagnosis"
-    return panel(title, _status(view), body, width, height, boxed)
+    return panel("findings", _status(view), body, width, height, boxed)
 
 
 def suggestion_at(view: View, selected: str, width: int, height: int, boxed: bool, y: int) -> str:
@@ -105,7 +104,7 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     elif view.down:
         rows += [line(width, (text, "alert")) for text in wrap(f"{sentence(outage(view))}.", width, max(1, min(3, room - 1)))]
     if run is not None and run.state != "failed" and not view.down and doubtful(run):
-        rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
+        rows += [line(width, (text, "alert")) for text in wrap(f"numbers {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():
         rows.append(line(width, (f"{device} lost: {why}", "alert")))
     if rows and room >= 10:
@@ -139,6 +138,9 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         if gaps and number < len(firing):
             rows.append(blank(width))
             owners.append("")
+    if run is not None and (words := core_wait_words(run)):
+        rows += [line(width, (text, "dim")) for text in wrap(f"{sentence(words)}.", width, 2)]
+        owners += [""] * (len(rows) - len(owners))
     said = run is not None and bool(run.findings) and (state_words(run) == NOTHING_FOUND or bool(_gap_words(run)))
     state = "" if firing or said else _state(view)  # the answer line has said it
     starting = run is not None and run.state == "starting"  # a start may show a long command
@@ -239,7 +241,7 @@ def _state(view: View) -> str:
     if run is None:
         return "Nothing is running. Press s to choose a scenario."
     if run.state == "failed":
-        return "" if run.error else "Press s to start again, k to see the knobs."
+        return "" if run.error else "Press s to start again, k to see the settings."
     if run.state == "starting":
         return f"{starting(view)}."
     if view.down:
@@ -323,6 +325,7 @@ def details_report(run: Run) -> Report:
         report.append(BLANK)
     for number, finding in enumerate(firing, 1):
         report += [*finding_report(number, finding, run), BLANK]
+    report += [text(f"{sentence(words)}.", "dim"), BLANK] if (words := core_wait_words(run)) else []
     if (gap := unexplained(run)) is not None:
         report += [heading("Not explained"), text(f"{gap.words}.", "alert"), *(text(clause) for clause in gap_clauses(gap)), BLANK]
     if reach := attainable_report(run):
@@ -347,9 +350,10 @@ def firing_report(run: Run) -> Report:
         why = why_no_claim(run)
         result = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
         return [Line([("diagnosis: ", ""), (result, "alert" if why else "")]), *(rest if gap is not None and why == gap.words else [])]
-    report: Report = [Line([("diagnosis:", "")])]
+    report: Report = [Line([("findings:", "")])]
     for number, finding in enumerate(firing, 1):
         report += [part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)]
+    report += [text(words, "dim", indent=2)] if (words := core_wait_words(run)) else []
     return [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest] if gap is not None else report
 
 
@@ -360,10 +364,28 @@ def gap_clauses(gap: Unexplained) -> list[str]:
 
 
 def stake(finding: Finding) -> str:
-    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional."""
+    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional: `optional: changes numerics, 1.41-1.88x`."""
+    if finding.note and finding.suggestions:
+        first = finding.suggestions[0]
+        gain = first.predicted_speedup
+        about = [*side_effects(first.changes), *([units.interval(gain.low, gain.high)] if gain is not None else [])]
+        return ": ".join(filter(None, ("optional", ", ".join(about))))
     if finding.note:
-        return "optional" if finding.suggestions else "nothing to recover"
+        return "nothing to recover"
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
+
+
+def core_wait(run: Run) -> float:
+    """The share of a step of a run on a CPU that is waiting for a core, if it is large enough to be seen; otherwise 0."""
+    delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
+    return delay if delay >= WAITS_FOR_CORE else 0.0
+
+
+def core_wait_words(run: Run) -> str:
+    """Why the shares and the MFU of findings are not those of the bar; empty where they are, and where nothing fires."""
+    if not core_wait(run) or not facts.firing(run):
+        return ""
+    return f"findings leave out the wait for a CPU core ({units.percent(core_wait(run)).strip()} of a step); the bar and the MFU of the run include it"
 
 
 def recoverable(finding: Finding, run: Run) -> str:
@@ -372,11 +394,11 @@ def recoverable(finding: Finding, run: Run) -> str:
     whole = run.summary.step_time_s
     if finding.note or finding.resource != "time" or run.serves or whole is None:
         return ""
-    delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
-    base_s = whole.mean * (1 - delay) if delay >= WAITS_FOR_CORE else whole.mean
+    delay = core_wait(run)
+    base_s = whole.mean * (1 - delay)
     lost, base, unit = units.durations(finding.recoverable_ratio * base_s, base_s)
     part = f"{lost.strip()} of the {base.strip()} {unit}"
-    if delay < WAITS_FOR_CORE:
+    if not delay:
         return f"{part} of each step"
     return f"{part} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
 
@@ -418,7 +440,7 @@ def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:
     if reason := run.why_not(suggestion.changes):
         report.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:
-        report.append(text("in your own code:", "dim", indent=6))
+        report.append(text(f"{place(suggestion.changes)}:", "dim", indent=6))
         report += [Line([(row, "code")], indent=8, hang=4) for row in suggestion.code.splitlines()]
     return report
 

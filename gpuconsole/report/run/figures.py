@@ -89,7 +89,7 @@ def validity_report(run: Run) -> Report:
     if validity is None or not doubtful(run):
         return []
     rows = [f"{validity.verdict}: {validity.reasons[0]}", *validity.reasons[1:]]
-    return [labelled(" " if n else "figures", visible(reason), "alert") for n, reason in enumerate(rows)]
+    return [labelled(" " if n else "numbers", visible(reason), "alert") for n, reason in enumerate(rows)]
 
 
 def outage(view: View) -> str:

@@ -39,6 +39,8 @@ def models_report(run: Run) -> Report:
     """Both tables, or the reason why there are no figures. Of a user's own job many models do not apply: one line counts them."""
     shown = [figure for figure in run.figures if not run.is_job or figure.predicted is not None or figure.measured is not None]
     report: Report = [figure_table(shown)] if shown else []
+    if shown and (words := _without_core_wait(run)):
+        report.append(text(words, "dim"))
     if left_out := len(run.figures) - len(shown):
         counted = "1 further model is" if left_out == 1 else f"{left_out} further models are"
         sentence = f"{counted} n/a for this job: neither the prediction nor the measurement is known"
@@ -48,6 +50,15 @@ def models_report(run: Run) -> Report:
     if MISSING in run.unavailable:
         report.append(labelled("models", visible(run.unavailable[MISSING])))
     return report
+
+
+def _without_core_wait(run: Run) -> str:
+    """Why step times in the table are shorter than the mean step time of the run; empty where both read the same."""
+    times, signals = run.summary.step_time_s, run.signals
+    if run.device != "cpu" or times is None or not signals.keys() >= {"step_s", "runq_ratio"} or signals["runq_ratio"].value <= 0:
+        return ""
+    measured, mean, unit = units.durations(signals["step_s"].value, times.mean)
+    return f"measured step times leave out the wait for a CPU core: {measured.strip()} of {mean.strip()} {unit}" if measured != mean else ""
 
 
 def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
@@ -177,7 +188,7 @@ def summary(run: Run | None) -> str:
     """The number of figures and processes, and the slowest process."""
     if run is None or not entries(run):
         return ""
-    figures = f"run {run.id}: {len(run.figures)} figures"
+    figures = f"run {run.id}: {len(run.figures)} numbers"
     if len(run.ranks) < 2:
         return figures
     slowest = f"; rank {run.slowest[0]} is the slowest, {run.slowest[1]:.2f}x the others" if run.slowest else ""
@@ -203,12 +214,12 @@ def _like(entry: Entry, run: Run) -> list[Entry]:
 def _nothing(view: View) -> str:
     run = view.run
     if run is None:
-        return "Nothing is running: press escape, then s. The models predict figures of a run; each prediction is shown next to the measurement."
+        return "Nothing is running: press escape, then s. The models predict numbers of a run; each prediction is shown next to the measurement."
     if MISSING in run.unavailable:
         return run.unavailable[MISSING]
     if run.state in ("starting", "running"):
-        return "No figures yet: they appear after the first evaluation of the running workload."
-    return "This run has no figures: it ended before the workload reported its facts, or an earlier version recorded it."
+        return "No numbers yet: they appear after the first evaluation of the run."
+    return "This run has no numbers: it ended before it reported its facts, or an earlier version recorded it."
 
 
 def _behind(entry: Entry, run: Run) -> Report:
@@ -221,7 +232,7 @@ def _behind_figure(figure: Figure) -> Report:
 
 
 def _behind_rank(rank: Rank, run: Run) -> Report:
-    """The time account of a process, and the meaning of the columns."""
+    """The step breakdown of a process, and the meaning of the columns."""
     step = rank.step_time_s
     leads = "; the main screen shows this process" if rank.leads else ""
     report: Report = [heading(f"rank {rank.rank} on {rank.host}, process {rank.pid}")]

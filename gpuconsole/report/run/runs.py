@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from gpuconsole.model.job import AGENT
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, clean, cut, visible
-from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter
+from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter, wrap
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.account import account_segments, share_text
 from gpuconsole.report.run.figures import doubtful, figure_rows, figure_text, throughput, validity_report, work
@@ -70,7 +71,7 @@ def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
     proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
     change = describe_changes(changes, before.knobs)
     if proof is None:
-        return Entry(run.id, change, text, None, live or "unproven", style, unit)
+        return Entry(run.id, change, text, None, live or "no trial", style, unit)
     gain = proof.speedup.estimate if proof.speedup else None
     return Entry(run.id, change, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
 
@@ -85,7 +86,7 @@ def _trial(trial: Trial, run: Run) -> Entry:
 
 def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
     """All rows, for the terminal."""
-    columns = (Column("run"), Column("change", least=12), Column("throughput", ">"), Column("gain", ">"), Column("verdict"))
+    columns = (Column("run"), Column("change", least=12), Column("throughput", ">"), Column("speedup", ">"), Column("verdict"))
     rows = []
     for entry in run_entries(runs, trials):
         gain = units.speedup(entry.gain).strip() if entry.gain is not None else ""
@@ -94,14 +95,52 @@ def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
     return Table(columns, rows)
 
 
+SAME = 0.02
+"""Two equal runs differ by about 2 %: a smaller difference needs no explanation."""
+
+
+def rates_apart(speedup: Speedup | None, before: Run, after: Run, clock: str) -> str:
+    """Why the rates before and after a change do not have the ratio that its trial measured; empty where they do, or are not known.
+
+    `clock`: the clock of the trial.
+    """
+    (first, unit), (last, last_unit) = before.throughput, after.throughput
+    if speedup is None or first is None or last is None or unit != last_unit or first.mean <= 0 or after.steady_from_s is None:
+        return ""
+    ratio = last.mean / first.mean
+    if abs(ratio / speedup.estimate - 1) <= SAME:
+        return ""
+    paired, rates = units.speedup(speedup.estimate).strip(), units.speedup(ratio).strip()
+    waits = " and include waits for a CPU core" if clock == "contention_free" else ""
+    return f"{paired} in alternating blocks; before and after differ by {rates}, because these rates come from different times{waits}"
+
+
+def all_apart(runs: Sequence[Run], trials: Sequence[Trial]) -> list[str]:
+    """`rates_apart` for each kept change."""
+    pairs = ((trial, *pair) for pair in itertools.pairwise(runs) for trial in trials if _began(trial, *pair))
+    return list(filter(None, (rates_apart(trial.speedup, before, after, trial.clock) for trial, before, after in pairs)))
+
+
+def _began(trial: Trial, before: Run, after: Run) -> bool:
+    """Whether `after` continues `before` with the change that the trial kept."""
+    return trial.kept and trial.baseline_run == before.id and trial.changes == after.changes
+
+
+def runs_report(runs: Sequence[Run], trials: Sequence[Trial]) -> Report:
+    """The table, and why rates and speedups in it differ."""
+    return [runs_table(runs, trials), *(Line([(words, "dim")]) for words in all_apart(runs, trials))]
+
+
 # --- on the main screen --------------------------------------------------------------------------------------
 
-NUMBER, VERDICT, INTERVAL, LEAST_CHANGE = 2, 9, 18, 20
+NUMBER, VERDICT, INTERVAL, SPEEDUP, LEAST_CHANGE = 2, 9, 18, 7, 20
+APART_ROWS = 3
+"""Rows of the sentence about rates and speedups in a table of the usual width."""
 
 
 def tried_rows(view: View) -> int:
-    """The rows that the whole table takes, without its box."""
-    return 1 + max(1, len(entries(view)))
+    """The rows that the whole table takes, without its box; with the rows of its explanation, if it needs one."""
+    return 1 + max(1, len(entries(view))) + APART_ROWS * bool(all_apart(view.runs, view.trials))
 
 
 def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
@@ -121,14 +160,17 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     if not full and _change_width(shown, unit, False, inner) < 12:  # too narrow for the standard deviation
         shown = [entry._replace(rate=_mean_alone(entry.rate)) for entry in shown]
     change, rates = _change_width(shown, unit, full, inner), _rates_width(shown, unit)
-    gains = INTERVAL if full else 5
+    gains = INTERVAL if full else SPEEDUP
     rows: list[Row] = []
     if room >= 2:
-        head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':<{gains}}  {'verdict':<{VERDICT}}"
+        head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'speedup':<{gains}}  {'verdict':<{VERDICT}}"
         rows.append(line(inner, (head, "dim")))
     rows += [_row(entry, change, rates, full, inner) for entry in shown[-(room - len(rows)) :] if room > len(rows)]
     if not shown:
         rows.append(line(inner, ("nothing was tried yet", "dim")))
+    why = [words for apart in all_apart(view.runs, view.trials)[-1:] for words in wrap(apart, inner)]
+    if len(rows) + len(why) <= room:
+        rows += [line(inner, (words, "dim")) for words in why]
     return panel("tried", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
 
 
@@ -138,7 +180,7 @@ def _rates_width(shown: Sequence[Entry], unit: str) -> int:
 
 def _change_width(shown: Sequence[Entry], unit: str, full: bool, width: int) -> int:
     """The columns that are left for the change."""
-    return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else 5) - 2 - VERDICT - 2
+    return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else SPEEDUP) - 2 - VERDICT - 2
 
 
 def _mean_alone(rate: str) -> str:
@@ -162,7 +204,10 @@ def _row(entry: Entry, change: int, rates: int, full: bool, width: int) -> Row:
     style = "good" if entry.verdict == "kept" else entry.style
     text = f"{entry.number:<{NUMBER}} {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
     return line(
-        width, (text, entry.style), (fit(entry.gain_text(full), INTERVAL if full else 5), style), (f"  {entry.verdict:<{VERDICT}}", style)
+        width,
+        (text, entry.style),
+        (fit(entry.gain_text(full), INTERVAL if full else SPEEDUP), style),
+        (f"  {entry.verdict:<{VERDICT}}", style),
     )
 
 

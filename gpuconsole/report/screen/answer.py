@@ -11,7 +11,7 @@ from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.job import AGENT
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, line_of, row_width, spread
@@ -106,7 +106,7 @@ def answer(view: View, selected: str) -> Answer:
         return Answer(
             "accent",
             [(starting(view), "title")],
-            [("The first figures follow the first steps.", "dim")],
+            [("The first numbers follow the first steps.", "dim")],
         )
     trial = facts.running_trial(view)
     gap = unexplained(run) if run.steady_from_s is not None and not view.probing and not still_measuring(run) else None
@@ -126,7 +126,7 @@ def answer(view: View, selected: str) -> Answer:
         return Answer(_style(finding), head, _about(view, run, finding, suggestion, trial), also)
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
-    state = "Measuring: a short experiment runs" if view.probing and run.state == "running" else state_words(run)
+    state = "Measuring: a probe runs" if view.probing and run.state == "running" else state_words(run)
     return Answer("dim", [(state, "title")], _rest(view, run))
 
 
@@ -143,11 +143,11 @@ def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
     A note that names no change, such as a disturbance by other programs, follows the headline.
     """
     finding, suggestion = facts.suggestions(view).get(selected, (well, None))
-    more = (
-        [("optional: ", "dim"), *_about(view, run, finding, suggestion)]
-        if suggestion is not None
-        else [(clause, "dim") for clause in well.summary.split("; ")]
-    )
+    more: list[Segment] = [(clause, "dim") for clause in well.summary.split("; ")]
+    if suggestion is not None:
+        instruction, flags, predicted, *rest = _about(view, run, finding, suggestion)
+        label = f"{', '.join(('optional', *side_effects(suggestion.changes)))}: "
+        more = [(label, "dim"), instruction, predicted, flags, *rest]
     doubt = next((note for note in facts.firing(run) if not note.suggestions and not note.rule.endswith(facts.HEALTHY)), None)
     also: list[Segment] = [(f"{GAP}{doubt.title}", "")] if doubt is not None else []
     if (kept := _kept(view)) is not None:
@@ -163,7 +163,7 @@ def _kept_so_far(view: View, run: Run, kept: Trial, notes: list[Finding], select
 
 
 def _proven(kept: Trial) -> list[Segment]:
-    return [(f"Proven: {in_words(kept.changes)}", "title"), (f": {measured(kept)}", "good")]
+    return [(sentence(in_words(kept.changes)), "title"), (f": {measured(kept)}  {verdict(kept)}", "good")]
 
 
 def _trouble(view: View, run: Run) -> Answer | None:
@@ -177,7 +177,7 @@ def _trouble(view: View, run: Run) -> Answer | None:
     if doubtful(run):
         return Answer(
             "alert",
-            [(f"The figures are {validity_words(run)}", "alert")],
+            [(f"The numbers are {validity_words(run)}", "alert")],
             [(f"{NO_FIGURES}.", "dim")],
         )
     if run.is_job and AGENT in run.unavailable and facts.active(view):
@@ -283,14 +283,14 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return 0, ""
     if decided := [trial for trial in view.trials if trial.state == "done" and trial.verdict != "undecided"]:
         return (0, "") if choosing or trial is not None or len(decided) > 1 else _after(view, decided[0], keys)
-    start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
-    another = "" if run is not None and run.is_job else f" Press {keys['scenarios']} for an example with a fault."
+    start = f"Press {keys['scenarios']}, choose a scenario, press {keys['start']}."
+    another = "" if run is not None and run.is_job else f" Press {keys['scenarios']} for a scenario with a fault."
     if choosing:
-        return 1, f"{keys['start']} starts the selected example. Choose one with a fault."
+        return 1, f"{keys['start']} starts the selected scenario. Choose one with a fault."
     if run is None:
         return 1, start
     if trial is not None:
-        return 4, "Wait for the proof. Steps with and without the change alternate."
+        return 4, "Wait for the verdict. Steps with and without the change alternate."
     if not facts.active(view):
         return (0, "") if run.is_job else (1, f"This run has ended. {start}")
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
@@ -316,8 +316,8 @@ def _after(view: View, trial: Trial, keys: Mapping[str, str]) -> tuple[int, str]
     if not trial.kept or trial not in facts.current_trials(view) or not facts.active(view) or view.now - ended_s > CLOSING_S:
         return 0, ""
     if view.run is not None and view.run.is_job:
-        return STEPS, f"Proven and kept. {keys['quit']} leaves, and prints the patch for your code."
-    return STEPS, f"Proven and kept. {keys['export']} writes a snapshot, {keys['revert']} reverts, {keys['quit']} saves and quits."
+        return STEPS, f"Faster: kept. {keys['quit']} leaves, and prints the patch for your code."
+    return STEPS, f"Faster: kept. {keys['export']} writes a snapshot, {keys['revert']} reverts, {keys['quit']} saves and quits."
 
 
 def narrate(view: View) -> tuple[int, str]:
@@ -326,7 +326,7 @@ def narrate(view: View) -> tuple[int, str]:
     if trial is not None:
         return 4, "The trial: steps with and without the change alternate."
     if finished := [trial for trial in view.trials if trial.state != "running"]:
-        return 4, f"Proven and {'kept' if finished[-1].kept else 'reverted'}. To try it on this machine: q, then gpuconsole, s, Enter."
+        return 4, f"{sentence(verdict(finished[-1]))}. To try it on this machine: q, then gpuconsole, s, Enter."
     if facts.suggestions(view):
         return 3, "The cause is found. In a live session Enter starts the trial; the recording goes on by itself."
     return (2, "The console measures where the time of each step goes.") if view.run is not None else (1, "A training run starts.")

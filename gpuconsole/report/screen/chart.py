@@ -54,7 +54,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     metric, unit = facts.throughput_metric(view)
     inner, room = inner_width(width, True), height - 2
     columns = max(1, inner - GUTTER)
-    time = window(_begin_s(view), view.now, columns)
+    time = window(facts.begun_s(view), view.now, columns)
     values = time.values(series_key(metric, view.device), history, hold_s(view))
     title, figures = f"throughput, {unit}", _figures(view, width)
     if not any(value is not None for value in values):
@@ -100,7 +100,7 @@ def marks(view: View) -> list[Mark]:
             shown.append(Mark(begin, last, f"{change} {outcome}", "dim"))
     proven = {(trial.baseline_run, describe_changes(trial.changes)) for trial in view.trials if trial.kept}
     for before, run, opened_s in zip(view.runs, view.runs[1:], view.run_times[1:], strict=False):
-        if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= _begin_s(view):
+        if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= facts.begun_s(view):
             shown.append(Mark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
     return sorted(shown)
 
@@ -113,13 +113,6 @@ def _goes_back(view: View, trial: Trial) -> bool:
     if certificate.proof is not None:
         return trial.id == certificate.proof.id
     return view.tuning.under_way and trial.changes.items() <= certificate.start.items()
-
-
-def _begin_s(view: View) -> float:
-    """When the present work began: the first of the runs that the current run continues."""
-    begun = dict(zip((run.id for run in view.runs), view.run_times, strict=False))
-    first = facts.chain(view)[:1]
-    return begun.get(first[0].id, 0.0) if first else 0.0
 
 
 def _figures(view: View, width: int) -> list[Segment]:

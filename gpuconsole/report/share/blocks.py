@@ -53,7 +53,7 @@ def pair_table(runs: Sequence[Run]) -> Table:
         texts = [next(filter(None, (figure_text(run, figure.field, share) for figure, share in figures)), "") for run in runs]
         rows += _row(label, texts, [_reason(run, first) for run in runs], first.always)
         if first.field == "mbu_ratio":  # after the shares of the peaks
-            rows += _row("attainable", [share_text(run) for run in runs], [why_no_share(run) for run in runs], True)
+            rows += _row("hardware limit", [share_text(run) for run in runs], [why_no_share(run) for run in runs], True)
     return Table([Column(""), *(Column(head) for head in heads)], rows)
 
 
@@ -81,7 +81,7 @@ def _reason(run: Run, figure: SummaryFigure) -> str:
 
 
 def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
-    """The largest figures: the throughput, the time of a step or of a request, the proven gain."""
+    """The largest figures: the throughput, the time of a step or of a request, the speedup of all kept changes."""
     first, last = runs[0], runs[-1]
     several = [first, last] if len(runs) > 1 else [last]
     shown = [_tile("throughput", [throughput(run) for run in several])]
@@ -93,8 +93,8 @@ def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
         label = _label(FIGURES["step_time_s"], "mean")
         shown.append(_tile(label, [figure_text(run, "step_time_s") or units.NA for run in several]))
     if gain is not None:
-        interval = f"95 % interval {units.bounds(gain.low, gain.high)}"
-        shown.append(Tile("proven gain", units.speedup(gain.estimate).strip(), note=interval, style="good"))
+        interval = f"alternating blocks, 95 % interval {units.bounds(gain.low, gain.high)}"
+        shown.append(Tile("speedup", units.speedup(gain.estimate).strip(), note=interval, style="good"))
     return Tiles([tile for tile in shown if tile.value])
 
 
@@ -209,7 +209,7 @@ def attainable_blocks(label: str, run: Run) -> list[Block | Folded]:
     return [
         _waterfall(title, attainable),
         Folded(
-            "Reached and attainable rates, and how they are calculated",
+            "Reached rates and hardware limits, and how they are calculated",
             [TextBlock([*attainable_report(run), labelled("formula", visible(attainable.formula))])],
         ),
     ]

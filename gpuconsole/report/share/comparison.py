@@ -39,7 +39,7 @@ def comparison_document(comparison: Comparison, before: Side, after: Side) -> Do
     runs = [before.run, after.run]
     labels = dict.fromkeys([*device_kinds(_alone(before)), *device_kinds(_alone(after))])
     sections = [
-        Section("What differs", [TextBlock(difference_report(comparison)), Folded("All knobs", [TextBlock([knob_table(runs)])])]),
+        Section("What differs", [TextBlock(difference_report(comparison)), Folded("All settings", [TextBlock([knob_table(runs)])])]),
         Section(
             "Before and after",
             [
@@ -53,8 +53,8 @@ def comparison_document(comparison: Comparison, before: Side, after: Side) -> Do
         Section("Evidence", [TextBlock([run_head(run), *firing_report(run)]) for run in runs]),
         Section("What this hardware could reach", [*attainable_blocks("before", before.run), *attainable_blocks("after", after.run)]),
         Section("Environment", [_environment("Before", before), _environment("After", after)]),
-        Section("Can the figures be trusted?", [_validity(comparison, runs)]),
-        Section("Every figure", [every_figure(run, False) for run in runs]),
+        Section("Can the numbers be trusted?", [_validity(comparison, runs)]),
+        Section("Every number", [every_figure(run, False) for run in runs]),
     ]
     result = comparison_answer(comparison)
     kicker = f"{comparison.before} compared with {comparison.after}"

@@ -95,7 +95,7 @@ class Bar(NamedTuple):
     total_s: float | None
 
     def figures(self, name: str) -> tuple[str, str]:
-        """`54 %` and `89.1 ms` of a part, as in the time account of the terminal. The share is empty for a part below half a percent, the time
+        """`54 %` and `89.1 ms` of a part, as in the step breakdown of the terminal. The share is empty for a part below half a percent, the time
         where it is not known."""
         ratio = dict(self.parts).get(name)
         if ratio is None:

@@ -13,11 +13,11 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import measured, setting, sweep_report, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.run.diagnosis import failure, finding_report, firing_report, other_rules, rule_counts
+from gpuconsole.report.run.diagnosis import core_wait_words, failure, finding_report, firing_report, other_rules, rule_counts
 from gpuconsole.report.run.figures import client_report, work
 from gpuconsole.report.run.figures import verdict as validity
 from gpuconsole.report.run.models import rank_table
-from gpuconsole.report.run.runs import run_head, runs_table
+from gpuconsole.report.run.runs import run_head, runs_report, runs_table
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.session import run_report
 from gpuconsole.report.share.blocks import attainable_blocks, memory_layers, pair_table, step_bars, tiles, timeline
@@ -28,7 +28,7 @@ from gpuconsole.session import facts
 NOTHING = "The session has no run: there is nothing to report"
 PROOF = (
     "A trial measures both settings in turn, in paired blocks, and its interval holds with 95 % probability. "
-    "The figures before and after come from different times: they show the size of the change, the trial proves it."
+    "The numbers before and after come from different times: they show the size of the change, the trial proves it."
 )
 
 
@@ -45,10 +45,10 @@ def session_document(snapshot: Snapshot) -> Document:
     used = sorted({run.device for run in snapshot.runs} | {sweep.device for sweep in snapshot.sweeps})
     environment = environment_report(snapshot.environment, used, snapshot.runs)
     sections.append(Section("Environment", [TextBlock([*environment, *_kinds(snapshot)]), *_knobs(all_chains)]))
-    sections.append(Section("Can the figures be trusted?", _validity(snapshot)))
+    sections.append(Section("Can the numbers be trusted?", _validity(snapshot)))
     if snapshot.runs:
         told = {run.id for chain in all_chains for run in (chain.first, chain.last)}  # their findings have sections of their own
-        sections.append(Section("Every figure", [every_figure(run, run.id not in told) for run in snapshot.runs]))
+        sections.append(Section("Every number", [every_figure(run, run.id not in told) for run in snapshot.runs]))
     return Document(
         answers[0][1].headline if answers else NOTHING,
         " · ".join([title for title, _ in answers[:3]] + ([f"{len(answers) - 3} more"] if len(answers) > 3 else [])),
@@ -76,6 +76,7 @@ def _chain_sections(chain: Chain) -> list[Section]:
             "Before and after" if several else "What was measured",
             [
                 tiles(runs, chain.gain),
+                *([TextBlock([text(chain.apart)])] if chain.apart else []),
                 timeline(chain),
                 step_bars(labels),
                 *(layers for label, run in labels for layers in memory_layers(label, run)),
@@ -96,6 +97,8 @@ def _evidence(chain: Chain) -> list[TextBlock | Folded]:
     run, finding = chain.first, cause(chain)
     shown = firing_report(run) if finding is None else finding_report(1, finding, run)
     blocks: list[TextBlock | Folded] = [TextBlock(shown)]
+    if finding is not None and (words := core_wait_words(run)):
+        blocks.append(TextBlock([text(words, "dim")]))
     if len(run.ranks) > 1:
         blocks.append(TextBlock([BLANK, text(f"{len(run.ranks)} processes", "title"), rank_table(run)]))
     others = [other for other in facts.firing(run) if other is not finding]
@@ -119,14 +122,15 @@ def _tried(chain: Chain) -> list[Ranges | TextBlock]:
     blocks: list[Ranges | TextBlock] = []
     rows = [_range(chain, trial) for trial in chain.trials if trial.speedup is not None and trial is not chain.proof]
     if rows:
-        blocks.append(Ranges(rows, "gain of each change, as a factor of the throughput", "x", 1.0))
+        blocks.append(Ranges(rows, "speedup of each change: throughput after over throughput before", "x", 1.0))
     parts: Report = []
     for trial in chain.trials:
         parts += [*trial_report(trial, chain.knobs_before(trial)), BLANK]
     if chain.proof is not None:
         parts += [text(f"Trial {chain.proof.id} goes back to the settings of the start. It measures all kept changes together."), BLANK]
     if len(chain.runs) > 1:
-        parts.append(runs_table(chain.runs, chain.trials))
+        several = sum(trial.kept for trial in chain.trials) > 1  # of one, the figures before and after are explained already
+        parts += runs_report(chain.runs, chain.trials) if several else [runs_table(chain.runs, chain.trials)]
     return [*blocks, TextBlock(parts)]
 
 
@@ -161,7 +165,7 @@ def _sweep_section(sweep: Sweep) -> Section:
 def _kinds(snapshot: Snapshot) -> Report:
     """What kind of device the figures belong to, and the reason where there is no GPU."""
     why = snapshot.unavailable.get("gpu")
-    kinds = [labelled("figures of", visible(kind), "title") for kind in device_kinds(snapshot)]
+    kinds = [labelled("numbers of", visible(kind), "title") for kind in device_kinds(snapshot)]
     return [*kinds, *([labelled("GPU", f"{units.NA}: {visible(why)}", "dim")] if why else [])]
 
 
@@ -170,7 +174,7 @@ def _knobs(all_chains: Sequence[Chain]) -> list[Folded]:
     blocks = []
     for chain in all_chains:
         table = knob_table([chain.first, chain.last] if len(chain.runs) > 1 else [chain.first])
-        blocks.append(Folded(f"{_counted(len(table.rows), 'knob', 'knobs')} of {chain.title}", [TextBlock([table])]))
+        blocks.append(Folded(f"{_counted(len(table.rows), 'setting', 'settings')} of {chain.title}", [TextBlock([table])]))
     return blocks
 
 
@@ -185,7 +189,7 @@ def knob_table(runs: Sequence[Run]) -> Table:
         ]
         for name in names
     ]
-    return Table([Column("knob"), *(Column(head) for head in heads)], rows)
+    return Table([Column("setting"), *(Column(head) for head in heads)], rows)
 
 
 def _knob(run: Run, name: str) -> str:
@@ -213,7 +217,7 @@ def _validity(snapshot: Snapshot) -> list[TextBlock | Folded]:
         parts.append(labelled("sweep", repeats))
     overheads = [run.summary.overhead_s_per_step for run in snapshot.runs if run.summary.overhead_s_per_step is not None]
     if overheads:
-        parts.append(labelled("overhead", f"at most {units.duration(max(overheads)).strip()} per step, measured by the agent itself"))
+        parts.append(labelled("agent cost", f"at most {units.duration(max(overheads)).strip()} per step, measured by the agent itself"))
     if not parts:
         parts.append(text(f"{units.NA}: nothing was measured"))
     blocks: list[TextBlock | Folded] = [TextBlock(parts)]
@@ -230,7 +234,7 @@ def extent(run: Run) -> str:
     if run.validity is not None:
         return f"{validity(run)}; {measured_over}"
     if run.steady_from_s is None:
-        return f"not steady: the figures hold all steps; {measured_over}"
+        return f"not steady: the numbers hold all steps; {measured_over}"
     return f"steady {units.duration(run.steady_from_s).strip()} after the first step; {measured_over}"
 
 

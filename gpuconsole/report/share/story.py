@@ -15,7 +15,8 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, predicted, setting, verdict
-from gpuconsole.report.run.diagnosis import failure, recoverable, stake
+from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
+from gpuconsole.report.run.runs import rates_apart
 from gpuconsole.session import facts
 
 
@@ -58,6 +59,12 @@ class Chain(NamedTuple):
         kept = [trial for trial in self.trials if trial.kept]
         return kept[0].speedup if len(kept) == 1 else None
 
+    @property
+    def apart(self) -> str:
+        """Why the rates of the first and the last run do not have the ratio that `gain` names; empty where they do. See `rates_apart`."""
+        trial = self.proof or next((trial for trial in self.trials if trial.kept), None)
+        return rates_apart(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
+
 
 class Answer(NamedTuple):
     """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it. `style`: the style of the headline."""
@@ -99,7 +106,9 @@ def answer(chain: Chain) -> Answer:
         return Answer(f"Run {chain.last.id} {failure(chain.last)}", "", fixes, "alert")
     kept = next((trial for trial in chain.trials if trial.kept), None)
     if finding is None and kept is not None:
-        return Answer(f"Proven: {in_words(kept.changes)}: {measured(kept)}", "no rule had named the cause", fixes, "good")
+        return Answer(
+            f"{sentence(in_words(kept.changes))}: {measured(kept)}  {verdict(kept)}", "no rule had named the cause", fixes, "good"
+        )
     if (finding is None or finding.note) and (gap := unexplained(run)) is not None and run.steady_from_s is not None:
         return Answer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
     if finding is None:

@@ -100,7 +100,7 @@ class TopologyScreen(ListScreen):
     """Equal GPUs are folded into groups where the matrix does not fit, until the user decides."""
 
     NAME = "topology"
-    TITLE_TEXT = "Topology"
+    TITLE_TEXT = "Links"
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)

@@ -11,6 +11,7 @@ from textual.widgets import Input
 
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, describe_changes, show
+from gpuconsole.model.knobs.knob import APPLY
 from gpuconsole.model.text import cell_width, clean
 from gpuconsole.report.cells import Row, blank, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, text_lines
@@ -27,7 +28,7 @@ LEAST_HEIGHT = 8
 """Below so many rows there is no room for a knob's meaning."""
 NO_EFFECT = "knob."
 """The prefix of keys in `Run.unavailable` that name knobs without an effect on this run, each with the reason."""
-NOTHING_RUNS = "Nothing is running, so there are no knobs. Press s to choose a scenario."
+NOTHING_RUNS = "Nothing is running, so there are no settings. Press s to choose a scenario."
 NOT_YET = "The settings of the job are known after its first steps."
 
 
@@ -35,7 +36,7 @@ class KnobsScreen(ListScreen):
     """Edited values wait until they are applied, tried or forgotten."""
 
     NAME = "knobs"
-    TITLE_TEXT = "Knobs"
+    TITLE_TEXT = "Settings"
     FILTER = "filter"
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
@@ -120,7 +121,7 @@ class KnobsScreen(ListScreen):
             return
         name, values = self._edited, self._state.values
         if name not in values:
-            self._say(f"{name}: the run has no such knob now; escape ends the edit", "alert")
+            self._say(f"{name}: the run has no such setting now; escape ends the edit", "alert")
             return
         try:
             value = CATALOGUE[name].parse(event.value.strip())
@@ -179,12 +180,12 @@ class KnobState(NamedTuple):
     effects: Mapping[str, str] = {}
 
     def applies(self, name: str) -> str:
-        """hot, cold, or hot up to the value that the server was started with. Of a user's own job: the effect on its numbers, or fixed."""
+        """live, restart, or live up to the value that the server was started with. Of a user's own job: the effect on its numbers, or fixed."""
         if self.job:
             return self.effects.get(name, FIXED)
         knob = CATALOGUE.get(name)
         limit = knob.live_limit(self.facts) if knob else None
-        return f"hot <={limit:g}" if limit is not None else knob.apply if knob else ""
+        return f"live <={limit:g}" if limit is not None else APPLY[knob.apply] if knob else ""
 
     @property
     def own(self) -> list[str]:
@@ -220,7 +221,7 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
     """The list, and below it what the selected knob means."""
     names = state.names
     if not names:
-        text = "No knob matches." if state.values else NOT_YET if state.job else NOTHING_RUNS
+        text = "No setting matches." if state.values else NOT_YET if state.job else NOTHING_RUNS
         return text_lines([line(width, (text, ""))])
     own = len(state.own)
     lines: list[str | None] = [*names]
@@ -244,7 +245,7 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
         return fill(_meaning(name, reasons.get(name, ""), width, state.effects if state.job else None), width, rows)
 
     applies = fit("a change", EFFECT) if state.job else fit("applies", APPLIES)
-    head = line(width, (f"  {fit('knob', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
+    head = line(width, (f"  {fit('setting', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
     return Lines(lines, row, [head], meaning if height >= LEAST_HEIGHT else None)
 
 
@@ -263,7 +264,7 @@ def _row(name: str, state: KnobState, selected: bool, columns: tuple[int, int], 
 
 
 def _applies_style(applies: str) -> str:
-    return "alert" if applies == CHANGES_NUMERICS else "" if applies.startswith("hot") or applies in EFFECTS else "dim"
+    return "alert" if applies == CHANGES_NUMERICS else "" if applies.startswith("live") or applies in EFFECTS else "dim"
 
 
 @lru_cache(maxsize=4)
@@ -278,9 +279,9 @@ def _meaning(name: str, no_effect: str, width: int, effects: Mapping[str, str] |
     knob = CATALOGUE.get(name)
     if knob is None:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]
-    when = "hot: takes effect between two steps" if knob.apply == "hot" else "cold: needs a new worker, so only a trial can change it"
+    when = "live: takes effect between two steps" if knob.apply == "hot" else "restart: needs a new worker, so only a trial can change it"
     if knob.lowered_live:
-        when = "hot up to the value that the embedded server was started with (between two iterations); above it cold: only a trial can change it"
+        when = "live up to the value that the embedded server was started with (between two iterations); above it a restart: only a trial can change it"
     if knob.changes_training:
         when += "; a change alters what the model learns per step, not only the speed"
     if effects is not None:

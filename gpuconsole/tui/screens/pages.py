@@ -19,7 +19,7 @@ class DetailsScreen(PageScreen):
     """All findings with their evidence, and what to do about them."""
 
     NAME = "details"
-    TITLE_TEXT = "Findings in detail"
+    TITLE_TEXT = "Details"
 
     def paint(self, view: View, width: int) -> list[Row]:
         return paint_details(view, width)
@@ -108,32 +108,32 @@ READING = (
     ("recoverable", "The share of the step time that a finding is about. Findings are ranked by this share and by their confidence."),
     ("of memory", "The share of the usable memory that the first suggestion would free. Freeing memory may cost time."),
     ("predicted", "Throughput after the change divided by throughput before, as an interval, from the measured parts of a step."),
-    ("trial", "Steps with and without the change alternate in random order. The figure is the ratio of both with its 95 % interval."),
-    ("kept, reverted", "The verdict of a trial. 'unproven' is a change that was applied without a trial."),
+    ("trial", "Steps with and without the change alternate in random order. The speedup is the ratio of both with its 95 % interval."),
+    ("kept, reverted", "The verdict of a trial. 'no trial' is a change that was applied without a trial."),
     ("vs baseline", "Throughput compared with the runs kept for this scenario, hardware and software. Red: slower beyond noise."),
     ("TTFT, TPOT, E2E", "Sent to first token; (E2E - TTFT) / (output tokens - 1); sent to last token."),
     ("ITL", "The gap between tokens: a chunk of k tokens is k gaps of gap/k."),
     ("rank", "One of several processes that train together. Step time without communication is the rank's own; the rest is waiting for other ranks."),
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
-    ("CPU (no GPU: ...)", "All figures belong to the host. No figure is GPU data."),
+    ("CPU (no GPU: ...)", "All numbers belong to the host. No number is GPU data."),
     ("throughput", "Since the start of the work. ▼ marks a change: on trial, kept or reverted. Lines show where a trial begins and ends. Green: with a change that was kept."),
     ("sparklines", "At most two seconds a column, the newest at the right. A gap is a time without samples."),
 )  # fmt: skip
 _SCREENS = (
-    ("scenarios", "On the scenario list"), ("knobs", "On the knobs screen"), ("processes", "On the processes screen"),
+    ("scenarios", "On the scenario list"), ("knobs", "On the settings screen"), ("processes", "On the processes screen"),
     ("device", "On the device screen"), ("topology", "On the links screen"), ("tuning", "On the tuning screen"),
     ("output", "On the output screen"), ("leave_job", "On a question about your own job"),
 )  # fmt: skip
 _MOVES = (
     ("arrows, pgup, ...", "Move in a list or a page, as the mouse wheel does. Esc: back, also out of a text field or a filter."),
-    ("click", "Press a key in the bar, select a line or a cause, or open the history of a metric. Shift and drag: select text."),
+    ("click", "Press a key in the bar, select a line or a finding, or open the history of a metric. Shift and drag: select text."),
 )  # fmt: skip
 
 
 def paint_help(width: int) -> list[Row]:
     """The keys of `keys.ACTIONS`, and what the words on the screen mean."""
     column = 20 if width >= 60 else 12
-    rows = paragraph("Run a workload, see where its time goes, change one thing, and prove whether the change helped.", width)
+    rows = paragraph("Run a job, see where its time goes, change one setting, and measure whether the change helped.", width)
     rows += [blank(width), heading("Keys", width)]
     for action in keys.ACTIONS:
         if not action.screens or "main" in action.screens:

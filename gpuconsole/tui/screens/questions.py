@@ -116,7 +116,7 @@ def answer_lines(above: list[Row], answers: dict[str, str], width: int) -> Lines
 def probes_question(allow: Callable[[], None]) -> Question:
     """Asks for permission to run probes and the profiler in the user's own job. `allow` is called after a yes."""
     about: Report = [
-        text("Some rules have no conclusion from watching alone. A probe is a short experiment between two steps of the job:"),
+        text("Some rules have no conclusion from watching alone. A probe is a short measurement between two steps of the job:"),
         BLANK,
     ]
     about += [labelled(probe, IN_JOB[probe] + ".", column=22, indent=2) for probe in IN_JOB]

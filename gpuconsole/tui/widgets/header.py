@@ -113,7 +113,7 @@ def _activity(view: View) -> list[Segment]:
     parts.append((run.scenario, "title"))
     if (several := facts.processes(run)) > 1:
         parts.append((f"  {several} processes", ""))
-    parts.append((f"  {state} {units.clock(view.running_s)}", style))
+    parts.append((f"  {state} {units.clock(facts.clock_s(view))}", style))
     if agent := facts.agent_state(view):
         parts.append((f"  agent {agent}", "alert" if agent == "off" else "dim"))
     if run.state != "failed" and run.validity is not None and doubtful(run):

@@ -13,7 +13,7 @@ from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import LiveZone
 
 PURPOSES = {
-    "scenarios": "Examples of training and serving, most with one fault to find.",
+    "scenarios": "Training and serving, most with one fault to find.",
     "device": "All metrics of each device.",
     "processes": "Processes on the GPUs.",
     "topology": "How the GPUs are linked.",
@@ -24,7 +24,7 @@ SECONDS_PER_COLUMN = 2.0
 COMMANDS = (
     Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
     Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a running model server"),
-    Hint("gpuconsole --demo", "", "a recorded session: find, prove, keep"),
+    Hint("gpuconsole --demo", "", "a recorded session: find, try, keep"),
 )
 
 

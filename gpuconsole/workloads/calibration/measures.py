@@ -242,7 +242,7 @@ def disk(folder: Path, budget_s: float) -> list[Reached]:
     """Bytes/s written (fsync included) and read (not from the cache). Raises OSError, for example on a full disk."""
     kind = filesystem(folder)
     if kind in IN_MEMORY:
-        reason = f"the temporary folder is in memory ({kind}): set TMPDIR to a folder on a disk"
+        reason = f"the temporary directory is in memory ({kind}): set TMPDIR to a directory on a disk"
         return [missing(name, reason) for name in (WRITE, READ)]
     path = folder / "disk.bin"
     data = os.urandom(SMALLEST)  # random, so that no filesystem compresses it
@@ -252,7 +252,7 @@ def disk(folder: Path, budget_s: float) -> list[Reached]:
     begun, written = now(), list[float]()
     while len(written) < LEAST or (len(written) < MOST and now() - begun < budget_s):
         written.append(_write_s(path, data))
-    what = f"{size >> 20} MiB in the temporary folder{f' ({kind})' if kind else ''}"
+    what = f"{size >> 20} MiB in the temporary directory{f' ({kind})' if kind else ''}"
     figures = [as_rate(WRITE, float(size), written, f"{what}, with fsync"), _read(path, size, budget_s, what)]
     path.unlink()
     return figures

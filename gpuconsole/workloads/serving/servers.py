@@ -263,9 +263,9 @@ class VllmServer(ModelServer):
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         if not self._options.get("model"):
-            raise ServerFailed("server=vllm needs a model: --model NAME, or a folder")
+            raise ServerFailed("server=vllm needs a model: --model NAME, or a directory")
         if self._options["model"].startswith(("/", "./", "../")) and not os.path.exists(self._options["model"]):
-            raise ServerFailed(f"--model {self._options['model']}: no such folder")
+            raise ServerFailed(f"--model {self._options['model']}: no such directory")
         self._session, port = session, free_port()
         self.model_facts = model_facts(Path(self._options["model"]), self._knobs)
         self.facts |= self.model_facts

@@ -218,7 +218,7 @@ class TrainingLoop:
     def repeated(self, batch: Batch, factor: int) -> Batch:
         repeated = tuple(torch.cat([tensor] * factor) for tensor in batch)
         if factor > 1 and self.task.sizes(repeated)[0] == self.task.sizes(batch)[0]:
-            raise ProbeError("a sample of this workload is not a row of a batch")
+            raise ProbeError("a sample of this run is not a row of a batch")
         return repeated
 
     def make_room(self, factor: int) -> bool:

@@ -27,5 +27,5 @@ def test_the_value_is_read_and_replaced(knob: str, words: str, value: str | None
 
 @pytest.mark.parametrize("text", ["batch_size", "batch_size=--bs", "batch_size={}", "batch_sze={--bs}"])
 def test_a_mistake_is_named(text: str) -> None:
-    with pytest.raises(KnobError, match=r"expected KNOB=|did you mean 'batch_size'"):
+    with pytest.raises(KnobError, match=r"expected NAME=|did you mean 'batch_size'"):
         parse_restart_knob(text)

@@ -61,7 +61,7 @@ ERRORS = Finding(
 STARVED = Finding(
     "input.too_few_workers", "fires", "Too few DataLoader workers", 0.61, "high",
     "The step waits 89 of 146 ms for data; the DataLoader reads 1.9x as fast with one more worker.",
-    (Evidence("data_wait_ratio", 0.61, "ratio", 0.1, "step account, n=400"),),
+    (Evidence("data_wait_ratio", 0.61, "ratio", 0.1, "step breakdown, n=400"),),
     (
         Suggestion({"num_workers": 4}, Interval(2.1, 2.5), "Workers load batches beside the step.", "DataLoader(data, num_workers=4)"),
         Suggestion({"num_workers": 2}, Interval(1.6, 1.9), "Half of it.", ""),
@@ -78,13 +78,13 @@ HEALTHY = Finding(
     "Compute-bound and healthy",
     0.0,
     "high",
-    "52 % of the peak, no wait above its threshold.",
+    "MFU 52 %; no bottleneck found",
     note=True,
 )
 CLEAR = [
     Finding(rule, "clear", title, summary=summary)
     for rule, title, summary in (
-        ("input.jitter", "No single slow samples stall the loader", "the slowest batch takes 1.2x the median"),
+        ("input.jitter", "No slow samples stall the DataLoader", "the slowest batch takes 1.2x the median"),
         ("host.logging_io", "Logging takes little time", "logging takes 0.3 % of a step"),
         ("host.checkpoint_stall", "Checkpoints take little time", "no checkpoint was saved"),
         ("host.cpu_contention", "The training thread has a CPU core", "it waited for a core 0.2 % of the time"),
@@ -232,7 +232,7 @@ def unexplained() -> Script:
     script = Script()
     script.start("1", "train-gpt", {**GPT, **LOADER})
     script.train(60, 0.146, WAITING)
-    signals = {f"{phase}_ratio": Signal(share, "ratio", "step account") for phase, share in WAITING.items()}
+    signals = {f"{phase}_ratio": Signal(share, "ratio", "step breakdown") for phase, share in WAITING.items()}
     rules = {"input.too_few_workers": STARVED.title, "input.slow_storage": "The loader waits for storage"}
     lacking = [Finding(rule, "cant_tell", title, missing=("probe.loader_cpu_ratio",)) for rule, title in rules.items()]
     script.events.append(Found(script.t, "1", [*lacking, *CLEAR], signals))

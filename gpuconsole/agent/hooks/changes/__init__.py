@@ -35,7 +35,7 @@ unreadable: dict[str, str] = {}
 
 
 def observed() -> dict[str, Value]:
-    """The values in force of all knobs that can change. A knob that cannot be read is left out, and `unreadable` says why."""
+    """The values in force of all settings that can change. A knob that cannot be read is left out, and `unreadable` says why."""
     from ..watch import watch
 
     values: dict[str, Value] = {}

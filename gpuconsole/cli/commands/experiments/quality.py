@@ -53,7 +53,7 @@ OPTIONS = (
         "--lengths", "lengths of the texts with the passkey, in characters (default 400)", "N,N", numbers(1, 10_000_000), default=[400.0]
     ),
     Option("--depths", "positions of the passkey in the text, 0 to 1 (default 0.1,0.5,0.9)", "D,D", numbers(0, 1), default=[0.1, 0.5, 0.9]),
-    JSON._replace(help="print the figures as JSON, and nothing else on stdout"),
+    JSON._replace(help="print the numbers as JSON, and nothing else on stdout"),
     SERVER,
     DEVICE,
 )

@@ -19,13 +19,13 @@ Your own job needs no changed line. On the screen it has a terminal of its own, 
 through, and the summary goes to stderr. The exit code is that of the job. The job continues when the console ends.
 
 --duration counts from the first step. Ctrl-C ends the run; the command keeps what was measured and still writes the snapshot.
-Each run is compared with the baseline of the same scenario, knobs, hardware and software, if there is one. --save-baseline keeps a
+Each run is compared with the baseline of the same scenario, settings, hardware and software, if there is one. --save-baseline keeps a
 run as a baseline (see `gpuconsole baselines`).
 
 A serving run has a verdict: valid, degraded (the client lacked CPU time, the server did not answer for some time, or more than 1 % of the
 requests failed) or invalid (most requests failed, or none was answered). The report and stderr name the verdict with its reasons.
 
-Exit code 1: the workload failed, the figures are invalid, --require-valid and the figures are degraded, or --fail-on-regression found a
+Exit code 1: the run failed, the numbers are invalid, --require-valid and the numbers are degraded, or --fail-on-regression found a
 regression."""
 
 EXAMPLES = """examples:

@@ -27,7 +27,7 @@ DURATION_S = 20.0
 HELP = ""
 DESCRIPTION = "The old name of `gpuconsole sweep SCENARIO --vary nproc=1,2`."
 EXAMPLES = """examples:
-  gpuconsole sweep ddp-small-batch --vary nproc=1,2         the same, under its present name
+  gpuconsole sweep ddp-small-batch --vary nproc=1,2         the same, under its current name
   gpuconsole scaling ddp-small-batch --nproc 1,2,4,8
 """
 
@@ -41,7 +41,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 OPTIONS = (
-    Option("scenario", "a scenario that has the knobs `sharding` and `nproc`", "SCENARIO", completes="scenario"),
+    Option("scenario", "a scenario that has the settings `sharding` and `nproc`", "SCENARIO", completes="scenario"),
     Option("--nproc", "numbers of processes (default 1,2)", "N,N,...", counts, default=(1, 2)),
     SET,
     DURATION._replace(help="seconds from the first step of each (default 20)"),
@@ -54,7 +54,7 @@ OPTIONS = (
 def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
     if not scales(chosen):
-        raise UsageError(f"{chosen.name} runs in one process: {chosen.workload.name} has no knobs nproc and sharding")
+        raise UsageError(f"{chosen.name} runs in one process: {chosen.workload.name} has no settings nproc and sharding")
     knobs = assignments(args.knobs, chosen)
     output.note(f"this command is now: gpuconsole sweep {args.scenario} --vary nproc={','.join(map(str, args.nproc))}")
     return scale(args, knobs, args.nproc)

@@ -27,7 +27,7 @@ from gpuconsole.report.experiments import sweep_report
 from gpuconsole.report.parts import printed
 
 REPEAT = 10
-HELP = "measure throughput over the values of knobs"
+HELP = "measure throughput over the values of settings"
 DESCRIPTION = """Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply live share a worker. Each
 other setting has its own worker, which pauses while other settings are measured. The intervals of all settings hold together with 95 %
 probability, also with --stop-settled and after Ctrl-C.
@@ -45,12 +45,12 @@ EXAMPLES = """examples:
   gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--batch-size}' --repeat 4 -- python train.py     a start for each block
 """
 NO_NPROC = {"varies nproc": "does not go with --vary nproc=, which runs each number of processes once"}
-NPROC_ONLY = {"varies others": "goes with --vary nproc= alone; other knobs are measured in --repeat blocks"}
+NPROC_ONLY = {"varies others": "goes with --vary nproc= alone; other settings are measured in --repeat blocks"}
 OPTIONS = (
     options.SCENARIO,
-    Option("--vary", "values of a knob; may be repeated", "KNOB=A,B,...", repeated=True, required=True, completes="knob="),
-    options.SET._replace(help="a knob that is the same in all settings"),
-    Option("--grid", "every combination, instead of one knob at a time", refused=NO_NPROC),
+    Option("--vary", "values of a setting; may be repeated", "NAME=A,B,...", repeated=True, required=True, completes="knob="),
+    options.SET._replace(help="a setting that is the same at all points"),
+    Option("--grid", "every combination, instead of one setting at a time", refused=NO_NPROC),
     Option("--repeat", f"blocks of every setting (default {REPEAT})", "N", int, NO_NPROC),
     options.DURATION._replace(
         help="with --vary nproc=: seconds from the first step of each (default 20)", refused={**options.DURATION.refused, **NPROC_ONLY}
@@ -110,7 +110,7 @@ def all_varied(args: argparse.Namespace, chosen: Scenario) -> dict[str, list[Val
 
 
 def varied(text: str, chosen: Scenario) -> tuple[str, list[Value]]:
-    """`KNOB=A,B,...` as typed; raises UsageError."""
+    """`NAME=A,B,...` as typed; raises UsageError."""
     name, equals, texts = text.partition("=")
     try:
         knob = find(name, chosen.workload.knobs, chosen.name)
@@ -118,7 +118,7 @@ def varied(text: str, chosen: Scenario) -> tuple[str, list[Value]]:
     except KnobError as error:
         raise UsageError(str(error)) from None
     if not equals or len(values) < 2:
-        raise UsageError(f"--vary {text}: expected KNOB=A,B,... with two values or more")
+        raise UsageError(f"--vary {text}: expected NAME=A,B,... with two values or more")
     return name, values
 
 

@@ -26,7 +26,7 @@ from gpuconsole.report.experiments import attempt_line, certificate_report
 from gpuconsole.session.api import SessionError
 
 HELP = "try fix after fix, keep what is proven"
-DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted gain per second of trial, keeps the
+DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted speedup per second of trial, keeps the
 change if paired measurement proves it, and diagnoses the run again, until no further change is predicted to gain 5 %.
 
 It never changes the load on a model server. It changes what the model learns per step (batch size) only with --allow-training-changes.
@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   gpuconsole tune data-starved
   gpuconsole tune serve-prefix --budget 600 --certificate tuned.json
   gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
-  gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    change no other knob
+  gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    change no other setting
   gpuconsole tune serve-prefix --resume tuned.json          continue an interrupted session
   gpuconsole tune --only num_workers,pin_memory -- python train.py       your own job; it continues with what is proven
   gpuconsole verify tuned.json                              check the certificate
@@ -48,7 +48,7 @@ def names(text: str) -> list[str]:
     """The names in `KNOB,KNOB`. Raises ValueError."""
     knobs = [name.strip() for name in text.split(",") if name.strip()]
     if not knobs:
-        raise ValueError("names no knob")
+        raise ValueError("names no setting")
     return knobs
 
 
@@ -60,7 +60,7 @@ OPTIONS = (
     Option("--budget", "time in seconds; a trial that would take longer does not start (default 300)", "S", seconds, default=TUNE_S),
     Option("--objective", "what to improve: throughput", choices=("tokens_per_s",), default="tokens_per_s"),
     Option("--allow-training-changes", "also try changes of what the model learns per step, such as the batch size"),
-    Option("--only", "change only these knobs", "KNOB,KNOB", names, default=[], completes="knob"),
+    Option("--only", "change only these settings", "NAME,NAME", names, default=[], completes="knob"),
     Option("--certificate", "write what was proven as JSON, again after every trial", "FILE", Path, OWN_FILE),
     Option(
         "--resume", "continue the session of this certificate: its attempts are not repeated, and new attempts are added to the file",
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         if resumed.scenario != args.scenario:
             raise UsageError(f"--resume {args.resume}: the certificate is about {resumed.scenario}")
         if args.only and sorted(args.only) != sorted(resumed.only):
-            raise UsageError(f"--resume {args.resume}: the session had another --only: {','.join(resumed.only) or 'all knobs'}")
+            raise UsageError(f"--resume {args.resume}: the session had another --only: {','.join(resumed.only) or 'all settings'}")
         if any(resumed.start.get(name) != value for name, value in knobs.items()):
             raise UsageError(f"--resume {args.resume}: the session had other values of --set")
         knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
@@ -116,7 +116,7 @@ def check_only(names: list[str], chosen: Scenario) -> None:
     """Raises UsageError where --only names a knob that the scenario does not have."""
     if unknown := [name for name in names if name not in chosen.workload.knobs]:
         own = chosen.workload.knobs
-        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}{nearest(unknown[0], own)}; it has: {', '.join(own)}")
+        raise UsageError(f"--only {unknown[0]}: no setting of {chosen.name}{nearest(unknown[0], own)}; it has: {', '.join(own)}")
 
 
 async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, resumed: Certificate | None) -> int:

@@ -30,7 +30,7 @@ DESCRIPTION = """Compute every interval and verdict of a certificate again from 
 code 1: the certificate does not hold."""
 EXAMPLES = """examples:
   gpuconsole verify tuned.json                 do the intervals and verdicts follow from the measured pairs of blocks?
-  gpuconsole verify tuned.json --measure       and is the gain the same on this machine?
+  gpuconsole verify tuned.json --measure       and is the speedup the same on this machine?
 """
 MEASURES = {"no --measure": "goes with --measure: without it nothing runs"}
 OPTIONS = (

@@ -25,12 +25,12 @@ from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import Progress
 
 HELP = "measure what this machine reaches, and keep it"
-DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
+DESCRIPTION = f"""Measure the peak rates of this machine and keep the numbers. Later sessions compare with them, in addition to the datasheet.
 
 The calibration measures matrix products by precision, convolution, memory copy and triad, the reading of weights (matrix times vector),
 transfers to and from a GPU (pinned and pageable), all-reduce and disk. The best of many repeats counts; median and spread are shown, too.
 On a CPU the faster of two numbers of threads counts: all cores, or all but one. It takes about 35 s. The machine should be idle.
-The figures are kept in {cache_path()}
+The numbers are kept in {cache_path()}
 for this host, CPU, cores, GPUs, driver and torch. If any of these changes, calibrate again.
 
 Exit code 1: the calibration failed, or --show found none. Ctrl-C keeps nothing."""
@@ -45,10 +45,10 @@ DEFAULT_BUDGET_S = 1.0
 
 OPTIONS = (
     DEVICE,
-    JSON._replace(help="print the figures as JSON in SI units, and nothing else on stdout"),
+    JSON._replace(help="print the numbers as JSON in SI units, and nothing else on stdout"),
     Option("--show", "print the kept calibration with its age; measure nothing"),
     Option(
-        "--budget", "approximate seconds for each figure (default 1)", "S", seconds,
+        "--budget", "approximate seconds for each number (default 1)", "S", seconds,
         {"--show": "does not go with --show, which measures nothing"},
     ),
 )  # fmt: skip
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         output.note(f"{problem}; continuing without the driver")
     record = load(environment, chosen.id) if args.show else measured(environment, chosen, state.processes, args)
     if record is None and args.show:
-        raise CommandFailed(f"there is no calibration of {chosen.id} with the present driver and torch: run `gpuconsole calibrate`")
+        raise CommandFailed(f"there is no calibration of {chosen.id} with the current driver and torch: run `gpuconsole calibrate`")
     if record is None:
         output.problem("interrupted: nothing is kept")
         return exit_code()
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             save(record)
         except OSError as error:
-            raise CommandFailed(f"cannot keep the figures: {error.filename}: {error.strerror}") from None
+            raise CommandFailed(f"cannot keep the numbers: {error.filename}: {error.strerror}") from None
     return OK
 
 
@@ -81,7 +81,7 @@ def measured(environment: Environment, chosen: Device, processes: list[Process],
     """A new record; None after Ctrl-C. Raises CommandFailed."""
     users = sum(1 for process in processes if process.device == chosen.id)
     if users:
-        output.note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the figures may be too low")
+        output.note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the numbers may be too low")
     return asyncio.run(_measure(environment, chosen, args.budget or DEFAULT_BUDGET_S))
 
 

@@ -16,7 +16,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 SHELLS = ("bash", "zsh", "fish")
 HELP = "print the completion script of a shell"
-DESCRIPTION = """Print the script that completes commands, options, scenarios, knobs and rules in a shell. The names are those of today: after an update of
+DESCRIPTION = """Print the script that completes commands, options, scenarios, settings and rules in a shell. The names are those of today: after an update of
 gpuconsole, or with a new scenario of your own, write the script again. A completion starts no process.
 
 The script is made by shtab, which the extra `completion` installs. Without it this command prints what to install."""

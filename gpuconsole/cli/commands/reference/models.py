@@ -23,7 +23,7 @@ WORKLOAD = "training.gpt"
 HELP = "predict memory, FLOPs and time of a step"
 DESCRIPTION = """Predict by arithmetic, without a run: memory by part and its peak, FLOPs, collectives, and the time of a step if arithmetic or
 memory were the only limit. With --device-name the prediction is at GPU scale and uses the datasheet of that GPU. Without it the
-prediction is at CPU scale. Only scenarios of training.gpt can be predicted, because the knobs give the shape of their model."""
+prediction is at CPU scale. Only scenarios of training.gpt can be predicted, because the settings give the shape of their model."""
 EXAMPLES = """examples:
   gpuconsole models train-gpt --device-name "NVIDIA H200"
   gpuconsole models train-gpt --device-name "NVIDIA H200" --set d_model=2048 --set n_layer=24 --set gradient_checkpointing=true
@@ -33,7 +33,7 @@ OPTIONS = (
     SCENARIO._replace(help="a scenario of training.gpt", nargs=None),
     SET,
     Option("--device-name", "the name that NVML gives the GPU, such as 'NVIDIA H200'", "NAME"),
-    JSON._replace(help="print the figures as JSON in SI units, and nothing else on stdout"),
+    JSON._replace(help="print the numbers as JSON in SI units, and nothing else on stdout"),
 )
 
 

@@ -14,7 +14,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
 
 HELP = "list the rules of the diagnosis, or explain one rule"
-DESCRIPTION = "List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, knobs."
+DESCRIPTION = "List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, settings."
 EXAMPLES = """examples:
   gpuconsole rules
   gpuconsole rules input.slow_storage
@@ -63,7 +63,7 @@ def explain(rule: Rule) -> str:
         lines.append("  (survey: the number of the entry in the project's survey of published diagnosis rules)")
     lines += ["", "Signals that the rule reads, some of them only in certain cases:", _wrapped(", ".join(rule.reads))]
     if rule.knobs:
-        lines += ["", "Knobs that it may suggest to change: " + ", ".join(rule.knobs)]
+        lines += ["", "Settings that it may suggest to change: " + ", ".join(rule.knobs)]
     yields = [f"  {entry.winner}: {entry.why}" for entry in PRECEDENCE if entry.loser == rule.id]
     if yields:
         lines += ["", "Yields to:", *yields]

@@ -16,7 +16,7 @@ from gpuconsole.engine.children.once import read_devices
 from gpuconsole.expected.card import Card
 from gpuconsole.expected.check import Check, check
 from gpuconsole.model.knobs.catalogue import CATALOGUE, nearest, show
-from gpuconsole.model.knobs.knob import Knobs
+from gpuconsole.model.knobs.knob import APPLY, Knobs
 from gpuconsole.model.peaks import known_devices, peaks_of
 from gpuconsole.model.scenario import Scenario, ScenarioError, gigabytes, grouped
 from gpuconsole.report.machine.scenario_check import check_report
@@ -24,7 +24,7 @@ from gpuconsole.report.parts import printed
 
 EXAMPLES = """examples:
   gpuconsole scenarios
-  gpuconsole scenarios data-starved       its knobs with values and allowed values
+  gpuconsole scenarios data-starved       its settings with values and allowed values
   gpuconsole scenarios --check            what each scenario should show on the GPUs of this machine
   gpuconsole scenarios --check --device-name "NVIDIA L4"
   gpuconsole scenarios --json
@@ -37,7 +37,7 @@ the tables of smaller sizes. --check computes for each scenario the memory, the 
 there. --check runs nothing."""
 OPTIONS = (
     Option("name", "the scenario to show or to check (default: all)", "NAME", nargs="?", completes="scenario"),
-    Option("--check", "memory, limit and lesson of each scenario on a GPU, by arithmetic"),
+    Option("--check", "memory, limit and expected finding of each scenario on a GPU, by arithmetic"),
     Option(
         "--device-name", "with --check: the name that NVML gives the GPU (default: the GPUs of this machine)", "NAME",
         refused={"no --check": "needs --check"},
@@ -99,7 +99,7 @@ def named_card(name: str) -> Card:
     peaks = peaks_of(name)
     if not peaks.memory_bytes:
         names = known_devices()
-        raise UsageError(f"--device-name {name!r}: no datasheet figures for this name{nearest(name, names)}; known: {', '.join(names)}")
+        raise UsageError(f"--device-name {name!r}: no datasheet numbers for this name{nearest(name, names)}; known: {', '.join(names)}")
     return Card(name, peaks.memory_bytes, peaks)
 
 
@@ -127,7 +127,7 @@ def _as_data(card: Card, checks: list[Check]) -> dict[str, object]:
 
 
 def details(chosen: Scenario) -> str:
-    """One scenario: summary, what to see, and all knobs."""
+    """One scenario: summary, what to see, and all settings."""
     lines = [f"{chosen.name}: {chosen.title}", *textwrap.wrap(chosen.summary, 100), ""]
     if chosen.teaches.see:
         lines += textwrap.wrap(f"What to see: {chosen.teaches.see}", 100)
@@ -137,11 +137,11 @@ def details(chosen: Scenario) -> str:
         lines.append(f"Fix on a GPU: {_assigned(chosen.teaches.gpu_fix)}")
     scales: dict[str, Knobs] = {"cpu": chosen.knobs_for("cpu"), "gpu": chosen.knobs_for("gpu")}
     scales |= {f"gpu {size}": chosen.knobs_for("gpu", gigabytes(size) * 1e9) for size in chosen.gpu_sizes}
-    lines += ["", f"{'knob':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed"]
+    lines += ["", f"{'setting':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed"]
     for name in chosen.workload.knobs:
         knob = CATALOGUE[name]
         values = "".join(f"{show(values[name]):<12} " for values in scales.values())
-        lines.append(f"{name:<28} {values}{knob.apply:<8} {knob.allowed()}")
+        lines.append(f"{name:<28} {values}{APPLY[knob.apply]:<8} {knob.allowed()}")
     return "\n".join(lines)
 
 

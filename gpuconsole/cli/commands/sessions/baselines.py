@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def visible_lines(baseline: Baseline) -> str:
     """The key with its meaning, and one line for each of its runs."""
     parts = baseline.key.parts()
-    changed = [f"{name}={show(value)}" for name, value in baseline.key.changed.items()] or ["the scenario's own knobs"]
+    changed = [f"{name}={show(value)}" for name, value in baseline.key.changed.items()] or ["the scenario's own settings"]
     head = f"{baseline.key.name}  {baseline.key.scenario}: {', '.join(dict.fromkeys([*parts.values(), *changed]))}"
     return "\n".join(visible(line) for line in (head, *(_run_line(run, baseline.unit) for run in baseline.runs)))
 

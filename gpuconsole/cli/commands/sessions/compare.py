@@ -30,7 +30,7 @@ TO_FILES = dict.fromkeys(("--html", "--markdown"), "prints on stdout: it exclude
 OPTIONS = (
     Option("before", "a snapshot, and the number of a run in it (default: the last run)", "A.json[#RUN]", completes="file"),
     Option("after", "the same for the second run", "B.json[#RUN]", completes="file"),
-    Option("--all", "print also metrics that are the same, undecided, or single figures without a difference", refused=OTHER_OUTPUT),
+    Option("--all", "print also metrics that are the same, undecided, or single numbers without a difference", refused=OTHER_OUTPUT),
     JSON._replace(help="print the comparison as JSON, and nothing else on stdout", refused=TO_FILES),
     *SHARING,
 )

@@ -24,8 +24,8 @@ DESCRIPTION = "Apply the rules and models of this version to the data in a snaps
 EXAMPLES = "examples:\n  gpuconsole diagnose session.json\n  gpuconsole diagnose session.json --snapshot again.json\n"
 OPTIONS = (
     Option("file", "a snapshot", "FILE", Path),
-    SNAPSHOT._replace(help="write the snapshot with the new findings and figures", metavar="OUT"),
-    JSON._replace(help="print the snapshot with the new findings and figures, and nothing else on stdout"),
+    SNAPSHOT._replace(help="write the snapshot with the new findings and numbers", metavar="OUT"),
+    JSON._replace(help="print the snapshot with the new findings and numbers, and nothing else on stdout"),
 )
 
 

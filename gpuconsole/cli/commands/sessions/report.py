@@ -12,11 +12,11 @@ from gpuconsole.report.share.markdown import markdown_page
 from gpuconsole.report.share.session import session_document
 
 HELP = "make a page of a session to share: HTML or Markdown"
-DESCRIPTION = """Make a report of a session that other people can read: what was slow, the evidence, what was tried with gains and intervals, charts
-before and after, the environment, and whether the figures are valid.
+DESCRIPTION = """Make a report of a session that other people can read: what was slow, the evidence, what was tried with speedups and intervals, charts
+before and after, the environment, and whether the numbers are valid.
 
 The HTML page is one file. It has no scripts, and it loads nothing. Without --html and --markdown, the report is printed as Markdown.
-The report contains the name of this machine and the knobs, and no environment variables. A command line is in it only with
+The report contains the name of this machine and the settings, and no environment variables. A command line is in it only with
 --store-command."""
 EXAMPLES = """examples:
   gpuconsole report session.json --html report.html

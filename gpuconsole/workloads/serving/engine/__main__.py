@@ -17,7 +17,7 @@ from gpuconsole.workloads.process import run_event_loop, without_collections
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="the embedded model server of gpuconsole")
-    parser.add_argument("--knobs", type=json.loads, required=True, help="values of the server's knobs, as JSON")
+    parser.add_argument("--knobs", type=json.loads, required=True, help="values of the server's settings, as JSON")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--seed", type=int, default=0)

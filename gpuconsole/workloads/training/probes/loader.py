@@ -34,7 +34,7 @@ def loader_alone(loop: TrainingLoop) -> Signals:
     training process receives individual samples, also the rate with batches made in the workers.
     """
     if "num_workers" not in loop.knobs:
-        raise ProbeError("this workload has no DataLoader")
+        raise ProbeError("this run has no DataLoader")
     present = int(loop.knobs["num_workers"])
     first = _drain(loop, loop.knobs)
     more = 4 if first.cpu_ratio < SLEEPS else 1
