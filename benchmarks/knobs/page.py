@@ -14,15 +14,9 @@ HEAD = """# What the settings do
 
 Made by `python -m benchmarks.knobs` on {machine}; the numbers are in `benchmarks/results/knobs-*.json`.
 
-<<<<<<< HEAD
-Each row is one trial of `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without the change alternate in blocks, in random order. *speedup* is the throughput with the change over the throughput
-without. *interval* is the interval at which the trial stopped (95 %, valid at every stopping time). A *win* or *worse* is proven beyond 2 %, *no gain* is proven to be less than that, *undecided* was
-neither after 20 s (30 s for knobs of the loader). The clock leaves out the time for which the training thread waited for a core, unless the row says otherwise. *predicted* is the gain that the diagnosis predicted for the same change, if a rule
-=======
-Each row is one trial of `gpuconsole run SCENARIO --headless --try NAME=VALUE`: steps with and without the change alternate (ABBA blocks). *speedup* is the throughput with the change over the throughput
+Each row is one trial of `gpuconsole run SCENARIO --headless --try NAME=VALUE`: steps with and without the change alternate in blocks, in random order. *speedup* is the throughput with the change over the throughput
 without. *interval* is the interval at which the trial stopped (95 %, valid at every stopping time). *Faster* or *slower* is proven beyond 2 %, *not faster* is proven to be less than that, *undecided* was
 neither after 20 s (30 s for settings of the loader). The clock leaves out the time for which the training thread waited for a core, unless the row says otherwise. *predicted* is the speedup that the diagnosis predicted for the same change, if a rule
->>>>>>> words
 suggests it. Memory is that of the first process; only parts that changed are listed.
 
 The device is a small CPU, and a GPU behaves differently. Here reduced precision pays off if the CPU has instructions for it, larger batches hardly pay off, and compilation pays off only for elementwise operations.

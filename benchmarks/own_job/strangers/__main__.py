@@ -39,7 +39,11 @@ HERE = Path(__file__).resolve().parent
 MOST_S = 240.0
 WAIT, POINTS = 0.1, 3.0
 """A share of the step that a clean bill must not leave to waiting; points by which a phase may differ from the stamps."""
-VOLATILE = (re.compile(r"\d+[.:]?\d*\s*(?:ms|s|sec|it|batch|samples|steps|examples)\b(?:/\w+)?"), re.compile(r"\d\d:\d\d(:\d\d)?"), re.compile(r"0x[0-9a-f]+"))
+VOLATILE = (
+    re.compile(r"\d+[.:]?\d*\s*(?:ms|s|sec|it|batch|samples|steps|examples)\b(?:/\w+)?"),
+    re.compile(r"\d\d:\d\d(:\d\d)?"),
+    re.compile(r"0x[0-9a-f]+"),
+)
 LEFT_OUT = ("__pycache__", ".pyc", "events.out.tfevents", ".log", "lightning_logs", "runs", ".hydra")
 
 
@@ -145,7 +149,14 @@ def run(program: Program, python: str, folder: Path, before: tuple[str, ...] = (
     begun = time.monotonic()
     try:
         done = subprocess.run(
-            [*before, *words], cwd=place / program.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=MOST_S, errors="replace"
+            [*before, *words],
+            cwd=place / program.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=MOST_S,
+            errors="replace",
         )
         wall_s = time.monotonic() - begun
         known = {str(path.relative_to(folder)) for path in folder.rglob("*")}
@@ -165,9 +176,21 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     alone = run(program, python, source)
     if alone_only:
         last = (alone.output.strip().splitlines() or [""])[-1][-90:]
-        return Row(program.name, _source(program), f"exit {alone.code}, {alone.wall_s:.1f} s", str(alone.stamps.get("calls", 0)), "", last, "", [])
+        return Row(
+            program.name, _source(program), f"exit {alone.code}, {alone.wall_s:.1f} s", str(alone.stamps.get("calls", 0)), "", last, "", []
+        )
     snapshot, summary, patch = folder / "snapshot.json", folder / "summary.txt", folder / "changes.patch"
-    options = ("--headless", "--snapshot", str(snapshot), "--summary", str(summary), "--patch", str(patch), "--store-command", "--apply-top")
+    options = (
+        "--headless",
+        "--snapshot",
+        str(snapshot),
+        "--summary",
+        str(summary),
+        "--patch",
+        str(patch),
+        "--store-command",
+        "--apply-top",
+    )
     before = (sys.executable, "-m", "gpuconsole", "run", *options, "--")
     watched = run(program, python, source, before)
     problems: list[str] = []
@@ -206,7 +229,9 @@ def sameness(program: Program, alone: Ran, other: Ran) -> str:
         return "other bytes in " + ", ".join(changed[:3])
     first, second = _steady(alone.output), _steady(other.output)
     if first != second:
-        line, beside = next(((a, b) for a, b in zip(first, second, strict=False) if a != b), ("", f"{len(second)} lines, alone {len(first)}"))
+        line, beside = next(
+            ((a, b) for a, b in zip(first, second, strict=False) if a != b), ("", f"{len(second)} lines, alone {len(first)}")
+        )
         return f"other output: {beside[:60]!r}, alone {line[:60]!r}"
     return f"yes: {len(first)} lines, {len(alone.files)} files"
 

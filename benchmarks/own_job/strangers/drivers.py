@@ -33,7 +33,9 @@ def small_gpt() -> Any:
 def hf_trainer() -> None:
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments("out", max_steps=300, per_device_train_batch_size=8, logging_steps=50, save_steps=150, use_cpu=True, report_to=[])
+    arguments = TrainingArguments(
+        "out", max_steps=300, per_device_train_batch_size=8, logging_steps=50, save_steps=150, use_cpu=True, report_to=[]
+    )
     Trainer(small_gpt(), arguments, train_dataset=Tokens(4000)).train()
 
 
@@ -85,12 +87,16 @@ def sentence_transformers() -> None:
     from transformers import BertConfig, BertModel
 
     tokenizer = word_tokenizer()
-    BertModel(BertConfig(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)).save_pretrained("bert")
+    BertModel(
+        BertConfig(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+    ).save_pretrained("bert")
     tokenizer.save_pretrained("bert")
     words = models.Transformer("bert", max_seq_length=64)
     model = SentenceTransformer(modules=[words, models.Pooling(128)], device="cpu")
     table = Table.from_dict({"anchor": texts(4000), "positive": texts(4000)})
-    arguments = SentenceTransformerTrainingArguments("out", max_steps=500, per_device_train_batch_size=8, logging_steps=50, use_cpu=True, report_to=[], save_strategy="no")
+    arguments = SentenceTransformerTrainingArguments(
+        "out", max_steps=500, per_device_train_batch_size=8, logging_steps=50, use_cpu=True, report_to=[], save_strategy="no"
+    )
     SentenceTransformerTrainer(model, arguments, train_dataset=table, loss=losses.MultipleNegativesRankingLoss(model)).train()
 
 

@@ -78,7 +78,9 @@ LIGHTNING = Source(
     "7f0c3436cd3f6ad3753125672024fc415cbcb414",
     ("examples/fabric/image_classifier", "examples/pytorch/basics", "examples/pytorch/bug_report"),
 )
-TCN = Source("locuslab/TCN", "2f8c2b817050206397458dfd1f5a25ce8a32fe65", ("TCN/__init__.py", "TCN/tcn.py", "TCN/adding_problem", "TCN/copy_memory"))
+TCN = Source(
+    "locuslab/TCN", "2f8c2b817050206397458dfd1f5a25ce8a32fe65", ("TCN/__init__.py", "TCN/tcn.py", "TCN/adding_problem", "TCN/copy_memory")
+)
 CHAR_RNN = Source("spro/char-rnn.pytorch", "282bcb6b15ab3929d6a588b455cfc0f19f32add4")
 HYDRA = Source("ashleve/lightning-hydra-template", "bddbc24b82ab6ccfa6243e815a49dc5bfe8d4144", ("configs", "src", ".project-root"))
 
