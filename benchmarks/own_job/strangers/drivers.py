@@ -161,13 +161,13 @@ def torch_geometric() -> None:
 
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for epoch in range(30):
+    for _ in range(30):
         for batch in GraphLoader(graphs, 32, shuffle=True):
             loss = nn.functional.cross_entropy(model(batch), batch.y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    print(epoch, f"{loss.item():.4f}")
+    print(f"{loss.item():.4f}")
 
 
 class Rows(Dataset):
