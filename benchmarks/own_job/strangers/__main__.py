@@ -3,7 +3,7 @@
     python -m benchmarks.own_job.strangers --python PYTHON [--only NAME ...] [--mirrors FOLDER] [--alone] [--keep FILE]
 
 Each program of programs.py is fetched at a pinned commit, made small by the edits of its row, and run with PYTHON: alone, and as
-`gpuconsole run --headless --apply-top -- PROGRAM`. Both runs are stamped by torch's public hooks (stamps/sitecustomize.py). A row of the table says:
+`gpuconsole run --headless -- PROGRAM` (with --apply-top where a fault with a live fix is built in). Both runs are stamped by torch's public hooks (stamps/sitecustomize.py). A row of the table says:
 
 - same: output, exit code and files as without gpuconsole (times and rates that the program prints are left out; where runs of the program differ by
   themselves, the exit code and the names of the files);
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -34,6 +35,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.own_job.strangers import material
 from benchmarks.own_job.strangers.programs import PROGRAMS, Program
+from benchmarks.own_job.strangers.stamps.sitecustomize import SKIPPED
+from gpuconsole.model.run import PHASES, PROBE, Step
+from gpuconsole.wire.events import Started, Steps
+from gpuconsole.wire.recording import read_recording
 
 HERE = Path(__file__).resolve().parent
 MOST_S = 240.0
@@ -180,17 +185,9 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
             program.name, _source(program), f"exit {alone.code}, {alone.wall_s:.1f} s", str(alone.stamps.get("calls", 0)), "", last, "", []
         )
     snapshot, summary, patch = folder / "snapshot.json", folder / "summary.txt", folder / "changes.patch"
-    options = (
-        "--headless",
-        "--snapshot",
-        str(snapshot),
-        "--summary",
-        str(summary),
-        "--patch",
-        str(patch),
-        "--store-command",
-        "--apply-top",
-    )
+    record = folder / "record.jsonl"
+    options = ["--headless", "--quiet", "--snapshot", str(snapshot), "--summary", str(summary), "--record", str(record)]
+    options += ["--patch", str(patch), "--apply-top"] if program.gain else []
     before = (sys.executable, "-m", "gpuconsole", "run", *options, "--")
     watched = run(program, python, source, before)
     problems: list[str] = []
@@ -205,14 +202,16 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     told = json.loads(snapshot.read_text(encoding="utf-8"))
     own = max(told["runs"], key=lambda entry: entry["summary"].get("steps", 0))
     text = summary.read_text(encoding="utf-8")
-    calls, steps = watched.stamps.get("calls", 0), own["summary"].get("steps", 0)
-    worst, share = phases(watched.stamps, own)
+    calls, steps = watched.stamps.get("calls", 0) / program.per_step, counted(record)
+    worst, share = phases(watched.stamps, steps, program)
     if worst is not None and worst > POINTS:
         problems.append(f"a phase is off by {worst:.1f} points")
+    if calls and len(steps) != calls:
+        problems.append("steps")
     finding, faults = verdict(program, own, text, share)
     problems += faults
     return Row(
-        program.name, _source(program), same, f"{steps} of {calls / program.per_step:g}", "" if worst is None else f"{worst:.1f}",
+        program.name, _source(program), same, f"{len(steps)} of {calls:g}", "" if worst is None else f"{worst:.1f}",
         finding, patched(program, python, source, told, patch, problems), problems,
     )  # fmt: skip
 
@@ -244,13 +243,26 @@ def _steady(output: str) -> list[str]:
     return [line for line in lines if "%|" not in line]
 
 
-def phases(stamps: dict[str, Any], own: dict[str, Any]) -> tuple[float | None, dict[str, float]]:
+def counted(record: Path) -> list[Step]:
+    """The steps that the console received from the process with most steps."""
+    by_rank: dict[tuple[int, int], list[Step]] = {}
+    run = 0
+    for event in read_recording(record):
+        run += isinstance(event, Started)
+        if isinstance(event, Steps):
+            by_rank.setdefault((run, event.rank), []).extend(step for step in event.steps if step.kind != PROBE)
+    return max(by_rank.values(), key=len, default=[])
+
+
+def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple[float | None, dict[str, float]]:
     """The largest difference of a phase's share from the stamps, in points, and the shares by the stamps."""
-    ratios = own["summary"].get("phases_ratio")
-    if not ratios or not stamps.get("wall_s"):
+    steps = steps[math.ceil(SKIPPED / program.per_step) :]
+    wall_s = sum(step.wall_s for step in steps)
+    if not stamps.get("wall_s") or not wall_s:
         return None, {}
     shares = {phase: stamps[phase] / stamps["wall_s"] for phase in ("data_wait", "backward", "optimizer")}
-    return max(abs(ratios.get(phase, 0.0) - share) * 100 for phase, share in shares.items()), shares
+    told = {phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in shares}
+    return max(abs(told[phase] - share) * 100 for phase, share in shares.items()), shares
 
 
 def verdict(program: Program, own: dict[str, Any], text: str, shares: dict[str, float]) -> tuple[str, list[str]]:
