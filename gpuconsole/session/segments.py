@@ -164,6 +164,7 @@ class SegmentFold:
         saving = _before_saves(codes)
         fed = self._fed(codes)
         before, after = self._neighbours(codes)
+        unseen = _before_backward(codes)
         begun, own = raw.start, 0.0
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
             seconds, begun = end - begun, end
@@ -175,7 +176,7 @@ class SegmentFold:
             elif i in evaluated and code not in (SAVE, LOG):
                 phase = P_EVAL
             else:
-                phase = self._phase(code, before[i], after[i], fed[i])
+                phase = self._phase(code, before[i], BACKWARD if i in unseen else after[i], fed[i])
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
             phases[phase] += seconds
@@ -329,6 +330,21 @@ def _moved(seconds: tuple[float, ...], share: float) -> tuple[float, ...]:
     moved = list(seconds)
     moved[P_BACKWARD], moved[P_COMM] = (1 - share) * seconds[P_BACKWARD], seconds[P_COMM] + share * seconds[P_BACKWARD]
     return tuple(moved)
+
+
+def _before_backward(codes: list[int]) -> set[int]:
+    """Gaps before a zero_grad that no pass separates from a backward pass: the model is called there, in a way that is not seen."""
+    gaps, ahead, zeroed = set(), False, False
+    for i in range(len(codes) - 1, -1, -1):
+        if codes[i] == BACKWARD:
+            ahead, zeroed = True, False
+        elif codes[i] == ZERO:
+            zeroed = ahead
+        elif codes[i] in MARKS or codes[i] >= LOADER:
+            ahead = zeroed = False
+        elif codes[i] == GAP and zeroed:
+            gaps.add(i)
+    return gaps
 
 
 def _before_saves(codes: list[int]) -> set[int]:

@@ -21,11 +21,11 @@ LOOPS = (
     "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward", "own_gradients",
     "alternating", "scaled", "checkpointed",
 )  # fmt: skip
-UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_adam", "zipped", "dataclass_batch")
+UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_adam", "zipped", "dataclass_batch", "zeroed_before_backward")
 """Loops of programs/unusual.py that once were wrong."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",
-    "closure_sgd", "two_backwards", "growing",
+    "closure_sgd", "two_backwards", "growing", "own_generator",
 )  # fmt: skip
 """The others: only benchmarks/own_job/truth.py runs them."""
 FRAMEWORKS = {"hf_trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}
@@ -69,7 +69,7 @@ def digests(out: str) -> list[str]:
 
 def differences(ran: Ran, loop: str) -> dict[str, float]:
     """The agent's share of each phase minus that of the stamps. Raises AssertionError where the agent is off or a step is missing."""
-    one, stamps = ran.watched.get(loop) or ran.watched["frameworks.py"], ran.stamps[loop]
+    one, stamps = ran.watched.get(loop) or next(iter(ran.watched.values())), ran.stamps[loop]  # a loop alone goes by its script's name
     assert one.off is None, one.off
     assert [step.index for step in one.steps] == list(range(int(str(stamps["steps"]))))
     shares, by_hand = one.shares(SKIPPED), stamps["shares"]

@@ -37,7 +37,7 @@ from benchmarks.own_job.strangers import material
 from benchmarks.own_job.strangers.programs import PROGRAMS, Program
 from benchmarks.own_job.strangers.stamps.sitecustomize import SKIPPED
 from gpuconsole.model.run import PHASES, PROBE, Step
-from gpuconsole.wire.events import Started, Steps
+from gpuconsole.wire.events import Steps
 from gpuconsole.wire.recording import read_recording
 
 HERE = Path(__file__).resolve().parent
@@ -60,6 +60,21 @@ class Ran(NamedTuple):
     files: dict[str, str]
     stamps: dict[str, Any]
     wall_s: float
+
+
+class Difference(NamedTuple):
+    """A phase's share as told by the console and as stamped."""
+
+    phase: str
+    told: float
+    stamped: float
+
+    @property
+    def points(self) -> float:
+        return 100 * abs(self.told - self.stamped)
+
+    def __str__(self) -> str:
+        return f"{self.points:.1f}: {self.phase} {self.told:.1%}, stamped {self.stamped:.1%}"
 
 
 class Row(NamedTuple):
@@ -204,14 +219,14 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     text = summary.read_text(encoding="utf-8")
     calls, steps = watched.stamps.get("calls", 0) / program.per_step, counted(record)
     worst, share = phases(watched.stamps, steps, program)
-    if worst is not None and worst > POINTS:
-        problems.append(f"a phase is off by {worst:.1f} points")
+    if worst is not None and worst.points > POINTS:
+        problems.append(f"{worst.phase} is off")
     if calls and len(steps) != calls:
         problems.append("steps")
     finding, faults = verdict(program, own, text, share)
     problems += faults
     return Row(
-        program.name, _source(program), same, f"{len(steps)} of {calls:g}", "" if worst is None else f"{worst:.1f}",
+        program.name, _source(program), same, f"{len(steps)} of {calls:g}", "" if worst is None else str(worst),
         finding, patched(program, python, source, told, patch, problems), problems,
     )  # fmt: skip
 
@@ -245,16 +260,20 @@ def _steady(output: str) -> list[str]:
 
 def counted(record: Path) -> list[Step]:
     """The steps that the console received from the process with most steps."""
-    by_rank: dict[tuple[int, int], list[Step]] = {}
-    run = 0
+    trainings: list[list[Step]] = []
+    latest: dict[int, list[Step]] = {}
     for event in read_recording(record):
-        run += isinstance(event, Started)
-        if isinstance(event, Steps):
-            by_rank.setdefault((run, event.rank), []).extend(step for step in event.steps if step.kind != PROBE)
-    return max(by_rank.values(), key=len, default=[])
+        for step in event.steps if isinstance(event, Steps) else ():
+            if step.kind == PROBE:
+                continue
+            if event.rank not in latest or step.index <= latest[event.rank][-1].index:  # another process trains now
+                latest[event.rank] = []
+                trainings.append(latest[event.rank])
+            latest[event.rank].append(step)
+    return max(trainings, key=len, default=[])
 
 
-def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple[float | None, dict[str, float]]:
+def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple[Difference | None, dict[str, float]]:
     """The largest difference of a phase's share from the stamps, in points, and the shares by the stamps."""
     steps = steps[math.ceil(SKIPPED / program.per_step) :]
     wall_s = sum(step.wall_s for step in steps)
@@ -262,7 +281,8 @@ def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple
         return None, {}
     shares = {phase: stamps[phase] / stamps["wall_s"] for phase in ("data_wait", "backward", "optimizer")}
     told = {phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in shares}
-    return max(abs(told[phase] - share) * 100 for phase, share in shares.items()), shares
+    phase = max(shares, key=lambda phase: abs(told[phase] - shares[phase]))
+    return Difference(phase, told[phase], shares[phase]), shares
 
 
 def verdict(program: Program, own: dict[str, Any], text: str, shares: dict[str, float]) -> tuple[str, list[str]]:

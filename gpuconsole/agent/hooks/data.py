@@ -16,11 +16,11 @@ from .changes.servers import belongs_to
 from .evidence.loading import loading
 from .evidence.steps import iterations
 from .guard import entry, hot_entry, switch, wrappers_without_level
-from .recorder import DATA, LOADER, LOADERS, OWN, get_ident
+from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, OWN, get_ident
 from .watch import is_program, recorder, watch
 
 TRACE_AT = 2
-"""The step after which the source of batches is looked for."""
+"""Steps of a program with one optimizer after which the source of batches is looked for."""
 TRACE_STEPS, TRACE_STEPS_OF_SEVERAL = 2, 4
 """Several optimizers may step on one batch, and each of them ends a step at first."""
 MOST_ITEMS, DEPTH = 64, 3
@@ -144,7 +144,10 @@ def end_epoch_start(loader: Any, begun: float) -> None:
 
 
 class SourceSearch:
-    """For two steps: which function of the program returned the tensors that the model is then given. Costs some ms of these steps."""
+    """For two steps: which function of the program returned the tensors that the model is then given. Costs some ms of these steps.
+
+    What runs within a pass is none: what a generator returns is a batch of its discriminator.
+    """
 
     def __init__(self) -> None:
         self.sources: list[CodeType] = []
@@ -157,7 +160,7 @@ class SourceSearch:
 
     @entry("source.search")
     def event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "return" and arg is not None and is_program(frame.f_code.co_filename):
+        if event == "return" and arg is not None and recorder.stack[-1] in MAY_HOLD_FORWARD and is_program(frame.f_code.co_filename):
             tensors = tensors_in(arg)
             if tensors:
                 self._returned.append((frame.f_code, [weakref.ref(tensor) for tensor in tensors]))
@@ -187,8 +190,16 @@ class SourceSearch:
         self._returned = []
 
 
+def search_at() -> int:
+    """The step after which the source of batches is looked for. Each of several optimizers ends a step at first, and only one of them may need a batch."""
+    return max(TRACE_AT, len(watch.alive(watch.optimizers)) + 1)
+
+
 def may_search() -> bool:
-    """Whether a search is needed and would disturb nobody: no batch of the last steps came from a DataLoader, and no other profiler is on."""
+    """Whether a search is needed and would disturb nobody: no batch of the last steps came from a DataLoader, and no other profiler is on.
+
+    These steps hold a whole iteration (see `search_at`).
+    """
     from_loader = any(code >= LOADER for step in recorder.done for code in step[2])
     return not from_loader and sys.getprofile() is None
 

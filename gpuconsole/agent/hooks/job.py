@@ -588,7 +588,7 @@ class Agent:
         if self._search is not None:
             if self._search.over():
                 self._search = None
-        elif not self._searched and recorder.index >= data.TRACE_AT:
+        elif not self._searched and recorder.index >= data.search_at():
             self._searched = True
             if data.may_search():
                 self._search = data.SourceSearch()

@@ -673,12 +673,86 @@ def growing(steps):
     return model
 
 
+class Maker(nn.Module):
+    """A generator of the program's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 700), nn.ReLU(), nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 432), nn.Tanh())
+
+    def forward(self, noise):
+        return self.layers(noise)
+
+
+def own_generator(steps):
+    """A GAN whose batch of generated samples is made by a module of the program, between two passes of the discriminator."""
+    maker, judge = Maker(), nn.Sequential(nn.Linear(432, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+    of_judge, of_maker = torch.optim.Adam(judge.parameters(), 2e-4), torch.optim.Adam(maker.parameters(), 2e-4)
+    right, wrong = torch.ones(32, 1), torch.zeros(32, 1)
+    for n, (x, _) in enumerate(itertools.islice(batches(DataLoader(Images(cost_s=0.00003), 32)), steps)):
+        with phase("optimizer"):
+            judge.zero_grad()
+        with phase("forward"):
+            loss = F.binary_cross_entropy_with_logits(judge(x.flatten(1)), right)
+        with phase("backward"):
+            loss.backward()
+        with phase("forward"):
+            made = maker(torch.randn(32, 16))
+            loss2 = F.binary_cross_entropy_with_logits(judge(made.detach()), wrong)
+        with phase("backward"):
+            loss2.backward()
+        with phase("optimizer"):
+            of_judge.step()
+            maker.zero_grad()
+        with phase("forward"):
+            loss3 = F.binary_cross_entropy_with_logits(judge(made), right)
+            if n < 3:  # the agent looks at the program as soon as the second optimizer has stepped
+                time.sleep(0.3)
+        with phase("backward"):
+            loss3.backward()
+        with phase("optimizer"):
+            of_maker.step()
+        step()
+        LOSSES.append(loss.item() + loss2.item() + loss3.item())
+    return maker
+
+
+class Products(nn.Module):
+    """Two layers without a module for either."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(432, 1500) / 20), nn.Parameter(torch.randn(1500, 10) / 40)
+
+    def forward(self, x):
+        return torch.mm(torch.relu(torch.mm(x, self.first)), self.second)
+
+
+def zeroed_before_backward(steps):
+    """The program calls `model.forward`, and sets the gradients to zero just before the backward pass."""
+    model = Products()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x, y = torch.randn(32, 432), torch.randint(0, 10, (32,))
+    for _ in range(steps):
+        with phase("forward"):
+            loss = F.cross_entropy(model.forward(x), y)
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return model
+
+
 LOOPS.update(
     (loop.__name__, loop)
     for loop in (
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
-        growing,
+        growing, own_generator, zeroed_before_backward,
     )
 )  # fmt: skip
 
