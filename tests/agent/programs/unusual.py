@@ -688,16 +688,16 @@ def own_generator(steps):
     """A GAN whose batch of generated samples is made by a module of the program, between two passes of the discriminator."""
     maker, judge = Maker(), nn.Sequential(nn.Linear(432, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
     of_judge, of_maker = torch.optim.Adam(judge.parameters(), 2e-4), torch.optim.Adam(maker.parameters(), 2e-4)
-    right, wrong = torch.ones(32, 1), torch.zeros(32, 1)
+    right, wrong = torch.ones(512, 1), torch.zeros(512, 1)
     for n, (x, _) in enumerate(itertools.islice(batches(DataLoader(Images(cost_s=0.00003), 32)), steps)):
         with phase("optimizer"):
             judge.zero_grad()
         with phase("forward"):
-            loss = F.binary_cross_entropy_with_logits(judge(x.flatten(1)), right)
+            loss = F.binary_cross_entropy_with_logits(judge(x.flatten(1)), right[:32])
         with phase("backward"):
             loss.backward()
         with phase("forward"):
-            made = maker(torch.randn(32, 16))
+            made = maker(torch.randn(512, 16))
             loss2 = F.binary_cross_entropy_with_logits(judge(made.detach()), wrong)
         with phase("backward"):
             loss2.backward()

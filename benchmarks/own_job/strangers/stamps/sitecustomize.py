@@ -1,13 +1,14 @@
 """Stamps of a program by torch's public hooks, without gpuconsole: the folder of this file stands on PYTHONPATH of a run of the corpus.
 
 Each process that makes steps writes PID.json into the folder STAMPS, once a second and at its end: the number of `optimizer.step()` calls, and the
-seconds from the stamped step SKIPPED on, in the thread of the steps: all, and those in the DataLoader while gradients are on, in backward passes and in
-the optimizer.
+seconds from the stamped step SKIPPED on, in the thread of the steps: all, and those in the DataLoader while gradients are on, in backward passes, and in
+the optimizer, which is also zero_grad and clipping.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.machinery
 import json
 import os
@@ -56,6 +57,27 @@ class Stamps:
 stamps = Stamps()
 
 
+def stamped(phase: str, plain: Any) -> Any:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun = _now()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            stamps.add(phase, begun)
+
+    return call
+
+
+def on_modules(module: Any) -> None:
+    module.Module.zero_grad = stamped("optimizer", module.Module.zero_grad)
+
+
+def on_clipping(module: Any) -> None:
+    """Clipping stands between the backward pass and the update: gpuconsole counts it as a part of the update."""
+    module.clip_grad_norm_ = stamped("optimizer", module.clip_grad_norm_)
+
+
 def on_optimizer(module: Any) -> None:
     begun = [0.0]
 
@@ -66,22 +88,14 @@ def on_optimizer(module: Any) -> None:
         stamps.add("optimizer", begun[0])
         stamps.stepped()
 
+    module.Optimizer.zero_grad = stamped("optimizer", module.Optimizer.zero_grad)
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
     atexit.register(stamps.write)
 
 
 def on_autograd(module: Any) -> None:
-    plain = module.backward
-
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        begun = _now()
-        try:
-            return plain(*args, **kwargs)
-        finally:
-            stamps.add("backward", begun)
-
-    module.backward = backward
+    module.backward = stamped("backward", module.backward)
 
 
 def on_dataloader(module: Any) -> None:
@@ -100,7 +114,13 @@ def on_dataloader(module: Any) -> None:
     module._BaseDataLoaderIter.__next__ = __next__
 
 
-HOOKS = {"torch.optim.optimizer": on_optimizer, "torch.autograd": on_autograd, "torch.utils.data.dataloader": on_dataloader}
+HOOKS = {
+    "torch.optim.optimizer": on_optimizer,
+    "torch.autograd": on_autograd,
+    "torch.nn.modules.module": on_modules,
+    "torch.nn.utils.clip_grad": on_clipping,
+    "torch.utils.data.dataloader": on_dataloader,
+}
 
 
 class Finder:
