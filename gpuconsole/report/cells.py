@@ -180,6 +180,31 @@ def spark(values: Sequence[float | None], height: int = 1, high: float | None = 
     return ["".join(cells) for cells in zip(*columns, strict=True)]
 
 
+SHADES = ("low", "middle", "high")
+"""The styles of a history, from its foot to the top of its scale."""
+
+
+def shaded(texts: Sequence[str]) -> list[Row]:
+    """The texts of `spark`, brighter where the value is higher. A row has one style, so that it costs few bytes; where there is one row, its letters
+    say how high the value is."""
+    if len(texts) > 1:
+        return [[(text, SHADES[(len(texts) - 1 - n) * len(SHADES) // len(texts)])] for n, text in enumerate(texts)]
+    return [list(_by_letter(text)) for text in texts]
+
+
+@lru_cache(512)
+def _by_letter(text: str) -> tuple[Segment, ...]:
+    """The parts of one shade. A blank has the shade of the letter before it."""
+    row: Row = []
+    for char in text:
+        shade = SHADES[max(0, LEVELS.find(char) - 1) * len(SHADES) // (len(LEVELS) - 1)]
+        if row and (char == " " or row[-1][1] == shade):
+            row[-1] = (row[-1][0] + char, row[-1][1])
+        else:
+            row.append((char, shade))
+    return tuple(row)
+
+
 @lru_cache(4096)
 def _column(steps: int, height: int) -> str:
     """A column of `height` cells, top first, filled to `steps` eighths of a cell."""

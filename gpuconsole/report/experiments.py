@@ -363,7 +363,7 @@ def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]
         note = "may be the best"
     else:
         note = "slower, settled early" if point.settled and len(point.rates) < len(best.rates) else "slower"
-    return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "trace"), (note, style)]
+    return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "high"), (note, style)]
 
 
 # --- the table of a sweep over numbers of processes ----------------------------------------------------------

@@ -10,7 +10,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, spark, wrap
+from gpuconsole.report.cells import SHADES, Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, shaded, spark, wrap
 from gpuconsole.report.machine.columns import GAP, cell, heading, label, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
@@ -192,25 +192,25 @@ def _traced(view: View, gpu: Device, start: Row, history: History, width: int, h
     rows: list[Row] = []
     for n, column in enumerate(traces):
         values = history(series_key(column.metric, gpu.id), max(0, width - used - titles))
-        for y, text in enumerate(spark(values, each + (n < more), read(view, column, gpu.id).top)):
+        for y, texts in enumerate(shaded(spark(values, each + (n < more), read(view, column, gpu.id).top))):
             title = label(column, titles) if not y else " " * titles
-            rows.append(line(width, *([(" " * used, "")] if rows else start), (title, "dim"), (text, "trace")))
+            rows.append(line(width, *([(" " * used, "")] if rows else start), (title, "dim"), *texts))
     return rows
 
 
 def _host_below(view: View, host: Device, history: History, gpu_rows: Sequence[Row], ids: int, width: int, height: int) -> list[Row]:
     """The host, and where there is room the history of its cores below the histories of the GPUs."""
-    columns = max((cell_width(text) for row in gpu_rows for text, style in row if style == "trace"), default=0)
+    columns = max((sum(cell_width(text) for text, style in row if style in SHADES) for row in gpu_rows), default=0)
     cores = host_tiles(view)[0].traces
     if not cores or height <= 1:
         columns = 0
-    *above, base = spark(history(cores[0].key, columns), height - 1, cores[0].high) if columns else [""]
+    *above, base = shaded(spark(history(cores[0].key, columns), height - 1, cores[0].high) if columns else [""])
     name = [plain(facts.short_name(host.name))] if width - columns >= WIDE else []
     figures = GAP.join([*name, *named(view, (device_columns.CORES, device_columns.HOST_MEMORY), host.id)])
     return [
         *([blank(width)] if columns else []),
-        *(line(width, " " * (width - columns), (text, "trace")) for text in above),
-        line(width, *line(width - columns, fit(host.id, ids), f"  {figures}"), (base, "trace")),
+        *(line(width, " " * (width - columns), *texts) for texts in above),
+        line(width, *line(width - columns, fit(host.id, ids), f"  {figures}"), *base),
     ]
 
 
@@ -267,9 +267,10 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
     else:
         trace = tile.traces[n]
         figure = trace.figure or tile.figure
-        texts = spark(history(trace.key, max(0, width - column)), height - 1 if height >= 3 else height, trace.high)
-        rows = [line(width, (" " * column, ""), (text, "trace")) for text in texts[:-1]]
-        rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", (texts[-1], "trace")))
+        values = history(trace.key, max(0, width - column))
+        *above, base = shaded(spark(values, height - 1 if height >= 3 else height, trace.high))
+        rows = [line(width, (" " * column, ""), *texts) for texts in above]
+        rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", *base))
     return [*[blank(width)] * (height - len(rows)), *rows]
 
 

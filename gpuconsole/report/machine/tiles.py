@@ -8,7 +8,7 @@ from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
-from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, spark
+from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
 from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, measured, read, trouble
 from gpuconsole.report.screen.chart import HOLD_S, History, Window, hold_s, window
 from gpuconsole.session import facts
@@ -253,11 +253,11 @@ def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, labe
     each, more = divmod(height, len(tile.traces))
     rows: list[Row] = []
     for n, trace in enumerate(tile.traces):
-        *above, base = spark(values[trace.key], each + (n < more), trace.high)
-        rows += [line(width, (" " * (head + 2), ""), (text, "trace")) for text in above]
+        *above, base = shaded(spark(values[trace.key], each + (n < more), trace.high))
+        rows += [line(width, (" " * (head + 2), ""), *texts) for texts in above]
         begin = title if n == len(tile.traces) - 1 else [(" " * (head - room), "")]
         own: Row = [(fit(trace.figure, room, ">"), style), ("  ", "")] if trace.figure else whole
-        rows.append(line(width, *begin, *own, (base, "trace")))
+        rows.append(line(width, *begin, *own, *base))
     return rows
 
 
@@ -270,6 +270,6 @@ def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None
         shown = values[trace.key]
         filled = next((n for n in range(len(shown), 0, -1) if shown[n - 1] is not None), 0)
         start = max(0, filled - (part - cell_width(label)))
-        texts = spark(shown[start:filled], 1, trace.high)
-        row += [(" ", "")] * bool(row) + line(part, (label, "dim"), (texts[0], "trace"))
+        texts = shaded(spark(shown[start:filled], 1, trace.high))
+        row += [(" ", "")] * bool(row) + line(part, (label, "dim"), *texts[0])
     return row

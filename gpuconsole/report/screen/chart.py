@@ -14,7 +14,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, cut
-from gpuconsole.report.cells import Row, Segment, fill, inner_width, line, line_of, panel, spark
+from gpuconsole.report.cells import SHADES, Row, Segment, fill, inner_width, line, line_of, panel, spark
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run import serving
 from gpuconsole.report.run.figures import in_row
@@ -68,11 +68,12 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     styles = _styles(marked, time)
     texts = [_ruled(text, _bounds(marked, time)) for text in spark(values, plot, high)]
     ticks = _ticks(high, plot)
-    spans = _spans(styles)
     for n, text in enumerate(texts):
+        shade = SHADES[(plot - 1 - n) * len(SHADES) // plot]
+        shades = [style or shade for style in styles]
         figure = units.rate(ticks[n], GUTTER - 2) if n in ticks else " " * (GUTTER - 2)
         lined = n in ticks and n < plot - 1
-        row = _with_grid(text, styles) if lined else [(text[start:end], style) for start, end, style in spans]
+        row = _with_grid(text, shades) if lined else [(text[start:end], style) for start, end, style in _spans(shades)]
         rows.append([(f"{figure} ", "dim"), ("┤" if n in ticks else "│", "dim"), *row])
     if room >= 4:
         rows.append(line(inner, (" " * GUTTER, ""), (_axis(time), "dim")))
@@ -153,8 +154,8 @@ def _ticks(high: float, rows: int) -> dict[int, float]:
 
 
 def _styles(marked: list[Mark], time: Window) -> list[str]:
-    """The colour of each column: the focus while a trial runs, green after a kept change."""
-    styles = ["area"] * time.columns
+    """The colour of each column: the focus while a trial runs, green after a kept change; empty: the shade of its row."""
+    styles = [""] * time.columns
     for mark in marked:
         first, last = max(0, time.column(mark.begin_s)), max(0, time.column(mark.end_s))
         if mark.style == "good":
@@ -185,7 +186,7 @@ def _spans(styles: list[str]) -> list[tuple[int, int, str]]:
 def _with_grid(text: str, styles: list[str]) -> Row:
     """A row with a line of the grid in its blank cells."""
     lined = text.replace(" ", GRID)
-    own = ["area" if char == GRID else style for char, style in zip(lined, styles, strict=True)]
+    own = ["grid" if char == GRID else style for char, style in zip(lined, styles, strict=True)]
     return [(lined[start:end], style) for start, end, style in _spans(own)]
 
 
