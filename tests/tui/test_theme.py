@@ -109,11 +109,11 @@ def test_the_theme_command_changes_the_colours_on_the_screen() -> None:
             assert "Theme" in [command.title for command in app.get_system_commands(app.screen)]
 
             def colours() -> set[str]:
-                strip = app.screen.query_one(AnswerZone).render_line(0)
+                strip = app.screen.query_one(AnswerZone).render_line(1)
                 return {str(part.style.color.name) for part in strip if part.style is not None and part.style.color is not None}
 
             await until(lambda: "yellow" in colours())
             app.theme = LIGHT
-            await until(lambda: "color(136)" in colours() and "yellow" not in colours())
+            await until(lambda: "color(94)" in colours() and "yellow" not in colours())
 
     asyncio.run(main())
