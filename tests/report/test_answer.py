@@ -127,7 +127,7 @@ def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> N
     assert proven.startswith("▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   The training thread waits for a CPU core")
 
 
-def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> None:
+def test_what_was_proven_stays_the_headline_and_what_is_left_follows_in_the_second_row() -> None:
     view = situation("kept")
     assert view.run is not None
     proven = "▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]"
@@ -143,8 +143,18 @@ def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> No
         assert found[0].startswith(proven + first) and found[1].startswith(second), found
     cause = Finding("host.logging_io", "fires", "Training waits for logging", 0.3, "high", "it logs each step")
     run = msgspec.structs.replace(view.run, findings=[cause, note])
-    assert rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], run)), 140)[0].startswith(
-        "▌Training waits for logging: 30 % recoverable"
+    left = msgspec.structs.replace(view, runs=(*view.runs[:-1], run))
+    for width in (80, 140):
+        first, second = rows(left, width)
+        assert first.startswith(proven) and second.startswith("▌next: Training waits for logging   30 % recoverable   it logs each step")
+    first, second = rows(situation("trial-finished"))
+    assert first.startswith(proven) and first.endswith("Enter prove   d why")
+    assert second == "▌next: fp32 products on a device with tensor cores   22 % recoverable   compute in bf16   predicted 1.10-1.25x"
+    assert rows(situation("trial-finished"), 80)[1] == "▌next: fp32 products on a device with tensor cores   22 % recoverable"
+    broken = msgspec.structs.replace(cause, title="The device reports errors", recoverable_ratio=0.0)
+    run = msgspec.structs.replace(view.run, findings=[broken])
+    assert rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], run)))[0].startswith("▌The device reports errors"), (
+        "the results may be wrong"
     )
 
 
