@@ -92,8 +92,8 @@ def _status(view: View) -> list[Segment]:
     run = view.run
     if run is None or not run.findings:
         return []
-    counts = {state: sum(finding.state == state for finding in run.findings) for state in ("clear", "cant_tell")}
-    parts = [f"{counts['clear']} clear"] + ([f"{counts['cant_tell']} can't tell"] if counts["cant_tell"] else [])
+    unsure = sum(finding.state == "cant_tell" for finding in run.findings)
+    parts = [f"{len(passed(run.findings))} clear", *([f"{unsure} can't tell"] if unsure else [])]
     return [(", ".join(parts), "dim")]
 
 
@@ -219,12 +219,12 @@ SUBJECTS = {
 
 def _passed(findings: Sequence[Finding], width: int) -> list[Row]:
     """`✓ 40 checks passed   d lists them`, then how many of them are about what."""
-    passed = [finding for finding in findings if finding.state == "clear" and finding.summary != NOT_ON_GPU]
-    if not passed:
+    rules = passed(findings)
+    if not rules:
         return []
-    counts = Counter(SUBJECTS.get(finding.rule.partition(".")[0], "other") for finding in passed)
+    counts = Counter(SUBJECTS.get(finding.rule.partition(".")[0], "other") for finding in rules)
     subjects = ", ".join(f"{subject} {count}" for subject, count in counts.items())
-    words = f"{len(passed)} {'check' if len(passed) == 1 else 'checks'}{PASSED}"
+    words = f"{len(rules)} {'check' if len(rules) == 1 else 'checks'}{PASSED}"
     head: Row = [("✓ ", "good"), (words, ""), ("   ", ""), ("d", "key"), (" lists them", "dim")]
     if row_width(head) + cell_width(subjects) + 3 <= width:
         return [line(width, *head, (f"   {subjects}", "dim"))]
@@ -465,9 +465,14 @@ def sentence(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
 
 
+def passed(findings: Sequence[Finding]) -> list[Finding]:
+    """The rules that found everything in order. A rule about GPUs has nothing to say of a run on a CPU."""
+    return [finding for finding in findings if finding.state == "clear" and finding.summary != NOT_ON_GPU]
+
+
 def rule_counts(findings: Sequence[Finding]) -> str:
     """`35 rules are clear, 8 have no data`; empty where there is no such rule."""
-    clear, unsure = (sum(finding.state == state for finding in findings) for state in ("clear", "cant_tell"))
+    clear, unsure = len(passed(findings)), sum(finding.state == "cant_tell" for finding in findings)
     parts = [f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"] if clear else []
     if unsure:
         parts.append(
