@@ -40,7 +40,7 @@ STYLES = {
     "wait": Look("yellow", "color(221)", "color(136)"),
     "loss": Look("bold yellow", "bold color(221)", "bold color(94)"),
     "forward": Look("color(68)", "color(111)", "color(68)", "magenta"),
-    "backward": Look("color(97)", "color(141)", "color(97)", "bright_magenta"),
+    "backward": Look("color(97)", "color(141)", "color(97)", "magenta"),
     "optimizer": Look("color(139)", "color(182)", "color(139)", "magenta"),
     "work": Look("bright_black", "color(250)", "color(247)"),
     "low": Look("color(60)", "color(60)", "color(146)", "blue"),
