@@ -193,7 +193,7 @@ def shade(share: float) -> str:
 
 def shaded(texts: Sequence[str]) -> list[Row]:
     """The texts of `spark`, brighter where the value is higher. A row has one style, so that it costs few bytes; where there is one row, its letters
-    say how high the value is."""
+    have one of two."""
     if len(texts) > 1:
         return [[(text, shade((len(texts) - n - 0.5) / len(texts)))] for n, text in enumerate(texts)]
     return [list(_by_letter(text)) for text in texts]
@@ -204,7 +204,7 @@ def _by_letter(text: str) -> tuple[Segment, ...]:
     """The parts of one shade. A blank has the shade of the letter before it."""
     row: Row = []
     for char in text:
-        style = shade(LEVELS.find(char) / (len(LEVELS) - 1))
+        style = SHADES[LEVELS.find(char) / (len(LEVELS) - 1) >= MIDDLE]
         if row and (char == " " or row[-1][1] == style):
             row[-1] = (row[-1][0] + char, row[-1][1])
         else:

@@ -138,7 +138,7 @@ def test_sparkline_tells_zero_from_nothing() -> None:
 
 def test_histories_in_neighbouring_rows_do_not_merge_and_are_brighter_where_the_value_is_higher() -> None:
     assert spark([1.0, 0.5], 1, apart=True) == ["▇▄"] and spark([1.0, 0.1], 2, apart=True) == ["▇ ", "█▂"]
-    assert shaded(["▁▂▄█ ▁"]) == [[("▁▂", "low"), ("▄", "middle"), ("█ ", "high"), ("▁", "low")]]
+    assert shaded(["▁▂▄█ ▁"]) == [[("▁▂", "low"), ("▄█ ", "middle"), ("▁", "low")]]
     assert [row[0][1] for row in shaded(["a", "b", "c", "d"])] == ["high", "middle", "low", "low"]
 
 

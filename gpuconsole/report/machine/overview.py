@@ -11,7 +11,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, shaded, spark, wrap
+from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, shaded, spark, wrap
 from gpuconsole.report.machine.columns import GAP, cell, heading, link_column, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
@@ -28,6 +28,8 @@ MOST_HOST_ROWS = 7
 COLUMNS = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER, device_columns.TEMPERATURE)
 STATE = 13
 """Cells of the column that says what a GPU does."""
+TRACE_TITLE = 8
+"""Cells of the name of a history where the histories of a GPU stand below one another."""
 TRACE_GAP = "  "
 LEAST_TRACE = 10
 """Cells of a history. A GPU has as many histories as there is room for, side by side below their names."""
@@ -152,7 +154,7 @@ def _state(view: View, gpu: Device, users: int) -> Segment:
 
 
 def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], history: History, width: int, height: int) -> list[Row]:
-    """A head, then each GPU with its figures and the SM activity of the last minutes, then the host."""
+    """A head, then each GPU with its figures and its histories, then the host."""
     host = next((device for device in view.devices if not device.is_gpu), None)
     room = height - 1 - (1 if host else 0)
     listed = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
@@ -162,9 +164,9 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     columns = shown(COLUMNS, width)
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
     used = cell_width("  ".join(heads) + GAP)
-    traces, cells = _traces(view, gpus, max(0, width - used))
-    titles = TRACE_GAP.join(fit(column.short_title, cells) for column in traces)
-    rows = [line(width, ("  ".join(heads) + GAP + titles, "dim"))]
+    traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)
+    titles = [fit(column.short_title, TRACE_TITLE if stacked else cells) for column in traces]
+    rows = [line(width, ("  ".join(heads) + GAP + ("" if stacked else TRACE_GAP.join(titles)), "dim"))]
     past = {gpu.id: [_past(history, column, gpu.id, cells) for column in traces] for gpu in listed}
     most = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
     for gpu in listed:
@@ -176,7 +178,15 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
         figures = "  ".join(cell(column, read(view, column, gpu.id)) for column in columns)
         start += [(fit(states[gpu.id][0], STATE), states[gpu.id][1]), (f"  {figures}   ", "")]
-        rows += fill(_traced(view, gpu, line(used, *start), past[gpu.id], tops, width, each), width, each)
+        why = view.unavailable.get(series_key(device_columns.SM.metric, gpu.id))
+        if why and read(view, device_columns.SM, gpu.id).value is None:
+            rows += fill([line(width, *line(used, *start), (f"SM n/a: {plain(why)}", "dim"))], width, each)
+            continue
+        histories = list(zip(past[gpu.id], tops, strict=True))
+        traced = _stacked(histories, titles, each) if stacked else _side_by_side(histories, each)
+        at = 0 if each >= LEAST_ROWS_FOR_GAP else len(traced) - 1  # a low history has the name on its base line
+        begins: list[Row] = [line(used, *start) if n == at else [(" " * used, "")] for n in range(len(traced))]
+        rows += fill([line(width, *begin, *row) for begin, row in zip(begins, traced, strict=True)], width, each)
     if left_out := len(gpus) - len(listed):
         rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
     if host is not None:
@@ -184,28 +194,37 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     return fill(rows, width, height)
 
 
-def _traces(view: View, gpus: Sequence[Device], room: int) -> tuple[list[DeviceColumn], int]:
-    """The histories of each GPU that have room beside one another, the most useful first, and the cells of each."""
+def _arrangement(view: View, gpus: Sequence[Device], room: int, each: int) -> tuple[list[DeviceColumn], int, bool]:
+    """The histories of each GPU, the most useful first; the cells of each; and whether they stand below one another in the `each` rows of a GPU,
+    which shows a longer time. Side by side, only those that have room."""
     wanted = [device_columns.SM, device_columns.HBM_BANDWIDTH, link_column(view, [gpu.id for gpu in gpus])]
+    if each >= LEAST_ROWS_FOR_GAP * len(wanted):
+        return wanted, max(0, room - TRACE_TITLE), True
     gap = len(TRACE_GAP)
     count = max(1, min(len(wanted), (room + gap) // (LEAST_TRACE + gap)))
-    return wanted[:count], max(0, (room + gap) // count - gap)
+    return wanted[:count], max(0, (room + gap) // count - gap), False
 
 
-def _traced(
-    view: View, gpu: Device, start: Row, past: Sequence[Sequence[float | None]], tops: Sequence[float | None], width: int, height: int
-) -> list[Row]:
-    """`start`, then the histories of the GPU side by side; or why the GPU does not report its activity. A blank row below where there is room."""
-    why = view.unavailable.get(series_key(device_columns.SM.metric, gpu.id))
-    if why and read(view, device_columns.SM, gpu.id).value is None:
-        return [line(width, *start, (f"SM n/a: {plain(why)}", "dim"))]
+Past = tuple[Sequence[float | None], float | None]
+"""A history, and the top of its scale."""
+
+
+def _side_by_side(histories: Sequence[Past], height: int) -> list[Row]:
+    """The histories of a GPU beside one another. From three rows on, the last row is blank."""
     rows = height - (height >= LEAST_ROWS_FOR_GAP)
-    painted = [shaded(spark(values, rows, top, apart=True)) for values, top in zip(past, tops, strict=True)]
-    below: Row = [(" " * row_width(start), "")]
-    at = 0 if rows >= LEAST_ROWS_FOR_GAP else rows - 1  # a low history has its name beside it
+    painted = [shaded(spark(values, rows, top, apart=True)) for values, top in histories]
     gaps: list[Row] = [[], *([[(TRACE_GAP, "")]] * (len(painted) - 1))]
-    traced = [[part for gap, texts in zip(gaps, painted, strict=True) for part in (*gap, *texts[y])] for y in range(rows)]
-    return [line(width, *(start if y == at else below), *row) for y, row in enumerate(traced)]
+    return [[part for gap, texts in zip(gaps, painted, strict=True) for part in (*gap, *texts[y])] for y in range(rows)]
+
+
+def _stacked(histories: Sequence[Past], titles: Sequence[str], height: int) -> list[Row]:
+    """The histories of a GPU below one another, each after its title and with a blank row below it."""
+    rows: list[Row] = []
+    for title, (values, top) in zip(titles, histories, strict=True):
+        for y, texts in enumerate(shaded(spark(values, height // len(histories) - 1, top, apart=True))):
+            rows.append([(" " * len(title) if y else title, "dim"), *texts])
+        rows.append([])
+    return rows
 
 
 def _past(history: History, column: DeviceColumn, gpu: str, cells: int) -> list[float | None]:
