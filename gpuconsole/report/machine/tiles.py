@@ -213,7 +213,7 @@ def _figures(view: View, width: int) -> list[Segment]:
 
 def _spacing(tiles: int, room: int) -> tuple[int, int]:
     """The rows of each tile, and after how many tiles there is a blank row; 0: nowhere. All tiles are equally high."""
-    plans = [(1, 0), *((each, gap) for each in range(1, max(2, room)) for gap in (4, 2, 1))]
+    plans = [(1, 0), (1, 4), *((each, gap) for each in range(1, max(2, room)) for gap in (2, 1))]
     return [plan for plan in plans if plan == (1, 0) or plan[0] * tiles + (tiles - 1) // plan[1] <= room][-1]
 
 
