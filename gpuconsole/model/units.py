@@ -155,6 +155,14 @@ def rate(value: float | None, width: int = 9) -> str:
     return (plain(value) if abs(value) < 9_999_999.5 else si(value, "").strip()).rjust(width)
 
 
+def axis(value: float, step: float, top: float) -> str:
+    """A figure of an axis with even steps up to `top`: `0`, `50`, `100`; `0.5`, `1.0`; `1.0M`. At most seven cells, and all figures of an axis have the same
+    prefix and the same digits after the point."""
+    prefix, size = next(((prefix, size) for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if top >= size), ("", 1.0))
+    places = max(0, -math.floor(math.log10(step / size) + 1e-9))
+    return (f"{value / size:.{places}f}" if places else grouped(value / size)) + prefix * bool(value)
+
+
 def spread(mean: float | None, std: float | None, width: int = 16) -> str:
     """`18 240 ± 210`."""
     if mean is None:

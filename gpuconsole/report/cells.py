@@ -167,17 +167,49 @@ def _ascii(text: str) -> str:
 LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def spark(values: Sequence[float | None], height: int = 1, high: float | None = None) -> list[str]:
+def spark(values: Sequence[float | None], height: int = 1, high: float | None = None, *, apart: bool = False) -> list[str]:
     """`height` texts, top first, one column for each value, from 0 to `high` (None: the largest value).
 
-    A column without a sample is empty. A sample of zero shows the lowest block, so that it differs from a missing sample.
+    A column without a sample is empty. A sample of zero shows the lowest block, so that it differs from a missing sample. `apart`: the top eighth of
+    the first text stays blank, so that histories in neighbouring rows do not merge.
     """
     present = [value for value in values if value is not None]
     top = high if high is not None else max(present, default=0.0)
     if not values:
         return [""] * height
-    columns = [_column(_steps(value, top, height * 8), height) for value in values]
+    columns = [_column(_steps(value, top, height * 8 - apart), height) for value in values]
     return ["".join(cells) for cells in zip(*columns, strict=True)]
+
+
+SHADES = ("low", "middle", "high")
+MIDDLE, HIGH = 0.5, 0.85
+"""The styles of a history, from its foot to the top of its scale, and the shares of the scale from which on the second and the third hold."""
+
+
+def shade(share: float) -> str:
+    """The style of a part of a history at `share` of its scale."""
+    return SHADES[(share >= MIDDLE) + (share >= HIGH)]
+
+
+def shaded(texts: Sequence[str]) -> list[Row]:
+    """The texts of `spark`, brighter where the value is higher. A row has one style, so that it costs few bytes; where there is one row, its letters
+    have one of two."""
+    if len(texts) > 1:
+        return [[(text, shade((len(texts) - n - 0.5) / len(texts)))] for n, text in enumerate(texts)]
+    return [list(_by_letter(text)) for text in texts]
+
+
+@lru_cache(512)
+def _by_letter(text: str) -> tuple[Segment, ...]:
+    """The parts of one shade. A blank has the shade of the letter before it."""
+    row: Row = []
+    for char in text:
+        style = SHADES[LEVELS.find(char) / (len(LEVELS) - 1) >= MIDDLE]
+        if row and (char == " " or row[-1][1] == style):
+            row[-1] = (row[-1][0] + char, row[-1][1])
+        else:
+            row.append((char, style))
+    return tuple(row)
 
 
 @lru_cache(4096)

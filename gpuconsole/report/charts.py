@@ -89,6 +89,6 @@ def chart_rows(figure: Any, width: int, letters: str = "") -> list[Row]:
     for text in figure.build().string(colorless=True).rstrip("\n").split("\n"):
         edge = next((n for n, char in enumerate(text) if char in "│┤"), len(text))
         parts = data.split(text[edge:])
-        inside = ((part, ("title" if part in letters else "trace") if n % 2 else "dim") for n, part in enumerate(parts))
+        inside = ((part, ("title" if part in letters else "high") if n % 2 else "dim") for n, part in enumerate(parts))
         rows.append(line(width, (text[:edge], "dim"), *inside))
     return rows

@@ -195,7 +195,7 @@ def _column(ratio: float, top: float, columns: int) -> int:
 def _ticks(top: float, width: int) -> Row:
     """The figures of the axis: `0.5x`, `1x`, `1.5x`."""
     columns = width - SCALE_LABEL
-    step = next((size for size in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if top / size <= max(2, columns / 10)), 50.0)
+    step = next((size for size in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0) if top / size <= max(2, columns / 10)), 50.0)
     cells = [" "] * max(0, columns)
     for n in range(int(top / step) + 1):
         label, at = f"{n * step:g}x", _column(n * step, top, columns)
@@ -368,7 +368,7 @@ def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]
         note = "may be the best"
     else:
         note = "slower, settled early" if point.settled and len(point.rates) < len(best.rates) else "slower"
-    return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "trace"), (note, style)]
+    return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "high"), (note, style)]
 
 
 # --- the table of a sweep over numbers of processes ----------------------------------------------------------

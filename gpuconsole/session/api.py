@@ -51,6 +51,7 @@ class View(msgspec.Struct, frozen=True):
     - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
     - `ended`: a replayed recording is at its end.
     - `run_times`: for each run, when it was opened. `trial_times`: for each trial by id, when it began and when it was last reported.
+    - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
@@ -88,6 +89,7 @@ class View(msgspec.Struct, frozen=True):
     down_s: float = 0.0
     run_times: tuple[float, ...] = ()
     trial_times: dict[str, tuple[float, float]] = {}
+    sides: tuple[tuple[float, int], ...] = ()
 
     @property
     def run(self) -> Run | None:

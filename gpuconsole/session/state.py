@@ -40,6 +40,8 @@ from gpuconsole.wire.events import (
 )
 
 NOTES = 20
+SIDES = 1000
+"""Changes of side that are kept: a trial has some tens."""
 LATENCIES = tuple(figure.metric for figure in summary_figures.LATENCIES if figure.live)
 """Series of answered requests. They have no present value while the server does not answer."""
 
@@ -58,6 +60,8 @@ class SessionState(MachineState):
         self.trials: dict[str, Trial] = {}
         self.trial_times: dict[str, tuple[float, float]] = {}
         """When each trial began, and when it was last reported, on the clock of the events."""
+        self.sides: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=SIDES)
+        """When the steps of the leading process changed to a side of a trial (`Step.arm`), in session seconds."""
         self.tuning: Tuning | None = None
         self.tuning_at = 0.0
         self.notes: deque[str] = deque(maxlen=NOTES)
@@ -173,6 +177,9 @@ class SessionState(MachineState):
                 self.stage, self.stage_detail = event.stage, event.detail
             case Steps() if record.ranks.leads(event.rank):
                 self.stage = "running"
+                for step in event.steps:
+                    if step.arm != self.sides[-1][1]:
+                        self.sides.append((self.session_time(step.t), step.arm))
                 self.readings.note_report(device, WORKLOAD, self.session_time(event.t))
                 if steps := self._points.take_steps(event):
                     rates = Rates(

@@ -33,7 +33,7 @@ from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
 from gpuconsole.tui.terminal import Colours, terminal
-from gpuconsole.tui.theme import DARK, LIGHT
+from gpuconsole.tui.theme import DARK, LIGHT, THEMES
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.live import Zone
 
@@ -86,7 +86,7 @@ class ConsoleApp(Console):
         """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the machine overview opens. `start_job`: start the
         user's own job in place of a scenario, on a terminal of so many columns and rows.
 
-        `theme`: `dark` or `light`, for the background of the terminal. `eco`: one update in `ECO_S` seconds; keys are answered at once in
+        `theme`: `dark`, `dark-contrast` or `light`, for the background of the terminal. `eco`: one update in `ECO_S` seconds; keys are answered at once in
         any case. `opening`: somebody has called `api.open` already.
         `record`: the file of a recording that begins at once. `on_hangup` is called when the terminal is gone.
         """
@@ -94,8 +94,9 @@ class ConsoleApp(Console):
         own_driver = None if constants.DRIVER else CellDriver  # Textual's variable TEXTUAL_DRIVER names another driver
         super().__init__(driver_class=own_driver, ansi_color=True)
         self.able = able
-        for name in (DARK, LIGHT):
-            self.register_theme(dataclasses.replace(BUILTIN_THEMES[f"ansi-{name}"], name=name))
+        for name in THEMES:
+            base = BUILTIN_THEMES["ansi-light" if name == LIGHT else "ansi-dark"]
+            self.register_theme(dataclasses.replace(base, name=name))
         self.theme = theme
         self.api = api
         self.actions = Actions(self, api)
@@ -272,8 +273,8 @@ class ConsoleApp(Console):
 
     @property
     def available_themes(self) -> dict[str, Theme]:
-        """A dark and a light theme. Other themes of Textual would paint over the terminal's own background."""
-        return {name: theme for name, theme in super().available_themes.items() if name in (DARK, LIGHT)} or super().available_themes
+        """The console's own themes. Other themes of Textual would paint over the terminal's own background."""
+        return {name: theme for name, theme in super().available_themes.items() if name in THEMES} or super().available_themes
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The command palette: what the keys do, by name. Actions of the screen in sight come first."""

@@ -65,7 +65,7 @@ def test_colours_change_no_column() -> None:
 
 
 def test_the_styles_and_themes_are_those_of_the_screen() -> None:
-    assert set(SGR) <= STYLES
+    assert set(SGR) <= set(STYLES)
     assert set(settings.THEMES) == set(THEMES)
 
 

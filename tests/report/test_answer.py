@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.figure import Attainable, RatePair
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import cell_width, char_width
+from gpuconsole.report.cells import Row
 from gpuconsole.report.run.account import LOOKS
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.screen.answer import guide, paint_answer
-from gpuconsole.report.screen.chart import marks, paint_throughput, window
+from gpuconsole.report.screen.chart import marks, paint_throughput, scale_for, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.distributions import distribution
@@ -26,7 +30,7 @@ from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.header import paint_header
 from tests.tui.fake_session import gpu_view
 from tests.tui.fake_session import view as idle_view
-from tests.tui.golden.situations import SITUATIONS, FoldedSession
+from tests.tui.golden.situations import BALANCED, SITUATIONS, WAITING, FoldedSession
 from tests.tui.test_paint import text
 
 
@@ -126,7 +130,7 @@ def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> N
     assert proven.startswith("▌Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept   The training thread waits for a CPU core")
 
 
-def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> None:
+def test_what_was_proven_stays_the_headline_and_what_is_left_follows_in_the_second_row() -> None:
     view = situation("kept")
     assert view.run is not None
     proven = "▌Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept"
@@ -142,8 +146,18 @@ def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> No
         assert found[0].startswith(proven + first) and found[1].startswith(second), found
     cause = Finding("host.logging_io", "fires", "Training waits for logging", 0.3, "high", "it logs each step")
     run = msgspec.structs.replace(view.run, findings=[cause, note])
-    assert rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], run)), 140)[0].startswith(
-        "▌Training waits for logging: 30 % recoverable"
+    left = msgspec.structs.replace(view, runs=(*view.runs[:-1], run))
+    for width in (80, 140):
+        first, second = rows(left, width)
+        assert first.startswith(proven) and second.startswith("▌next: Training waits for logging   30 % recoverable   it logs each step")
+    first, second = rows(situation("trial-finished"))
+    assert first.startswith(proven) and first.endswith("Enter prove   d why")
+    assert second == "▌next: fp32 products on a device with tensor cores   22 % recoverable   compute in bf16   predicted 1.10-1.25x"
+    assert rows(situation("trial-finished"), 80)[1] == "▌next: fp32 products on a device with tensor cores   22 % recoverable"
+    broken = msgspec.structs.replace(cause, title="The device reports errors", recoverable_ratio=0.0)
+    run = msgspec.structs.replace(view.run, findings=[broken])
+    assert rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], run)))[0].startswith("▌The device reports errors"), (
+        "the results may be wrong"
     )
 
 
@@ -235,6 +249,66 @@ def test_the_throughput_after_a_kept_change_is_green_and_a_trial_has_the_colour_
         assert style in {one for row in painted for _, one in row}
     session = FoldedSession(SITUATIONS["finding"]())
     assert not {"gained", "trial"} & {one for row in paint_throughput(session.view(), session.history, 120, 14) for _, one in row}
+
+
+def test_the_blocks_of_a_trial_are_marked_by_side_with_and_without_colour() -> None:
+    session = FoldedSession(SITUATIONS["trial"]())
+    view = session.view()
+    assert [arm for _, arm in view.sides] == [0, 1, 2, 1]
+    painted = paint_throughput(view, session.history, 120, 14)
+    lane = next("".join(part for part, _ in row) for row in painted if "changed" in "".join(part for part, _ in row))
+    changed = {column for column, char in enumerate(lane) if char == "━"}
+    assert 3 <= len(changed) <= 6  # three of 69 seconds, in about 110 columns
+    coloured = {column for row in painted for column, name in columns_of_row(row) if name == "trial"}
+    assert coloured == changed
+
+
+def test_blocks_with_the_old_settings_are_not_green() -> None:
+    """The last trial of a tuning session compares all kept changes with the start."""
+    script = SITUATIONS["trial-finished"]()
+    script.train(3, 0.065, BALANCED, arm=1)
+    script.train(3, 0.146, WAITING, arm=2)
+    script.train(3, 0.065, BALANCED, arm=1)
+    script.trial("3", "2", {"num_workers": 0}, Interval(0.4, 0.5), Speedup(0.45, 0.4, 0.5))
+    session = FoldedSession(script)
+    view = session.view()
+    made = situation("tuning").tuning
+    assert made is not None
+    certificate = msgspec.structs.replace(made.certificate, proof=view.trials[-1])
+    view = msgspec.structs.replace(view, tuning=msgspec.structs.replace(made, certificate=certificate))
+    painted = paint_throughput(view, session.history, 120, 14)
+    foot = next(row for row in painted if "▀" in "".join(part for part, _ in row))
+    after = "".join("g" if name == "gained" else "o" for _, name in columns_of_row(foot) if name != "dim").strip("o")
+    assert re.fullmatch("g+o{2,5}g+", after), after
+    lane = next("".join(part for part, _ in row) for row in painted if "changed" in "".join(part for part, _ in row))
+    assert len(re.findall("━+", lane)) == 2, "with the kept changes: before and after the block with the old settings"
+
+
+def columns_of_row(row: Row) -> Iterator[tuple[int, str]]:
+    """The column and the style of each cell."""
+    column = 0
+    for part, name in row:
+        for _ in part:
+            yield column, name
+            column += 1
+
+
+@pytest.mark.parametrize("rows", [4, 7, 9, 12, 20, 31])
+@pytest.mark.parametrize("high", [0.0, 0.037, 1.0, 3.3, 99.0, 101.0, 14_084.0, 1e7])
+def test_the_figures_of_the_axis_are_even_and_stand_on_their_lines(high: float, rows: int) -> None:
+    scale = scale_for(high, rows)
+    power = 10.0 ** math.floor(math.log10(scale.step) + 1e-9)
+    assert round(scale.step / power, 9) in (1, 2, 5)
+    assert high <= scale.top and (rows < 7 or high >= scale.top / 2 or not high), "at most half of the chart is empty"
+
+    view = gpu_view(run_times=(0.0, 0.0))
+    painted = text(paint_throughput(view, lambda key, columns, seconds: [high] * (columns - 3) + [None] * 3, 120, rows + 3))
+    figures = [(n, row) for n, row in enumerate(painted.splitlines()) if "┤" in row]
+    values = [float(row.partition("┤")[0].strip("│ ").replace(" ", "").removesuffix("M")) for _, row in figures]
+    steps = {round(above - below, 9) for above, below in itertools.pairwise(values)}
+    assert values[-1] == 0 and len(steps) <= 1, values
+    assert len({below - above for (above, _), (below, _) in itertools.pairwise(figures)}) <= 1, "equal distances"
+    assert all("─" in row for _, row in figures), "each figure has its line in its own row"
 
 
 def test_lines_show_without_colour_where_a_trial_begins_and_where_it_ended() -> None:

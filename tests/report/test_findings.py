@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.diagnosis.precedence import FIRST, rank
+from gpuconsole.diagnosis.rule import NOT_ON_GPU
 from gpuconsole.model.finding import Finding, Signal, Suggestion
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.report.parts import printed
@@ -86,6 +87,8 @@ def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:
 def test_the_rules_without_a_fault_are_counted_in_plain_words() -> None:
     clear, unsure = Finding("a", "clear", "A"), Finding("b", "cant_tell", "B", missing=("comm_ratio",))
     assert rule_counts([clear, clear, unsure]) == "2 rules are clear, 1 has no data"
+    not_on_gpu = msgspec.structs.replace(clear, summary=NOT_ON_GPU)
+    assert rule_counts([clear, not_on_gpu, unsure]) == "1 rule is clear, 1 has no data"
     assert rule_counts([clear]) == "1 rule is clear"
     assert rule_counts([unsure, unsure]) == "2 rules have no data"
     assert rule_counts([]) == ""

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from gpuconsole.report.machine.tiles import paint_devices
+from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
+from gpuconsole.report.screen.chart import History
 from tests.tui.fake_session import gpu_view, steps
 from tests.tui.test_paint import text
 
@@ -26,6 +27,30 @@ def test_where_two_directions_share_a_row_the_row_has_both_figures() -> None:
     painted = text(paint_devices(gpu_view(), lambda key, columns, seconds: [0.0] * columns, 60, 10, all_eight=True, boxed=True))
     (row,) = [row for row in painted.splitlines() if "PCIe" in row]
     assert re.search(r"rx \S+ tx \S+ [kMG]?B/s  rx ▁+", row), row
+
+
+def test_traffic_that_is_zero_for_the_whole_time_is_no_clutter() -> None:
+    zero = {key: 0.0 if "pcie" in key else value for key, value in gpu_view().latest.items()}
+    painted = text(paint_devices(gpu_view(latest=zero), lambda key, columns, seconds: [0.0] * columns, 60, 30, all_eight=True, boxed=True))
+    (row,) = [row for row in painted.splitlines() if "PCIe" in row]
+    assert re.search(r"PCIe +none  ▁+ ", row) and "rx" not in painted
+
+
+@pytest.mark.parametrize("height", [10, 13, 17, 21, 25, 33])
+def test_tiles_are_equally_high_with_equal_gaps_and_a_name_on_the_line_of_each(height: int) -> None:
+    view = gpu_view()
+    full: History = lambda key, columns, seconds: [1e15] * columns  # noqa: E731
+    painted = text(paint_devices(view, full, 60, height, all_eight=True, boxed=True)).splitlines()[1:-1]
+    names = [next(n for n, row in enumerate(painted) if row.startswith(f"│ {tile.title} ")) for tile in tiles(view, True)]
+    assert names == sorted(names) and len(names) == 8
+    for n, row in zip(names, (painted[n] for n in names), strict=True):
+        assert any(level in row for level in "▇█") or "n/a" in row, (n, row)
+    high = [n for n, row in enumerate(painted) if "▇" in row]  # the first row of each history: its top eighth is blank
+    assert len(high) >= 7
+    assert sum(not row.strip("│ ") for row in painted[names[-1] + 1 :]) <= 3, "the rest"
+    for y in range(height - 2):
+        tile = tile_at(tiles(view, True), height - 2, y)
+        assert tile is None or names[tiles(view, True).index(tile)] >= 0
 
 
 @pytest.mark.parametrize("mean_s", [12.3e-6, 1.23e-3, 0.0123, 0.123, 0.44, 0.92, 1.24, 12.4])

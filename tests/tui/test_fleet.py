@@ -36,7 +36,7 @@ def test_rows_are_as_wide_as_asked_and_as_many(gpus: int) -> None:
 
 
 def test_few_gpus_have_their_lines_in_the_header() -> None:
-    assert [fleet_rows(box(gpus), 9) for gpus in (1, 4, 5, 64)] == [0, 0, 7, 7]
+    assert [fleet_rows(box(gpus), 9) for gpus in (1, 4, 5, 64)] == [0, 0, 8, 8]
     assert fleet_rows(box(4, mig=(0, 1)), 9) == 0  # slices are parts of a GPU
     assert fleet_rows(box(8), 3) == 3
     assert fleet_rows(view(), 9) == 0
@@ -46,13 +46,13 @@ def test_few_gpus_have_their_lines_in_the_header() -> None:
 def test_eight_gpus_have_a_mark_and_a_figure_each() -> None:
     shown = box(8)
     for width in (80, 120):
-        numbers, *rows = paint_fleet(shown, width, 7)
+        numbers, *rows = paint_fleet(shown, width, 8)
         assert text([numbers]).split()[:10] == ["8", "GPUs", *"01234567"]
         figures = [round(shown.latest[series_key("gpu.power_w", f"gpu:{n}")]) for n in range(8)]
         power = next(text([row]) for row in rows if text([row]).startswith("power"))
         assert [int(one) for one in re.findall(rf"[{MARKS}]+ *(\d+)", power)] == figures
         assert re.search(r"\d+ +\d+ +\d+ W", power)
-        for unit in ("%", "GiB", "W", "°C"):
+        for unit in ("%", "GiB", "GB/s", "W", "°C"):
             assert unit in text(rows)
 
 
@@ -64,17 +64,17 @@ def test_sixteen_gpus_still_have_figures_at_120_columns() -> None:
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_sixty_four_gpus_have_a_mark_each_and_the_spread(width: int) -> None:
     shown = box(64)
-    _, *rows = paint_fleet(shown, width, 7)
+    _, *rows = paint_fleet(shown, width, 8)
     powers = [shown.latest[series_key("gpu.power_w", f"gpu:{n}")] for n in range(64)]
     for row in rows:
         assert sum(text([row]).count(mark) for mark in MARKS) == 64
-    power = text(rows[4:5])
+    power = text(rows[5:6])
     assert f"{min(powers):.0f}" in power and f"{max(powers):.0f}" in power and "W" in power
 
 
 def test_a_lost_gpu_is_a_red_x_and_counted() -> None:
     for gpus in (8, 16, 64):
-        numbers, *rows = paint_fleet(box(gpus, lost=(3, 5)), 120, 7)
+        numbers, *rows = paint_fleet(box(gpus, lost=(3, 5)), 120, 8)
         assert of(numbers, "alert").strip() == "2 lost"
         for row in rows:
             assert of(row, "alert").split() in (["x", "x"], ["xx"])
@@ -82,7 +82,7 @@ def test_a_lost_gpu_is_a_red_x_and_counted() -> None:
 
 
 def test_a_missing_figure_is_a_dot_not_a_zero() -> None:
-    _, activity, *_, power, _ = paint_fleet(box(64, mig=(9,)), 120, 7)
+    _, activity, *_, power, _ = paint_fleet(box(64, mig=(9,)), 120, 8)
     assert text([activity]).count("·") == 1
     assert text([power]).count("·") == 0
     assert "n/a" in text(paint_fleet(box(8, mig=(2,)), 120, 2))
@@ -91,15 +91,15 @@ def test_a_missing_figure_is_a_dot_not_a_zero() -> None:
 def test_old_figures_are_not_shown_as_present_ones() -> None:
     shown = with_all(box(64, stuck=(9, 10)), "gpu.power_w", 300.0)
     shown.latest[series_key("gpu.power_w", "gpu:9")] = 690.0
-    numbers, *rows = paint_fleet(shown, 120, 7)
+    numbers, *rows = paint_fleet(shown, 120, 8)
     assert "2 old" in text([numbers])
     assert all(text([row]).count("?") == 2 for row in rows)
-    assert "690" not in text(rows[4:5])
+    assert "690" not in text(rows[5:6])
 
 
 def test_the_device_of_the_run_is_accented() -> None:
     for shown in (msgspec.structs.replace(box(64), device="gpu:13"), msgspec.structs.replace(box(64), device="gpu:13/mig:2")):
-        numbers, row, *_ = paint_fleet(shown, 120, 7)
+        numbers, row, *_ = paint_fleet(shown, 120, 8)
         assert of(numbers, "accent") == "13"
         assert len(of(row, "accent")) == 1
         assert text([numbers]).index("13") == 9 + 13 + 1 == len("".join(part for part, _ in row[: [s for _, s in row].index("accent")]))
@@ -114,7 +114,7 @@ def test_nothing_moves_when_figures_do(gpus: int, width: int) -> None:
             shown = with_all(shown, metric, share)
         shown = with_all(with_all(shown, "gpu.power_w", watts), "gpu.temperature_c", degrees)
         shown = with_all(shown, "gpu.hbm_used_bytes", share * 140 * 2**30)
-        numbers, *rows = (text([row]) for row in paint_fleet(shown, width, 7))
+        numbers, *rows = (text([row]) for row in paint_fleet(shown, width, 8))
         marks = tuple(tuple(at for at, char in enumerate(row) if char in MARKS) for row in rows)
         units = tuple(max(row.rfind(unit) for unit in ("%", "G", "W", "°")) for row in rows)
         looks.add((numbers, marks, units))
@@ -127,14 +127,14 @@ def test_more_than_64_are_folded_and_said_to_be() -> None:
     numbers, row = paint_fleet(shown, 120, 2)
     assert "a mark: max of 2 GPUs" in text([numbers])
     marks = text([row])[9:].replace(" ", "")[:64]
-    assert marks[77 // 2] == "█" and marks[50] == "x" and marks.count("▁") == 62
+    assert marks[77 // 2] == "▇" and marks[50] == "x" and marks.count("▁") == 62
 
 
 def test_the_most_useful_rows_stay_longest() -> None:
     shown = box(8)
-    whole = [text([row]).split()[0] for row in paint_fleet(shown, 120, 7)[1:]]
-    assert whole == ["SM", "tensor", "HBM", "HBM", "power", "temp"]
-    assert [text([row]) for row in paint_fleet(shown, 120, 3)] == [text([row]) for row in paint_fleet(shown, 120, 7)[:3]]
+    whole = [text([row]).split()[0] for row in paint_fleet(shown, 120, 8)[1:]]
+    assert whole == ["SM", "HBM", "NVLink", "tensor", "HBM", "power", "temp"]
+    assert [text([row]) for row in paint_fleet(shown, 120, 3)] == [text([row]) for row in paint_fleet(shown, 120, 8)[:3]]
     assert text(paint_fleet(shown, 120, 1)).startswith("SM")
 
 
@@ -143,7 +143,7 @@ def test_watts_of_four_digits_are_whole_or_left_out() -> None:
     for width in (60, 80, 100, 120, 160):
         for gpus in (8, 16, 64):
             devices = tuple(box(gpus).devices)
-            row = text(paint_fleet(msgspec.structs.replace(shown, devices=devices), width, 7)[5:6])
+            row = text(paint_fleet(msgspec.structs.replace(shown, devices=devices), width, 8)[6:7])
             assert set(re.findall(r"\d+", row)) <= {"1180", "1200"}
 
 
@@ -152,6 +152,6 @@ def test_painting_64_gpus_takes_little() -> None:
     took = []
     for _ in range(50):
         before = time.perf_counter()
-        paint_fleet(shown, 120, 7)
+        paint_fleet(shown, 120, 8)
         took.append(time.perf_counter() - before)
     assert min(took) < 0.003  # 0.6 ms where nothing else runs

@@ -24,7 +24,7 @@ def rows_of(app: ConsoleApp, zone: type[FleetZone] | type[HeaderZone]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "size", "rows"), [(8, (120, 40), 7), (64, (120, 40), 7), (64, (80, 24), 3), (2, (120, 40), 0), (8, (60, 16), 0)]
+    ("gpus", "size", "rows"), [(8, (120, 40), 8), (64, (120, 40), 8), (64, (80, 24), 4), (2, (120, 40), 0), (8, (60, 16), 0)]
 )
 def test_many_gpus_have_a_strip_and_few_a_line_each(gpus: int, size: tuple[int, int], rows: int) -> None:
     async def main() -> None:

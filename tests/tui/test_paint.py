@@ -15,7 +15,7 @@ from gpuconsole.model.run import Summary
 from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report import charts
-from gpuconsole.report.cells import Row, fit, spark, to_ascii, wrap
+from gpuconsole.report.cells import Row, fit, shaded, spark, to_ascii, wrap
 from gpuconsole.report.experiments import paint_done, paint_running, paint_tuning
 from gpuconsole.report.machine.tiles import paint_devices as paint_history
 from gpuconsole.report.run.account import columns_of, paint_steps
@@ -134,6 +134,12 @@ def test_sparkline_tells_zero_from_nothing() -> None:
     assert spark([None, 0.0, 0.5, 1.0], 1, 1.0) == [" ▁▄█"]
     assert spark([1.0, 0.5], 2) == ["█ ", "██"]
     assert spark([0.0, 0.0], 1) == ["▁▁"]
+
+
+def test_histories_in_neighbouring_rows_do_not_merge_and_are_brighter_where_the_value_is_higher() -> None:
+    assert spark([1.0, 0.5], 1, apart=True) == ["▇▄"] and spark([1.0, 0.1], 2, apart=True) == ["▇ ", "█▂"]
+    assert shaded(["▁▂▄█ ▁"]) == [[("▁▂", "low"), ("▄█ ", "middle"), ("▁", "low")]]
+    assert [row[0][1] for row in shaded(["a", "b", "c", "d"])] == ["high", "middle", "low", "low"]
 
 
 def test_the_bar_is_whole() -> None:

@@ -14,7 +14,7 @@ from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Value, describe_changes, in_words, show
 from gpuconsole.model.metrics import series_key
 from gpuconsole.report.machine.tiles import paint_devices, tiles
-from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session import facts
@@ -22,8 +22,10 @@ from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.screens.pages import DetailsScreen
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.layout import plan
+from gpuconsole.tui.widgets.live import CausesZone
 from tests.tui.fake_session import cpu_view, gpu_view
 from tests.tui.golden.pictures import SIZES
 from tests.tui.golden.situations import SITUATIONS, FoldedSession
@@ -139,8 +141,37 @@ def test_no_title_of_a_rule_in_order_is_cut(state: Literal["clear", "cant_tell"]
     shown = msgspec.structs.replace(base, runs=(msgspec.structs.replace(base.runs[-1], findings=findings, changes={}),))
     side = plan(USUAL, 40).side
     painted = text(paint_diagnosis(shown, "", side, len(findings) + 4, True))
+    if state == "clear":  # one line, which the details open
+        row = painted.splitlines()[1]
+        assert f"✓ {len(findings)} checks passed" in row and "d lists them" in row
+        assert findings[0].title not in painted
+        painted = " ".join(text(paint_details(shown, EIGHTY)).split())
     for finding in findings:
-        assert finding.title in joined(painted), finding.title
+        assert finding.title in (painted if state == "clear" else joined(painted)), finding.title
+
+
+def test_a_click_on_the_checks_that_passed_opens_the_details() -> None:
+    async def main() -> None:
+        app = ConsoleApp(FoldedSession(SITUATIONS["healthy"]()), refresh_hz=20.0)
+        async with app.run_test(size=SIZES["120x40"]) as pilot:
+            await until(lambda: "checks passed" in text(app.main_screen.query_one(CausesZone).rows), 20.0)
+            await pilot.click(CausesZone, offset=(5, 1))
+            await until(lambda: isinstance(app.screen, DetailsScreen), 20.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("height", [9, 12])
+def test_the_list_of_causes_begins_with_the_first_where_headlines_make_room(height: int) -> None:
+    """Two notes without a suggestion stand above the finding whose suggestion is selected."""
+    notes = [Finding(f"input.{n}", "fires", f"note {n}", note=True, summary="many words " * 20) for n in (1, 2)]
+    last = Finding(
+        "gpu.x", "fires", "the third", 0.2, "high", "words", suggestions=(Suggestion({"num_workers": 4}, Interval(1.2, 1.4), "", ""),)
+    )
+    base = gpu_view(trials=())
+    shown = msgspec.structs.replace(base, runs=(msgspec.structs.replace(base.runs[-1], findings=[*notes, last], changes={}),))
+    painted = text(paint_diagnosis(shown, next(iter(facts.suggestions(shown))), 58, height, True)).splitlines()
+    assert painted[1].startswith("│ 1 note 1") and any("3 the third" in row for row in painted) and any("> " in row for row in painted)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.456, 987.6, 18_240.0, 9_876_543.0, 98_765_432.0, 9.9e11])

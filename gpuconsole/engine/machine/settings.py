@@ -22,7 +22,7 @@ from gpuconsole.model.text import visible
 PREFIX = "GPUCONSOLE_"
 BUILT_IN = "built-in"
 COLORS = ("auto", "always", "never")
-THEMES = ("dark", "light")
+THEMES = ("dark", "dark-contrast", "light")
 
 
 class SettingsError(ValueError):
@@ -171,7 +171,7 @@ SETTINGS: dict[str, Setting] = {
     "color": Setting(_word(*COLORS), "colours: auto, always or never", "--color"),
     "quiet": Setting(_switch, "no progress and no notes on stderr", "--quiet"),
     "baselines": Setting(_path, "directory of the baselines"),
-    "theme": Setting(_word(*THEMES), "colours of the screen: dark or light"),
+    "theme": Setting(_word(*THEMES), "colours of the screen: dark, dark-contrast or light"),
     "keys": Setting(_keys, "table of actions and keys"),
 }
 """All settings, in the order of the documentation. The names are the keys in the file, and in upper case after `GPUCONSOLE_` the variables."""

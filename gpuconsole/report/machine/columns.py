@@ -46,6 +46,12 @@ def read(view: View, column: DeviceColumn, device: str) -> Reading:
     return Reading(value, beside, top if top is not None else full or None)
 
 
+def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
+    """The link whose activity matters: NVLink where a GPU reports its traffic, otherwise PCIe."""
+    known = any(series_key(device_columns.NVLINK.metric, gpu) in view.latest for gpu in gpus)
+    return device_columns.NVLINK if known else device_columns.PCIE
+
+
 def trouble(view: View, device: str) -> str:
     """Why the values of a device do not describe its present state, in place of its figures; empty if they do."""
     if device in view.lost:

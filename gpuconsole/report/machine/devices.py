@@ -11,7 +11,7 @@ from gpuconsole.model.device_columns import ALARMS, FACTS, NVLINK_COLUMNS
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE, Metric, series_key
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, spans, spark, wrap
+from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, shaded, spans, spark, wrap
 from gpuconsole.report.machine.columns import properties
 from gpuconsole.report.page import heading, labelled, paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out, text
@@ -228,8 +228,8 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
     if past:
         label = f"last {units.clock(width * SECONDS_PER_COLUMN)}  "
         values = history(series_key(metric.name, item.place), width - len(label))
-        trace = spark(values, 1, 1.0 if metric.unit in ("ratio", "0/1") else None)[0]
-        rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), (trace, "trace"))]
+        trace = shaded(spark(values, 1, 1.0 if metric.unit in ("ratio", "0/1") else None))[0]
+        rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), *trace)]
     return fill(rows, width, height)
 
 

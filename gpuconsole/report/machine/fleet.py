@@ -12,11 +12,11 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from gpuconsole.model.device_columns import HBM, HBM_BANDWIDTH, POWER, SM, TEMPERATURE, TENSOR, DeviceColumn
+from gpuconsole.model.device_columns import HBM, HBM_BANDWIDTH, NVLINK, PCIE, POWER, SM, TEMPERATURE, TENSOR, DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.units import NA, digits
-from gpuconsole.report.cells import LEVELS, Row, Segment, fill, line
-from gpuconsole.report.machine.columns import label
+from gpuconsole.report.cells import LEVELS, SHADES, Row, Segment, fill, line, shade
+from gpuconsole.report.machine.columns import label, link_column
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import silent_s
 
@@ -25,12 +25,15 @@ FEW = 4
 MOST_MARKS = 64
 """Above this number of GPUs, several GPUs share a mark."""
 GROUP = 8
+MOST_LEVEL = 7
+"""The top eighth of a row stays blank, so that rows do not merge."""
 LOST, MISSING, OLD = "x", "·", "?"
 
 
-ROWS = (SM, TENSOR, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE)
-"""All rows, the most useful first. On a small screen the last rows are omitted."""
-_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30)}
+ROWS = (SM, HBM, NVLINK, PCIE, TENSOR, HBM_BANDWIDTH, POWER, TEMPERATURE)
+"""All rows, the most useful first. On a small screen the last rows are omitted. One of the two links is shown, with the sum of both directions."""
+LINKS = (NVLINK, PCIE)
+_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30), "bytes/s": ("GB/s", 1e9)}
 """Figures have no unit of their own. The unit of a row, and how large it is in the unit of the metric, where they differ."""
 
 
@@ -106,14 +109,17 @@ _LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
 
 
 @lru_cache(maxsize=512)
-def _keys(gpu: str) -> tuple[tuple[str, str], ...]:
-    """For each row the series keys of the value and of the top."""
-    return tuple((series_key(column.metric, gpu), series_key(column.top, gpu)) for column in ROWS)
+def _keys(gpu: str) -> dict[str, tuple[str, str, str]]:
+    """For the title of each row the series keys of the value, of the other direction, and of the top."""
+    return {
+        column.title: (series_key(column.metric, gpu), series_key(column.beside, gpu) if column.ways else "", series_key(column.top, gpu))
+        for column in ROWS
+    }
 
 
 def fleet_rows(view: View, most: int) -> int:
     """The number of useful rows; 0 for a few GPUs, because each of them has a line in the header."""
-    return min(most, 1 + len(ROWS)) if len(_gpus(view)) > FEW else 0
+    return min(most, len(ROWS)) if len(_gpus(view)) > FEW else 0
 
 
 def paint_fleet(view: View, width: int, height: int) -> list[Row]:
@@ -122,7 +128,9 @@ def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     if width <= 0 or height <= 0 or not gpus:
         return fill([], width, max(0, height))
     grid = _grid(len(gpus), width)
-    readings = [_read(view, gpus, n) for n in range(min(len(ROWS), max(1, height - 1)))]
+    link = link_column(view, gpus)
+    columns = [column for column in ROWS if column not in LINKS or column is link]
+    readings = [_read(view, gpus, column) for column in columns[: max(1, height - 1)]]
     count = _count(view, gpus, readings)
     current = next((n for n, gpu in enumerate(gpus) if gpu == view.device.partition("/")[0]), -1)
     rows = [_numbers(gpus, current, count, grid, width)] if height > 1 else []
@@ -135,15 +143,16 @@ def _gpus(view: View) -> list[str]:
     return [device.id for device in view.devices if device.is_gpu and not device.is_mig]
 
 
-def _read(view: View, gpus: list[str], row: int) -> _Reading:
+def _read(view: View, gpus: list[str], column: DeviceColumn) -> _Reading:
     """The values of a row."""
-    column, latest, lost = ROWS[row], view.latest, view.lost
+    latest, lost = view.latest, view.lost
     unit = CATALOGUE[column.metric].unit
     name, size = _UNITS.get(unit, (unit, 1.0))
     reading = _Reading(column, name, [], [], [])
     for gpu in gpus:
-        key, top = _keys(gpu)[row]
+        key, other, top = _keys(gpu)[column.title]
         value = latest.get(key)
+        value = value + latest.get(other, 0.0) if value is not None and other else value
         if gpu in lost or value is None or not math.isfinite(value):
             reading.cells.append(_Cell(_LOST if gpu in lost else _MISSING, 0.0))
         elif silent_s(view, gpu):
@@ -202,11 +211,11 @@ def _row(reading: _Reading, current: int, grid: _Grid, width: int, remark: Segme
     figures = bool(grid.figure) and (grid.figure > 3 or max(reading.tops, default=0.0) < 999.5)
     pieces: list[Segment] = []
     for n, cell in enumerate(cells):
-        text, style = _mark(cell, n == here)
+        text, style = _mark(cell, n == here, bool(grid.figure))
         text = f"{text * grid.mark if 0 <= cell.share < _LOST else text:<{grid.mark}}"
         if grid.figure:
             figure = NA if cell.share == _MISSING else "" if cell.share == _LOST or not figures else f"{cell.value:.0f}"
-            pieces += [(text, style), (f"{figure:>{grid.figure}}{'':{grid.gap}}", "" if style == "dim" and cell.share >= 0 else style)]
+            pieces += [(text, style), (f"{figure:>{grid.figure}}{'':{grid.gap}}", "" if style in SHADES else style)]
         elif grid.mark > 1:
             pieces.append((text + " ", style))
         else:
@@ -224,12 +233,14 @@ def _exactly(width: int, segments: list[Segment]) -> Row:
     return [part for part in [*segments, (" " * left, "")] if part[0]] if left >= 0 else line(width, *segments)
 
 
-def _mark(cell: _Cell, current: bool) -> Segment:
+def _mark(cell: _Cell, current: bool, shades: bool) -> Segment:
+    """`shades`: brighter where the value is higher. Marks without figures have one shade: they are many, and each change of colour needs bytes."""
     if cell.share == _LOST:
         return LOST, "alert"
     if cell.share < 0:
         return (MISSING if cell.share == _MISSING else OLD), "dim"
-    return LEVELS[max(1, min(8, round(cell.share * 8)))], "alert" if cell.hot else "accent" if current else "dim"
+    mark = LEVELS[max(1, min(MOST_LEVEL, round(cell.share * 8)))]
+    return mark, "alert" if cell.hot else "accent" if current else shade(cell.share) if shades else SHADES[1]
 
 
 def _spread(reading: _Reading, grid: _Grid, room: int) -> str:
@@ -248,4 +259,4 @@ def _spread(reading: _Reading, grid: _Grid, room: int) -> str:
 
 
 def _figure(value: float, unit: str) -> str:
-    return digits(value) if unit == "GiB" else f"{value:.0f}"
+    return digits(value) if unit in ("GiB", "GB/s") else f"{value:.0f}"

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns
+from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, spark, wrap
-from gpuconsole.report.machine.columns import GAP, cell, heading, label, named, read, shown
+from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, shaded, spark, wrap
+from gpuconsole.report.machine.columns import GAP, cell, heading, link_column, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
@@ -25,14 +26,14 @@ MOST_SPARK_ROWS = 40
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 COLUMNS = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER, device_columns.TEMPERATURE)
-TRACES = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER)
-"""The histories of a GPU, the most useful first."""
 STATE = 13
 """Cells of the column that says what a GPU does."""
-TRACE_TITLE = 11
-"""Cells of the name of a history."""
-LEAST_TRACE_ROWS, LEAST_TRACE_COLUMNS = 3, 30
-"""A GPU shows a further history, with its name, for so much room each."""
+TRACE_TITLE = 8
+"""Cells of the name of a history where the histories of a GPU stand below one another."""
+TRACE_GAP = "  "
+LEAST_TRACE = 10
+"""Cells of a history. A GPU has as many histories as there is room for, side by side below their names."""
+LEAST_ROWS_FOR_GAP = 3
 LEAST_PROCESSES = 4
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
@@ -153,7 +154,7 @@ def _state(view: View, gpu: Device, users: int) -> Segment:
 
 
 def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], history: History, width: int, height: int) -> list[Row]:
-    """A head, then each GPU with its figures and the SM activity of the last minutes, then the host."""
+    """A head, then each GPU with its figures and its histories, then the host."""
     host = next((device for device in view.devices if not device.is_gpu), None)
     room = height - 1 - (1 if host else 0)
     listed = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
@@ -162,67 +163,101 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
     columns = shown(COLUMNS, width)
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
-    rows = [line(width, ("  ".join(heads) + ("   last minutes" if device_columns.HBM_BANDWIDTH in columns else ""), "dim"))]
+    used = cell_width("  ".join(heads) + GAP)
+    traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)
+    titles = [fit(column.short_title, TRACE_TITLE if stacked else cells) for column in traces]
+    rows = [line(width, ("  ".join(heads) + GAP + ("" if stacked else TRACE_GAP.join(titles)), "dim"))]
+    past = {gpu.id: [_past(history, column, gpu.id, cells) for column in traces] for gpu in listed}
+    most = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
     for gpu in listed:
         start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
         start += [(fit(plain(facts.short_name(gpu.name)), names) + "  ", "dim")] if names else []
         if gpu.id in view.lost:
             rows += fill([line(width, *start, states[gpu.id])], width, each)
             continue
+        tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
         figures = "  ".join(cell(column, read(view, column, gpu.id)) for column in columns)
         start += [(fit(states[gpu.id][0], STATE), states[gpu.id][1]), (f"  {figures}   ", "")]
-        rows += fill(_traced(view, gpu, start, history, width, each), width, each)
+        why = view.unavailable.get(series_key(device_columns.SM.metric, gpu.id))
+        if why and read(view, device_columns.SM, gpu.id).value is None:
+            rows += fill([line(width, *line(used, *start), (f"SM n/a: {plain(why)}", "dim"))], width, each)
+            continue
+        histories = list(zip(past[gpu.id], tops, strict=True))
+        traced = _stacked(histories, titles, each) if stacked else _side_by_side(histories, each)
+        at = 0 if each >= LEAST_ROWS_FOR_GAP else len(traced) - 1  # a low history has the name on its base line
+        begins: list[Row] = [line(used, *start) if n == at else [(" " * used, "")] for n in range(len(traced))]
+        rows += fill([line(width, *begin, *row) for begin, row in zip(begins, traced, strict=True)], width, each)
     if left_out := len(gpus) - len(listed):
         rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
     if host is not None:
-        rows += _host_below(view, host, history, rows, ids, width, height - len(rows))
+        rows += _host_below(view, host, history, ids, cells, used, width, height - len(rows))
     return fill(rows, width, height)
 
 
-def _traced(view: View, gpu: Device, start: Row, history: History, width: int, height: int) -> list[Row]:
-    """`start`, then as many histories of the GPU as there is room for; or why the GPU does not report its activity."""
-    why = view.unavailable.get(series_key(device_columns.SM.metric, gpu.id))
-    if why and read(view, device_columns.SM, gpu.id).value is None:
-        return [line(width, *start, (f"SM n/a: {plain(why)}", "dim"))]
-    used = row_width(start)
-    titled = height >= LEAST_TRACE_ROWS and width - used >= LEAST_TRACE_COLUMNS
-    titles = TRACE_TITLE if titled else 0
-    traces = TRACES[: height // LEAST_TRACE_ROWS if titled else 1]
-    each, more = divmod(height, len(traces))
+def _arrangement(view: View, gpus: Sequence[Device], room: int, each: int) -> tuple[list[DeviceColumn], int, bool]:
+    """The histories of each GPU, the most useful first; the cells of each; and whether they stand below one another in the `each` rows of a GPU,
+    which shows a longer time. Side by side, only those that have room."""
+    wanted = [device_columns.SM, device_columns.HBM_BANDWIDTH, link_column(view, [gpu.id for gpu in gpus])]
+    if each >= LEAST_ROWS_FOR_GAP * len(wanted):
+        return wanted, max(0, room - TRACE_TITLE), True
+    gap = len(TRACE_GAP)
+    count = max(1, min(len(wanted), (room + gap) // (LEAST_TRACE + gap)))
+    return wanted[:count], max(0, (room + gap) // count - gap), False
+
+
+Past = tuple[Sequence[float | None], float | None]
+"""A history, and the top of its scale."""
+
+
+def _side_by_side(histories: Sequence[Past], height: int) -> list[Row]:
+    """The histories of a GPU beside one another. From three rows on, the last row is blank."""
+    rows = height - (height >= LEAST_ROWS_FOR_GAP)
+    painted = [shaded(spark(values, rows, top, apart=True)) for values, top in histories]
+    gaps: list[Row] = [[], *([[(TRACE_GAP, "")]] * (len(painted) - 1))]
+    return [[part for gap, texts in zip(gaps, painted, strict=True) for part in (*gap, *texts[y])] for y in range(rows)]
+
+
+def _stacked(histories: Sequence[Past], titles: Sequence[str], height: int) -> list[Row]:
+    """The histories of a GPU below one another, each after its title and with a blank row below it."""
     rows: list[Row] = []
-    for n, column in enumerate(traces):
-        values = history(series_key(column.metric, gpu.id), max(0, width - used - titles))
-        for y, text in enumerate(spark(values, each + (n < more), read(view, column, gpu.id).top)):
-            title = label(column, titles) if not y else " " * titles
-            rows.append(line(width, *([(" " * used, "")] if rows else start), (title, "dim"), (text, "trace")))
+    for title, (values, top) in zip(titles, histories, strict=True):
+        for y, texts in enumerate(shaded(spark(values, height // len(histories) - 1, top, apart=True))):
+            rows.append([(" " * len(title) if y else title, "dim"), *texts])
+        rows.append([])
     return rows
 
 
-def _host_below(view: View, host: Device, history: History, gpu_rows: Sequence[Row], ids: int, width: int, height: int) -> list[Row]:
+def _past(history: History, column: DeviceColumn, gpu: str, cells: int) -> list[float | None]:
+    """The history of a column; of a link the sum of both directions."""
+    values = history(series_key(column.metric, gpu), cells)
+    if not column.ways:
+        return values
+    others = history(series_key(column.beside, gpu), cells)
+    return [first if first is None or second is None else first + second for first, second in zip(values, others, strict=True)]
+
+
+def _host_below(view: View, host: Device, history: History, ids: int, cells: int, used: int, width: int, height: int) -> list[Row]:
     """The host, and where there is room the history of its cores below the histories of the GPUs."""
-    columns = max((cell_width(text) for row in gpu_rows for text, style in row if style == "trace"), default=0)
     cores = host_tiles(view)[0].traces
-    if not cores or height <= 1:
-        columns = 0
-    *above, base = spark(history(cores[0].key, columns), height - 1, cores[0].high) if columns else [""]
-    name = [plain(facts.short_name(host.name))] if width - columns >= WIDE else []
+    traced = bool(cores) and height > 1
+    *above, base = shaded(spark(history(cores[0].key, cells), height - 1, cores[0].high)) if traced else [[]]
+    name = [plain(facts.short_name(host.name))] if (used if traced else width) >= WIDE else []
     figures = GAP.join([*name, *named(view, (device_columns.CORES, device_columns.HOST_MEMORY), host.id)])
-    return [
-        *([blank(width)] if columns else []),
-        *(line(width, " " * (width - columns), (text, "trace")) for text in above),
-        line(width, *line(width - columns, fit(host.id, ids), f"  {figures}"), (base, "trace")),
-    ]
+    text = line(used if traced else width, fit(host.id, ids), f"  {figures}")
+    return [*([blank(width)] if traced else []), *(line(width, " " * used, *texts) for texts in above), line(width, *text, *base)]
 
 
 def _host_rows(view: View, history: History, width: int, height: int) -> list[Row]:
-    """What the host does, each series with its history."""
+    """What the host does, each series with its history. All histories are equally high; what remains are gaps between the tiles."""
     host = next((device for device in view.devices if not device.is_gpu), None)
     rows = [line(width, (plain(host.name) if host else "", "dim"))] if height >= 8 else []
     room = max(1, height - len(rows))
     traces = [(tile, n) for tile in host_tiles(view) for n in range(max(1, len(tile.traces)))][:room]
     each, more = divmod(room, max(1, len(traces)))
+    firsts = [place for place, (_, n) in enumerate(traces) if n == 0]
+    gaps = firsts[-more:] if more >= len(firsts) - 1 > 0 else []  # between all tiles or between none
     for place, (tile, n) in enumerate(traces):
-        rows += _host_trace(tile, n, history, width, each + (place < more))
+        rows += [*([blank(width)] if place in gaps else []), *_host_trace(tile, n, history, width, each)]
     return fill(rows, width, height)
 
 
@@ -267,9 +302,10 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
     else:
         trace = tile.traces[n]
         figure = trace.figure or tile.figure
-        texts = spark(history(trace.key, max(0, width - column)), height - 1 if height >= 3 else height, trace.high)
-        rows = [line(width, (" " * column, ""), (text, "trace")) for text in texts[:-1]]
-        rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", (texts[-1], "trace")))
+        values = history(trace.key, max(0, width - column))
+        *above, base = shaded(spark(values, height - 1 if height >= 3 else height, trace.high, apart=True))
+        rows = [line(width, (" " * column, ""), *texts) for texts in above]
+        rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", *base))
     return [*[blank(width)] * (height - len(rows)), *rows]
 
 

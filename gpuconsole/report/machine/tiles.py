@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
-from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, spark
+from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
 from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, measured, read, trouble
 from gpuconsole.report.screen.chart import HOLD_S, History, Window, hold_s, window
 from gpuconsole.session import facts
@@ -157,17 +158,16 @@ FIGURE = 19
 """Cells of the figures before the sparklines."""
 SECONDS_PER_COLUMN = 2.0
 """The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
-USUAL_ROWS, MOST_ROWS = 3, 6
 PANEL = (device_columns.POWER, device_columns.TEMPERATURE, device_columns.SM_CLOCK, device_columns.POWER_CAP)
 """What the rule above the tiles says about a GPU."""
 LEAST_TITLE = 24
 """Cells of the rule that remain for the title."""
-FLAT = 1 / 8
-"""A line whose values differ by less than a level of a sparkline in one row is flat. A flat line takes one row."""
+NONE = "none"
+"""The figure of a tile in whose histories all values are zero."""
 
 
 def paint_devices(view: View, history: History, width: int, height: int, *, all_eight: bool, boxed: bool) -> list[Row]:
-    """At least one row for each metric. The remaining rows go to the lines that move."""
+    """The same number of rows for each metric, with gaps between them where there is room."""
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 0)
@@ -181,10 +181,10 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
         for tile in shown
         for trace in tile.traces
     }
-    heights = _heights([_moves(tile, values) for tile in shown], room)
+    each, gap = _spacing(len(shown), room)
     rows: list[Row] = []
-    for tile, (gap, own) in zip(shown, heights, strict=True):
-        rows += fill([], inner, gap) + _drawn(tile, values, time, label, inner, own)
+    for n, tile in enumerate(shown):
+        rows += fill([], inner, bool(n and gap and not n % gap)) + _drawn(tile, values, time, label, inner, each)
     if not boxed:
         return fill(rows, width, height)
     return panel(_title(view, inner), _figures(view, width), rows, width, height, True)
@@ -211,54 +211,47 @@ def _figures(view: View, width: int) -> list[Segment]:
     return [(GAP.join(figures), "")] if figures else []
 
 
-def _moves(tile: Tile, values: dict[str, list[float | None]]) -> bool:
-    """Whether a line of the tile is not flat."""
-    return any(_range(trace, values[trace.key]) > FLAT for trace in tile.traces)
+def _spacing(tiles: int, room: int) -> tuple[int, int]:
+    """The rows of each tile, and after how many tiles there is a blank row; 0: nowhere. All tiles are equally high."""
+    plans = [(1, 0), (1, 4), *((each, gap) for each in range(1, max(2, room)) for gap in (2, 1))]
+    return [plan for plan in plans if plan == (1, 0) or plan[0] * tiles + (tiles - 1) // plan[1] <= room][-1]
 
 
-def _range(trace: Trace, values: list[float | None]) -> float:
-    present = [value for value in values if value is not None]
-    top = trace.high or max(present, default=0.0)
-    return (max(present) - min(present)) / top if present and top > 0 else 0.0
-
-
-def _heights(moving: list[bool], room: int) -> list[tuple[int, int]]:
-    """For each metric: blank rows above it, and rows. One row each; more for the lines that move; then gaps; then more again."""
-    rows, gaps = [1] * min(len(moving), room) + [0] * max(0, len(moving) - room), [0] * len(moving)
-    left = room - sum(rows)
-    for counts, among, most in ((rows, True, USUAL_ROWS), (gaps, None, 1), (rows, True, MOST_ROWS), (rows, False, room)):
-        while left > 0 and (
-            free := [n for n, moves in enumerate(moving) if among in (None, moves) and counts[n] < most and (n or counts is rows)]
-        ):
-            for n in free[:left]:
-                counts[n] += 1
-            left -= min(left, len(free))
-    return list(zip(gaps, rows, strict=True))
+def tile_at(tiles: Sequence[Tile], room: int, y: int) -> Tile | None:
+    """The tile in row `y` of `room` rows of tiles."""
+    each, gap = _spacing(len(tiles), room)
+    rows = [n for n in range(len(tiles)) for _ in range(each + bool(n and gap and not n % gap))]
+    return tiles[rows[y]] if 0 <= y < len(rows) else None
 
 
 def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int) -> list[Row]:
-    """Title and figure in the last row, on the base line, the sparklines beside them."""
-    if height <= 0:
-        return []
+    """Title and figure on the base line of the sparkline beside them. Two directions have a row each where there is room, the title in the first."""
     head = label + FIGURE
     room = head - cell_width(tile.title) - 1
     short = cell_width(tile.figure.strip()) > room and tile.short
-    style = "dim" if tile.figure.strip() == units.NA else "title"
+    text = NONE if _is_quiet(tile, values) else (short or tile.figure).strip()
     title: Row = [(tile.title, ""), (" ", "")]
-    whole: Row = [(fit((short or tile.figure).strip(), room, ">"), style), ("  ", "")]
+    whole: Row = [(fit(text, room, ">"), "dim" if text in (units.NA, NONE) else "title"), ("  ", "")]
     if tile.reason or not tile.traces:
         return [*fill([], width, height - 1), line(width, *title, *whole, (tile.reason, "dim"))]
-    if height < len(tile.traces):
-        return [line(width, *title, *whole, *_side_by_side(tile.traces, values, time.columns))]
-    each, more = divmod(height, len(tile.traces))
+    traces = tile.traces[:1] if text == NONE else tile.traces
+    if height < len(traces):
+        return [line(width, *title, *whole, *_side_by_side(traces, values, time.columns))]
+    each, more = divmod(height, len(traces))
     rows: list[Row] = []
-    for n, trace in enumerate(tile.traces):
-        *above, base = spark(values[trace.key], each + (n < more), trace.high)
-        rows += [line(width, (" " * (head + 2), ""), (text, "trace")) for text in above]
-        begin = title if n == len(tile.traces) - 1 else [(" " * (head - room), "")]
-        own: Row = [(fit(trace.figure, room, ">"), style), ("  ", "")] if trace.figure else whole
-        rows.append(line(width, *begin, *own, (base, "trace")))
+    for n, trace in enumerate(traces):
+        *above, base = shaded(spark(values[trace.key], each + (n < more), trace.high, apart=True))
+        rows += [line(width, (" " * (head + 2), ""), *texts) for texts in above]
+        begin = [(" " * (head - room), "")] if n else title
+        own: Row = [(fit(trace.figure, room, ">"), "title"), ("  ", "")] if len(traces) > 1 else whole
+        rows.append(line(width, *begin, *own, *base))
     return rows
+
+
+def _is_quiet(tile: Tile, values: dict[str, list[float | None]]) -> bool:
+    """Whether several series have been zero for the whole time in sight: figures and lines of zeros are clutter."""
+    zero = not any(value for trace in tile.traces for value in values[trace.key])
+    return zero and len(tile.traces) > 1 and not any(digit in tile.figure for digit in "123456789")
 
 
 def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
@@ -270,6 +263,6 @@ def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None
         shown = values[trace.key]
         filled = next((n for n in range(len(shown), 0, -1) if shown[n - 1] is not None), 0)
         start = max(0, filled - (part - cell_width(label)))
-        texts = spark(shown[start:filled], 1, trace.high)
-        row += [(" ", "")] * bool(row) + line(part, (label, "dim"), (texts[0], "trace"))
+        texts = shaded(spark(shown[start:filled], 1, trace.high, apart=True))
+        row += [(" ", "")] * bool(row) + line(part, (label, "dim"), *texts[0])
     return row

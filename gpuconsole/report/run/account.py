@@ -22,9 +22,9 @@ SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
     "data_wait": ("█", "wait"),
     "h2d": ("░", "wait"),
-    "forward": ("▓", "work"),
-    "backward": ("▒", "work"),
-    "optimizer": ("░", "work"),
+    "forward": ("▓", "forward"),
+    "backward": ("▒", "backward"),
+    "optimizer": ("░", "optimizer"),
     "comm": ("█", "wait"),
     "logging": ("▓", "wait"),
     "checkpoint": ("▒", "wait"),
@@ -32,11 +32,12 @@ LOOKS: dict[str, tuple[str, str]] = {
     "other": ("▄", "work"),
     "client_queue": ("░", "wait"),
     "queue": ("█", "wait"),
-    "prefill": ("▓", "work"),
-    "decode": ("▒", "work"),
+    "prefill": ("▓", "forward"),
+    "decode": ("▒", "backward"),
     "transport": ("░", "wait"),
 }
-"""The colour separates work from waiting. The density separates neighbours, also without colour: parts that are often missing are between them."""
+"""The letter and the style of each phase, in every bar, legend and chart. All waits have one colour, and each kind of work has its own. The density
+separates neighbours, also without colour: parts that are often missing are between them."""
 
 
 NAMES = {"data_wait": "data wait", "h2d": "copy to GPU", "comm": "communication", "client_queue": "client queue"}

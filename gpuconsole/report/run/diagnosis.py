@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gpuconsole.diagnosis.engine import still_measuring, why_no_claim
@@ -34,7 +35,7 @@ NO_FIGURES = "No conclusion: the numbers cannot show what limits this run"
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
     """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always visible.
 
-    Below the findings that fire, as far as there is room: what the rules found in order.
+    Below the findings that fire, as far as there is room: the rules without a conclusion, and how many found everything in order.
     """
     if height <= 0:
         return []
@@ -58,7 +59,7 @@ def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tu
     notes = view.notes[-2 if room >= 10 else -1 :] if room >= 6 else ()
     foot = [line(inner, (note, "dim")) for note in notes]
     left = room - len(top) - len(foot)
-    for most, gaps in ((3, True), (3, False), (1, False)):
+    for most, gaps in ((3, True), (3, False), (1, False), (0, False)):
         rows, headlines, at, owners = _findings(view, selected, inner, most, gaps)
         if len(rows) <= left:
             break
@@ -80,8 +81,8 @@ def needed_rows(view: View) -> int:
     if run is None or run.state == "failed":
         return 8
     firing = sum(4 + len(finding.suggestions) for finding in facts.firing(run))
-    others = sum(finding.state != "fires" for finding in run.findings)
-    return 3 + firing + others + min(2, len(view.notes))
+    unsure = sum(finding.state == "cant_tell" for finding in run.findings)
+    return 6 + firing + unsure + min(2, len(view.notes))
 
 
 def _status(view: View) -> list[Segment]:
@@ -90,8 +91,8 @@ def _status(view: View) -> list[Segment]:
     run = view.run
     if run is None or not run.findings:
         return []
-    counts = {state: sum(finding.state == state for finding in run.findings) for state in ("clear", "cant_tell")}
-    parts = [f"{counts['clear']} clear"] + ([f"{counts['cant_tell']} can't tell"] if counts["cant_tell"] else [])
+    unsure = sum(finding.state == "cant_tell" for finding in run.findings)
+    parts = [f"{len(passed(run.findings))} clear", *([f"{unsure} can't tell"] if unsure else [])]
     return [(", ".join(parts), "dim")]
 
 
@@ -115,7 +116,7 @@ def _top(view: View, width: int, room: int) -> list[Row]:
 def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> tuple[list[Row], list[int], int, list[str]]:
     """All rows of all findings that fire, the indices of their headlines, the index of the selected suggestion, and each row's suggestion.
 
-    A summary has at most `most` rows, and the summary of the selected finding at most three. `gaps`: a blank row between two findings.
+    A summary has at most `most` rows, and the summary of the selected finding at most three: the list begins with the first finding where it can. `gaps`: a blank row between two findings.
     """
     run = view.run
     firing = facts.firing(run)
@@ -127,7 +128,8 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         headlines.append(len(rows))
         rows += _headline(number, finding, width)
         own = [facts.suggestion_id(finding, suggestion) for suggestion in finding.suggestions]
-        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if selected in own else most)]
+        limit = 3 if selected in own else most
+        rows += [line(width, ("  ", ""), (text, "dim")) for text in (wrap(finding.summary, width - 2, limit) if limit else ())]
         owners += (own[:1] or [""]) * (len(rows) - len(owners))
         for suggestion, name in zip(finding.suggestions, own, strict=True):
             chosen = name == selected
@@ -193,23 +195,47 @@ def _effect(suggestion: Suggestion, run: Run | None, width: int) -> list[Row]:
 
 
 def _others(view: View, width: int, room: int) -> list[Row]:
-    """The rules that found everything in order, and the rules without a conclusion, in at most `room` rows."""
+    """The number of rules that found everything in order, which `d` lists, and the rules without a conclusion, in at most `room` rows."""
     run = view.run
     if run is None or room <= 0 or run.state == "failed":
         return []
     if not run.findings or (run.state == "running" and run.steady_from_s is None):
         return _settings(run, width, room)
-    clear, unsure = list[Row](), list[Row]()
-    for finding in run.findings:
-        if finding.state == "clear" and finding.summary != NOT_ON_GPU:
-            clear += _other("✓ ", finding.title, finding.summary, width)
-        elif finding.state == "cant_tell":
-            missing = f"missing {', '.join(finding.missing)}" if finding.missing else finding.summary
-            unsure += _other("? ", finding.title, missing, width)
+    unsure = [row for finding in run.findings if finding.state == "cant_tell" for row in _unsure(finding, width)]
+    clear = _passed(run.findings, width)[: max(1, room - len(unsure))]  # what the checks were about is left out first
     rows = unsure + clear if _gap_words(run) else clear + unsure
     if len(rows) > room:
-        return [*rows[: room - 1], line(width, (f"  … {len(rows) - room + 1} more: d", "dim"))]
-    return rows
+        return [*rows[: room - 1], line(width, (f"  … {len(rows) - room + 1}{MORE}", "dim"))]
+    settings = _settings(run, width, room - len(rows) - 1)
+    return [*rows, blank(width), *settings] if settings else rows
+
+
+PASSED = " passed"
+MORE = " more: d"
+SUBJECTS = {
+    "input": "data", "h2d": "copies", "gpu": "device", "host": "host", "comm": "communication", "mem": "memory", "hw": "GPU state", "link": "link",
+    "serve": "server", "meta": "measurement",
+}  # fmt: skip
+"""What the rules are about whose ids begin so."""
+
+
+def _passed(findings: Sequence[Finding], width: int) -> list[Row]:
+    """`✓ 40 checks passed   d lists them`, then how many of them are about what."""
+    rules = passed(findings)
+    if not rules:
+        return []
+    counts = Counter(SUBJECTS.get(finding.rule.partition(".")[0], "other") for finding in rules)
+    subjects = ", ".join(f"{subject} {count}" for subject, count in counts.items())
+    words = f"{len(rules)} {'check' if len(rules) == 1 else 'checks'}{PASSED}"
+    head: Row = [("✓ ", "good"), (words, ""), ("   ", ""), ("d", "key"), (" lists them", "dim")]
+    if row_width(head) + cell_width(subjects) + 3 <= width:
+        return [line(width, *head, (f"   {subjects}", "dim"))]
+    return [line(width, *head), *(line(width, ("  ", ""), (text, "dim")) for text in wrap(subjects, width - 2, 1))]
+
+
+def opens_details(row: Row) -> bool:
+    """Whether the row stands for rules that only the details list."""
+    return any(text.rstrip().endswith((PASSED, MORE)) for text, _ in row)
 
 
 def _gap_words(run: Run) -> str:
@@ -218,17 +244,18 @@ def _gap_words(run: Run) -> str:
     return gap.words if gap is not None else ""
 
 
-def _other(mark: str, title: str, why: str, width: int) -> list[Row]:
-    """The whole title, and the reason where there is room beside it."""
-    room = width - cell_width(title) - 5
-    first, *rest = wrap(title, max(1, width - 2)) or [""]
+def _unsure(finding: Finding, width: int) -> list[Row]:
+    """The whole title of a rule without a conclusion, and the reason where there is room beside it."""
+    why = f"missing {', '.join(finding.missing)}" if finding.missing else finding.summary
+    room = width - cell_width(finding.title) - 5
+    first, *rest = wrap(finding.title, max(1, width - 2)) or [""]
     reason: list[Segment] = [(f"   {cut(why, room)}", "dim")] if why and room > 20 else []
-    head = spread(width, [(mark, "good" if mark == "✓ " else "dim"), (first, "")], reason)
+    head = spread(width, [("? ", "dim"), (first, "")], reason)
     return [head, *(line(width, ("  ", ""), (text, "")) for text in rest)]
 
 
 def _settings(run: Run, width: int, room: int) -> list[Row]:
-    """The settings that are measured, while nothing is known about them."""
+    """The settings that are measured."""
     if not run.settings or room < 1:
         return []
     settings = ", ".join(f"{name} {show(value)}" for name, value in run.settings.items())
@@ -460,9 +487,14 @@ def sentence(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
 
 
+def passed(findings: Sequence[Finding]) -> list[Finding]:
+    """The rules that found everything in order. A rule about GPUs has nothing to say of a run on a CPU."""
+    return [finding for finding in findings if finding.state == "clear" and finding.summary != NOT_ON_GPU]
+
+
 def rule_counts(findings: Sequence[Finding]) -> str:
     """`35 rules are clear, 8 have no data`; empty where there is no such rule."""
-    clear, unsure = (sum(finding.state == state for finding in findings) for state in ("clear", "cant_tell"))
+    clear, unsure = len(passed(findings)), sum(finding.state == "cant_tell" for finding in findings)
     parts = [f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"] if clear else []
     if unsure:
         parts.append(

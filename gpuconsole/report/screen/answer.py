@@ -114,15 +114,18 @@ def answer(view: View, selected: str) -> Answer:
         return _not_explained(gap, _kept(view))
     if trial is None and (well := facts.healthy(run)) is not None:
         return _healthy(view, run, well, selected)
-    if trial is None and (kept := _kept(view)) is not None and all(finding.note for finding in firing):
+    kept = _kept(view)
+    if trial is None and kept is not None and all(finding.note for finding in firing):
         return _kept_so_far(view, run, kept, firing, selected)
     if firing:
         finding, suggestion = _chosen(view, firing, selected)
         if trial is not None:
             finding, suggestion = _on_trial(firing, trial) or (finding, suggestion)
-        head: list[Segment] = [(finding.title, "title"), *_cost(finding)]
         errors = finding is not firing[0] and _style(firing[0]) == "alert"  # nothing to recover, but the results may be wrong
         also: list[Segment] = [(f"{GAP}{firing[0].title}", "alert")] if errors else []
+        if trial is None and kept is not None and _style(finding) != "alert":
+            return Answer("good", _proven(kept), _next(view, run, finding, suggestion), also)
+        head: list[Segment] = [(finding.title, "title"), *_cost(finding)]
         return Answer(_style(finding), head, _about(view, run, finding, suggestion, trial), also)
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
@@ -160,6 +163,12 @@ def _kept_so_far(view: View, run: Run, kept: Trial, notes: list[Finding], select
     if notes:
         return Answer("good", _proven(kept), _about(view, run, *_chosen(view, notes, selected)), [(f"{GAP}{notes[0].title}", "")])
     return Answer("good", _proven(kept), _rest(view, run) if view.probing else [(state_words(run), "dim")])
+
+
+def _next(view: View, run: Run, finding: Finding, suggestion: Suggestion | None) -> list[Segment]:
+    """What is left after a proven change: the next finding with its cost, then its suggestion without the flag."""
+    change, *rest = _about(view, run, finding, suggestion)
+    return [("next: ", "dim"), (finding.title, "title"), (stake(finding), "loss"), change, *rest[1:]]
 
 
 def _proven(kept: Trial) -> list[Segment]:

@@ -5,17 +5,19 @@ The columns have equal time and are bound to the clock, so that a past column ne
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from gpuconsole.experiments.statistics import CHANGED
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, cut
-from gpuconsole.report.cells import Row, Segment, fill, inner_width, line, line_of, panel, spark
-from gpuconsole.report.charts import round_ticks
+from gpuconsole.report.cells import LEVELS, Row, Segment, fill, inner_width, line, line_of, panel, shade
 from gpuconsole.report.run import serving
 from gpuconsole.report.run.figures import in_row
 from gpuconsole.report.run.serving import live_costs
@@ -26,15 +28,17 @@ from gpuconsole.session.api import View
 
 GUTTER = 9
 """Cells of the figures at the left edge."""
-GRID = "▔"
-BOUNDS = {" ": "╎", "█": "▓"}
+GRID = "─"
+BOUNDS = {" ": "╎", GRID: "╎", "█": "▓"}
 """What stands above and below the curve where a trial begins and where it ended. Colours show this too, but not every terminal has colours."""
-LEAST_TICK = 3
-"""Rows between two figures at the left edge."""
+LEAST_TICK, MOST_TICKS = 2, 6
+"""Rows between two figures at the left edge, and figures above 0."""
+LEAST_FOR_LANE = 8
+"""Rows from which on a line shows which blocks of a trial had the change."""
+POINT_S = 1.0
+"""Seconds of steps in a point of the throughput. The point stands at their end, and is held until the next."""
 LEAST_LABEL = 10
 """A mark with less room has no words."""
-TOPS = (1.0, 1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-"""Round tops of the scale: the scale changes seldom, and at most a third of it is empty."""
 
 
 class Mark(NamedTuple):
@@ -62,18 +66,23 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
         return panel(title, figures, fill([line(inner, (why, "dim"))], inner, room), width, height, True)
     marked = marks(view)
     labels = [_labels(marked, time)] if room >= 5 and marked else []
-    plot = max(1, room - len(labels) - (1 if room >= 4 else 0))
-    high = _top(max(value for value in values if value is not None))
+    blocks = _blocks(view, time)
+    lane = [_lane(blocks)] if room >= LEAST_FOR_LANE and any(block.changed for block in blocks) else []
+    plot = max(1, room - len(labels) - len(lane) - (1 if room >= 4 else 0))
+    scale = scale_for(max(value for value in values if value is not None), plot)
     rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
-    styles = _styles(marked, time)
-    texts = [_ruled(text, _bounds(marked, time)) for text in spark(values, plot, high)]
-    ticks = _ticks(high, plot)
-    spans = _spans(styles)
+    styles = _styles(marked, blocks, time)
+    spans, bounds = _spans(styles), _bounds(marked, time)
+    texts = [_ruled(text, bounds) for text in _curve(values, scale)]
     for n, text in enumerate(texts):
-        figure = units.rate(ticks[n], GUTTER - 2) if n in ticks else " " * (GUTTER - 2)
-        lined = n in ticks and n < plot - 1
-        row = _with_grid(text, styles) if lined else [(text[start:end], style) for start, end, style in spans]
-        rows.append([(f"{figure} ", "dim"), ("┤" if n in ticks else "│", "dim"), *row])
+        above = plot - 1 - n
+        lined = above % scale.every == 0
+        figure = units.axis(above // scale.every * scale.step, scale.step, scale.top) if lined else ""
+        usual = shade((above + 0.5) / plot)
+        parts = _spans(_with_grid(text, styles)) if lined else spans
+        row = [(text[start:end], style or usual) for start, end, style in parts]
+        rows.append([(f"{figure:>{GUTTER - 2}} ", "dim"), ("┤" if lined else "│", "dim"), *row])
+    rows += [line(inner, *row) for row in lane]
     if room >= 4:
         rows.append(line(inner, (" " * GUTTER, ""), (_axis(time), "dim")))
     return panel(title, figures, rows, width, height, True)
@@ -127,33 +136,92 @@ def _figures(view: View, width: int) -> list[Segment]:
     return [("   ".join(texts), "")] if texts else []
 
 
-def _top(high: float) -> float:
+class Scale(NamedTuple):
+    """`step` units in `every` rows, from 0 in the middle of the last of `rows` rows: each figure is in the middle of its row, on its line."""
+
+    step: float
+    every: int
+    rows: int
+
+    @property
+    def top(self) -> float:
+        """The value at the upper edge of the first row."""
+        return (self.rows - 0.5) * self.step / self.every
+
+
+def scale_for(high: float, rows: int) -> Scale:
+    """The scale with the least room above `high` whose steps are 1, 2 or 5 times a power of ten."""
     if high <= 0:
-        return 1.0
+        return Scale(1.0, max(1, rows - 1), rows)
     power = 10.0 ** math.floor(math.log10(high))
-    return next(power * top for top in TOPS if power * top >= high)
+    spaces = range(max(LEAST_TICK, -(-(rows - 1) // MOST_TICKS)), max(LEAST_TICK, (rows - 1) // 2) + 1)
+    scales = [Scale(factor * power, every, rows) for factor in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) for every in spaces]
+    return min((scale for scale in scales if scale.top >= high), key=lambda scale: (scale.top, -scale.every))
 
 
-def _ticks(high: float, rows: int) -> dict[int, float]:
-    """The figures at the left edge by row: 0, the top, and round values between."""
-    labels = {rows - 1: 0.0}
-    for value in round_ticks(0.0, high, max(1, rows // LEAST_TICK)):
-        row = rows - round(value / high * rows)
-        if value > 0 and row < rows - 1:
-            labels[row] = value
-    labels[0] = high
-    return labels
+def _curve(values: Sequence[float | None], scale: Scale) -> list[str]:
+    """The rows of the curve, top first. A blank cell on the line of a figure shows the line."""
+    per_unit = 8 * scale.every / scale.step
+    columns = [_column(0 if value is None else max(1, round(value * per_unit)), scale.rows, scale.every) for value in values]
+    return ["".join(cells) for cells in zip(*columns, strict=True)]
 
 
-def _styles(marked: list[Mark], time: Window) -> list[str]:
-    """The colour of each column: the focus while a trial runs, green after a kept change."""
-    styles = ["area"] * time.columns
+@lru_cache(4096)
+def _column(eighths: int, rows: int, every: int) -> tuple[str, ...]:
+    """A column, top first, so many eighths of a row high. It begins in the middle of the last row. 0: there is no value."""
+    cells = []
+    for above in range(rows - 1, 0, -1):
+        filled = LEVELS[max(0, min(8, eighths - 8 * above + 4))]
+        cells.append(GRID if filled == " " and above % every == 0 else filled)
+    return (*cells, "▀" if eighths else GRID)
+
+
+class Block(NamedTuple):
+    """Columns in which a trial ran one side. `changed`: with the change, or with all kept changes where the trial compares these with the start."""
+
+    first: int
+    end: int
+    changed: bool
+    back: bool
+
+
+def _blocks(view: View, time: Window) -> list[Block]:
+    """The blocks of the trials of the present work, as far as they are in sight."""
+    trials = [
+        (*view.trial_times[trial.id], _goes_back(view, trial)) for trial in facts.current_trials(view) if trial.id in view.trial_times
+    ]
+    blocks = []
+    for (begin_s, arm), (end_s, _) in itertools.pairwise([*view.sides, (view.now, 0)]):
+        back = next((back for begun, last, back in trials if begun <= begin_s <= last), None)
+        first, end = (max(0, min(time.filled, time.column(t + POINT_S))) for t in (begin_s, end_s))
+        if arm and back is not None and first < end:
+            blocks.append(Block(first, end, (arm == CHANGED) != back, back))
+    return blocks
+
+
+def _lane(blocks: list[Block]) -> Row:
+    """A line below the columns that had the change."""
+    cells: Row = [(f"{'changed':>{GUTTER - 2}}  ", "dim")]
+    at = 0
+    for block in blocks:
+        if block.changed:
+            cells += [(" " * (block.first - at), ""), ("━" * (block.end - block.first), "accent")]
+            at = block.end
+    return line_of(cells)
+
+
+def _styles(marked: list[Mark], blocks: list[Block], time: Window) -> list[str]:
+    """The colour of each column: the focus while a trial runs with its change, green after a kept change; empty: the shade of its row."""
+    styles = [""] * time.columns
     for mark in marked:
         first, last = max(0, time.column(mark.begin_s)), max(0, time.column(mark.end_s))
         if mark.style == "good":
             styles[last:] = ["gained"] * (time.columns - last)
-        elif mark.style == "accent":
+        elif mark.style == "accent" and not blocks:
             styles[first : last + 1] = ["trial"] * len(styles[first : last + 1])
+    for block in blocks:
+        if block.changed != block.back:  # the columns that differ from the settings before the trial
+            styles[block.first : block.end] = ["" if block.back else "trial"] * (block.end - block.first)
     return styles
 
 
@@ -165,6 +233,8 @@ def _bounds(marked: list[Mark], time: Window) -> set[int]:
 
 def _ruled(text: str, bounds: set[int]) -> str:
     """A row of the curve with lines at `bounds`."""
+    if not bounds:
+        return text
     return "".join(BOUNDS.get(char, char) if column in bounds else char for column, char in enumerate(text))
 
 
@@ -175,11 +245,9 @@ def _spans(styles: list[str]) -> list[tuple[int, int, str]]:
     return [(start, end, styles[start]) for start, end in zip(starts, [*ends, len(styles)], strict=True)]
 
 
-def _with_grid(text: str, styles: list[str]) -> Row:
-    """A row with a line of the grid in its blank cells."""
-    lined = text.replace(" ", GRID)
-    own = ["area" if char == GRID else style for char, style in zip(lined, styles, strict=True)]
-    return [(lined[start:end], style) for start, end, style in _spans(own)]
+def _with_grid(text: str, styles: list[str]) -> list[str]:
+    """The style of each cell of a row with a line of the grid in its blank cells."""
+    return ["grid" if char == GRID else style for char, style in zip(text, styles, strict=True)]
 
 
 def _labels(marked: list[Mark], time: Window) -> Row:

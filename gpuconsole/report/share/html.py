@@ -158,7 +158,7 @@ def _steps(chart: Steps) -> str:
         for name in chart.names
     ]
     legend = f'<div class="scroll"><table class="legend-table">{head}<tbody>{"".join(rows)}</tbody></table></div>'
-    return _figure(chart.title, svg.both(lambda width: svg.steps_svg(chart, width)), legend, "amber: waiting; blue: work")
+    return _figure(chart.title, svg.both(lambda width: svg.steps_svg(chart, width)), legend, "amber: waiting; blue and violet: work")
 
 
 def _swatch(name: str) -> str:

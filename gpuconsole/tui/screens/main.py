@@ -11,7 +11,7 @@ from gpuconsole.model.finding import Suggestion
 from gpuconsole.report.experiments import trial_rows
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.run.account import rows_below
-from gpuconsole.report.run.diagnosis import needed_rows
+from gpuconsole.report.run.diagnosis import needed_rows, opens_details
 from gpuconsole.report.run.runs import tried_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
@@ -34,7 +34,7 @@ from gpuconsole.tui.widgets.live import (
 )
 from gpuconsole.tui.widgets.overview import OverviewZone
 
-MOST_FLEET_ROWS = 7
+MOST_FLEET_ROWS = 8
 
 
 class MainScreen(Screen[None]):
@@ -161,7 +161,10 @@ class MainScreen(Screen[None]):
         return finding_and_suggestion[1] if finding_and_suggestion else None
 
     def _cause_clicked(self, y: int) -> None:
-        """Select the suggestion in row `y`."""
+        """Select the suggestion in row `y`; open the details on a row that stands for other rules."""
+        if y < len(self._causes.rows) and opens_details(self._causes.rows[y]):
+            self.actions.open("details")
+            return
         self.selected = self._causes.suggestion_at(y) or self.selected
         self.show(self.api.view())
 

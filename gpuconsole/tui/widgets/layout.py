@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 ANSWER = 2
 LEAST_BAND = 12
-"""Two rows for the box of the devices, a row for each of its metrics, and gaps."""
+"""Two rows for the box of the devices, a row for each of its metrics, and a gap."""
 LEGEND_IN_A_ROW = 160
 """From this width on, the legend of the step takes one row."""
 
@@ -53,7 +53,7 @@ def plan(width: int, height: int, needs: Needs = Needs()) -> Plan:  # noqa: B008
     answer = min(ANSWER, max(0, height - 2))
     steps = 0 if needs.idle else (1 + needs.legend if tall and width < LEGEND_IN_A_ROW else 2) + (needs.below if height >= 20 else 0)
     steps = min(steps, max(0, height - header - answer - 2))
-    fleet = min(needs.fleet, 7 if tall else 3 if height >= 20 else 0)
+    fleet = min(needs.fleet, 8 if tall else 4 if height >= 20 else 0)
     trial = min(needs.trial, 4 if tall else 3 if height >= 20 else 1 if height >= 12 else 0)
     left = max(0, height - header - answer - steps - fleet - trial - 1)
     if wide and left >= 20:

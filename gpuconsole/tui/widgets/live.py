@@ -14,7 +14,7 @@ from textual.widget import Widget
 from gpuconsole.report.cells import Row, fill, to_ascii
 from gpuconsole.report.experiments import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
-from gpuconsole.report.machine.tiles import paint_devices, tiles
+from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
 from gpuconsole.report.run.account import paint_steps
 from gpuconsole.report.run.diagnosis import paint_diagnosis, suggestion_at
 from gpuconsole.report.run.runs import paint_runs
@@ -163,14 +163,10 @@ class DevicesZone(LiveZone):
         return paint_devices(view, self._api.history, width, height, all_eight=self.plan.all_eight, boxed=self.plan.boxed)
 
     def metric_at(self, y: int) -> str:
-        """The metric whose history is in row `y`, or an empty text. The title of a metric is in the last of its rows."""
+        """The metric whose history is in row `y`, or an empty text."""
         shown = tiles(self.view, self.plan.all_eight) if self.view is not None else []
-        for row in self.rows[y:]:
-            text = "".join(part for part, _ in row).lstrip("│| ")
-            for tile in shown:
-                if text.startswith(tile.title) and tile.traces:
-                    return tile.traces[0].key.partition("{")[0]
-        return ""
+        tile = tile_at(shown, len(self.rows) - 2 * self.plan.boxed, y - self.plan.boxed)
+        return tile.traces[0].key.partition("{")[0] if tile is not None and tile.traces else ""
 
 
 class CausesZone(LiveZone):

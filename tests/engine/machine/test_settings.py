@@ -51,7 +51,7 @@ def test_the_environment_comes_before_the_file(file: Path) -> None:
         ("price = -1\n", ["price: -1: a price per hour is 0 or more"]),
         ("intervall = 1\n", ["line 1: there is no setting 'intervall' (did you mean 'interval'?); there are: interval, device"]),
         ("color = 'green'\n", ["color: 'green': must be auto, always or never"]),
-        ("theme = 'pink'\n", ["line 1: theme: 'pink': must be dark or light"]),
+        ("theme = 'pink'\n", ["line 1: theme: 'pink': must be dark, dark-contrast or light"]),
         ("eco = 1\n", ["eco: 1: must be true or false"]),
         ("serve = '9836'\n", ["serve: must be HOST:PORT"]),
         ("dcgm = 'h:9400'\n", ["dcgm: must be an address such as http://"]),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gpuconsole.experiments.statistics import BASELINE, CHANGED
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Evidence, Finding, Interval, Signal, Suggestion
@@ -158,7 +159,7 @@ class Script:
         facts = {"max_num_seqs": 32.0} if serves else {"flops_per_sample": 2e12, "parameters": 124e6}
         self.events.append(Started(self.t, knobs, facts))
 
-    def train(self, seconds: int, step_s: float, phases: dict[str, float], tokens: int = 2048) -> None:
+    def train(self, seconds: int, step_s: float, phases: dict[str, float], tokens: int = 2048, arm: int = 0) -> None:
         index = sum(len(event.steps) for event in self.events if isinstance(event, Steps))
         for _ in range(seconds):
             count = round(1 / step_s)
@@ -166,7 +167,7 @@ class Script:
             for n in range(count):
                 lasts = step_s * (1 + 0.04 * math.sin(index + n) + (0.3 if (index + n) % 67 == 66 else 0))
                 parts = tuple(lasts * phases.get(name, 0.0) for name in PHASES)
-                steps.append(Step(index + n, self.t + n * step_s, lasts, 8, tokens, parts, loss=2.0))
+                steps.append(Step(index + n, self.t + n * step_s, lasts, 8, tokens, parts, loss=2.0, arm=arm))
             index += count
             self.second(1.0)
             self.events.append(Steps(self.t, steps, 0.9 * self.t, 0.01, 0.001 * self.t, 6.1e10, counters={"work.steps": float(index)}))
@@ -250,6 +251,8 @@ def finding() -> Script:
 
 def trial() -> Script:
     script = finding()
+    for arm in (BASELINE, CHANGED, BASELINE):
+        script.train(3, *((0.065, BALANCED) if arm == CHANGED else (0.146, WAITING)), arm=arm)
     script.trial("1", "1", {"num_workers": 4}, Interval(2.1, 2.5), Speedup(2.2, 1.9, 2.6), state="running")
     return script
 
