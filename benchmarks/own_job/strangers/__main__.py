@@ -289,8 +289,8 @@ def verdict(program: Program, own: dict[str, Any], text: str, shares: dict[str, 
     """What the console says on top, and what is wrong with it."""
     fired = [finding for finding in own["findings"] if finding["state"] == "fires"]
     faults = [finding["rule"] for finding in fired if not finding.get("note") and not finding["rule"].endswith("_healthy")]
-    lines = text.split("findings:", 1)[-1].strip().splitlines()
-    said = re.sub(r"\s{2,}.*", "", lines[0].strip()) if lines else ""
+    lines = re.split(r"(?:findings|diagnosis):", text, maxsplit=1)[-1].strip().splitlines()
+    said = re.sub(r"^\d+ |\s{2,}.*", "", lines[0].strip()) if lines else ""
     claims = [finding["rule"] for finding in fired if finding["rule"] in program.truth]
     problems = []
     if program.truth and not (faults and faults[0] in program.truth) and not (not faults and claims):
