@@ -280,7 +280,8 @@ def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple
     if not stamps.get("wall_s") or not wall_s:
         return None, {}
     shares = {phase: stamps[phase] / stamps["wall_s"] for phase in ("data_wait", "backward", "optimizer")}
-    told = {phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in shares}
+    told = {phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in (*shares, "comm")}
+    told["backward"] += told["comm"]  # DistributedDataParallel exchanges gradients within the backward pass
     phase = max(shares, key=lambda phase: abs(told[phase] - shares[phase]))
     return Difference(phase, told[phase], shares[phase]), shares
 
