@@ -49,6 +49,7 @@ VOLATILE = (
     re.compile(r"\d\d:\d\d(:\d\d)?"),
     re.compile(r"0x[0-9a-f]+"),
 )
+STAMP = re.compile(r"\d{8}-\d{6}")
 LEFT_OUT = ("__pycache__", ".pyc", "events.out.tfevents", ".log", "lightning_logs", "runs", ".hydra")
 
 
@@ -181,7 +182,7 @@ def run(program: Program, python: str, folder: Path, before: tuple[str, ...] = (
         wall_s = time.monotonic() - begun
         known = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         files = {
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            STAMP.sub("TIME", name): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(place.rglob("*"))
             if path.is_file() and (name := str(path.relative_to(place))) not in known and not any(part in name for part in LEFT_OUT)
         }
@@ -282,6 +283,10 @@ def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple
     shares = {phase: stamps[phase] / stamps["wall_s"] for phase in ("data_wait", "backward", "optimizer")}
     told = {phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in (*shares, "comm")}
     told["backward"] += told["comm"]  # DistributedDataParallel exchanges gradients within the backward pass
+    evaluated = (
+        sum(step.phases[PHASES.index("eval")] for step in steps) / wall_s
+    )  # the batches of some evaluations are stamped as waits, too
+    told["data_wait"] = min(max(told["data_wait"], shares["data_wait"]), told["data_wait"] + evaluated)
     phase = max(shares, key=lambda phase: abs(told[phase] - shares[phase]))
     return Difference(phase, told[phase], shares[phase]), shares
 
