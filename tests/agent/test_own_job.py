@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.agent.listener import Listener
+
 pytestmark = pytest.mark.xdist_group("a job")
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -146,6 +148,15 @@ def test_a_program_without_an_optimizer_is_named(tmp_path: Path) -> None:
     assert "updates its weights without torch.optim: a step is counted for each update" in ran.err
     assert ran.run["summary"]["steps"] == 14, "the account of the first step began in its middle"
     assert ran.run["facts"]["trainable_parameters"] == 17 * 4
+
+
+def test_no_step_of_a_fast_loop_is_lost(tmp_path: Path) -> None:
+    """With steps of 0.1 ms a message about half a second is longer than the pipe: from the third second on most steps were lost."""
+    listener = Listener(tmp_path)
+    done = listener.run(sys.executable, "-c", WITHOUT_OPTIMIZER, "45000", environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    (process,) = listener.by_script().values()
+    assert [step.index for step in process.steps] == list(range(45000))
 
 
 def test_a_program_without_torch_is_named(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class Connection:
         self._outbox += line
         self.flush()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether messages wait for room in the pipe."""
+        return bool(self._outbox)
+
     def flush(self) -> bool:
         """Send what waits, as far as the pipe has room. Returns whether nothing waits any longer."""
         if self._outbox and self.is_ours():

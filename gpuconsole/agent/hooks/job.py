@@ -53,7 +53,7 @@ from .recorder import OWN
 from .watch import recorder, watch
 
 SOCKET = "socket"
-POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S = 0.05, 0.1, 0.02
+POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S, POLL_TO_SEND_S = 0.05, 0.1, 0.02, 0.005
 """Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without any work of the agent."""
 SEND_EVERY_S, SEND_AT_LOW_RATE_S = 0.5, 1.0
 """The periods of messages, in seconds: of a job that is new or has just received a command (see service.py), and of one that the console
@@ -522,7 +522,9 @@ class Agent:
             recorder.own_s += now() - begun
 
     def _poll_s(self) -> float:
-        """Seconds until the agent works again."""
+        """Seconds until the agent works again. The pipe holds 0.2 MB, and a message about many short steps is ten times as long."""
+        if self._connection is not None and self._connection.waiting:
+            return POLL_TO_SEND_S
         if recorder.arm:
             return POLL_IN_TRIAL_S
         low_rate = self._service is not None and self._service.loop.account.low_rate
@@ -538,6 +540,8 @@ class Agent:
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
+        elif connection.waiting:
+            connection.flush()
         recorder.sample_all = bool(recorder.arm)
         recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
         if recorder.sample_all or recorder.sample_at == recorder.index:
