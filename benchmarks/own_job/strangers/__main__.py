@@ -203,7 +203,7 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     snapshot, summary, patch = folder / "snapshot.json", folder / "summary.txt", folder / "changes.patch"
     record = folder / "record.jsonl"
     options = ["--headless", "--quiet", "--snapshot", str(snapshot), "--summary", str(summary), "--record", str(record)]
-    options += ["--patch", str(patch), "--apply-top"] if program.gain else []
+    options += [*program.options, *(["--patch", str(patch), "--apply-top"] if program.gain else [])]
     before = (sys.executable, "-m", "gpuconsole", "run", *options, "--")
     watched = run(program, python, source, before)
     problems: list[str] = []
@@ -228,7 +228,7 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     problems += faults
     return Row(
         program.name, _source(program), same, f"{len(steps)} of {calls:g}", "" if worst is None else str(worst),
-        finding, patched(program, python, source, told, patch, problems), problems,
+        finding, patched(program, python, source, told, text, patch, problems), problems,
     )  # fmt: skip
 
 
@@ -311,21 +311,23 @@ def verdict(program: Program, own: dict[str, Any], text: str, shares: dict[str, 
     return f"{top}: {said}", problems
 
 
-def patched(program: Program, python: str, source: Path, told: dict[str, Any], patch: Path, problems: list[str]) -> str:
+def patched(program: Program, python: str, source: Path, told: dict[str, Any], text: str, patch: Path, problems: list[str]) -> str:
     """What a kept change brought, and what its patch brings in the program alone."""
     kept = [trial for trial in told["trials"] if trial.get("verdict") == "win" and trial.get("kept", True)]
     if not kept:
         if program.gain:
             problems.append("no change was proven")
         return ""
-    gain = kept[-1]["speedup"]
+    gain = kept[-1]["speedup"]["estimate"]
     if not patch.exists():
-        return f"{gain:.2f}x, no patch"
+        return f"{gain:.2f}x, no patch: {(re.findall(r'not in the patch: (.*)', text) or ['?'])[-1]}"
     before = run(program, python, source)
     changed = source.parent / "patched"
     shutil.copytree(source, changed)
-    text = patch.read_text(encoding="utf-8").replace(str(source.parent / "run") + "/", "")
-    done = subprocess.run(["git", "apply", "--directory=", "-"], input=text, text=True, cwd=changed / program.folder, capture_output=True)
+    changes = patch.read_text(encoding="utf-8").replace(str(source.parent / "run") + "/", "")
+    done = subprocess.run(
+        ["git", "apply", "--directory=", "-"], input=changes, text=True, cwd=changed / program.folder, capture_output=True
+    )
     if done.returncode:
         problems.append(f"the patch does not apply: {done.stderr.strip().splitlines()[-1]}")
         return f"{gain:.2f}x"

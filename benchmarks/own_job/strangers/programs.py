@@ -32,7 +32,7 @@ class Program(NamedTuple):
     within the source. `needs`: modules without which the program is left out. `data`: recipes by folder or file within the source. `edits`: what makes
     the program small, takes a download out, or builds a fault in. `truth`: rules that name the fault; empty: no fault is built in. `per_step`: calls of
     `optimizer.step()` in a step. `varies`: why two runs of the program differ by themselves; empty: they must not. `gain`: the least gain that a proven
-    change must bring, if one must be found.
+    change must bring, if one must be found. `options`: of gpuconsole.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Program(NamedTuple):
     per_step: float = 1
     varies: str = ""
     gain: float = 0.0
+    options: tuple[str, ...] = ()
 
 
 def examples(*paths: str) -> Source:
@@ -245,8 +246,13 @@ PROGRAMS = (
         Edit("mnist/main.py", "import argparse\n", "import argparse, time\n")), LOADER, gain=1.5),
     Program("mnist, computing transform", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
         Edit("mnist/main.py", "transforms.ToTensor(),", "transforms.RandomAffine(20, (0.1, 0.1), (0.8, 1.2)), transforms.Resize(96), transforms.GaussianBlur(9), transforms.Resize(28), transforms.ToTensor(),"),), LOADER, gain=1.2),
+    Program("tutorial CNN, slow sample", tutorial("02-intermediate/convolutional_neural_network"), ("{python}", "main.py"), "tutorials/02-intermediate/convolutional_neural_network",
+            ("torchvision",), {"tutorials/data": material.mnist}, truth=LOADER, gain=1.3, edits=(
+                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "import torch \n", "import time\nimport torch \ntorch.manual_seed(0)\n"),
+                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "transform=transforms.ToTensor(),", "transform=transforms.Compose([transforms.ToTensor(), slow]),"),
+                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "# MNIST dataset\n", "def slow(image):\n    time.sleep(0.001)\n    return image\n\n\n# MNIST dataset\n"))),
     Program("mnist, batch of one", examples("mnist"), ("{python}", "main.py", "--epochs", "1", "--batch-size", "2", "--log-interval", "400"), "mnist", ("torchvision",), MNIST,
-            truth=("gpu.small_batch", "host.launch_bound", "gpu.optimizer_unfused")),
+            truth=("gpu.small_batch", "host.launch_bound", "gpu.optimizer_unfused"), options=("--probe",)),
     Program("mnist, checkpoint each 5 steps", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
         Edit("mnist/main.py", "        loss.backward()\n", "        loss.backward()\n        if batch_idx % 5 == 0: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, 'last.pt')\n"),),
         ("host.checkpoint_stall",)),
