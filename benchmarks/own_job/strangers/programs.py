@@ -253,14 +253,14 @@ PROGRAMS = (
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "# MNIST dataset\n", "def slow(image):\n    time.sleep(0.001)\n    return image\n\n\n# MNIST dataset\n"))),
     Program("mnist, batch of one", examples("mnist"), ("{python}", "main.py", "--epochs", "1", "--batch-size", "2", "--log-interval", "400"), "mnist", ("torchvision",), MNIST,
             truth=("gpu.small_batch", "host.launch_bound", "gpu.optimizer_unfused"), options=("--probe",)),
-    Program("mnist, checkpoint each 5 steps", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
-        Edit("mnist/main.py", "        loss.backward()\n", "        loss.backward()\n        if batch_idx % 5 == 0: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, 'last.pt')\n"),),
+    Program("mnist, checkpoint each step", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
+        Edit("mnist/main.py", "        loss.backward()\n", "        loss.backward()\n        torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, 'last.pt')\n"),),
         ("host.checkpoint_stall",)),
     Program("mnist, a log line to disk each step", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
         Edit("mnist/main.py", "        optimizer.step()\n", "        optimizer.step()\n        log(model, loss)\n"),
         Edit("mnist/main.py", "def train(", "def log(model, loss):\n    with open('log.txt', 'a') as file:\n        for name, value in model.named_parameters():\n            file.write(f'{name} {value.grad.norm().item()} {value.flatten().tolist()[:9000]}\\n')\n        os.fsync(file.fileno())\n\n\ndef train("),
         Edit("mnist/main.py", "import argparse\n", "import argparse, os\n")), ("host.logging_io", "host.python_overhead")),
     Program("nanoGPT, evaluation each 20 steps", NANOGPT, (*SMALL_GPT, "--eval_interval=20", "--eval_iters=20"), data=TOKENS, truth=("host.eval_stall",), varies=CLOCK),
-    Program("vae, workers started each short epoch", examples("vae"), ("{python}", "main.py", "--epochs", "25"), "vae", ("torchvision",), {**MNIST, "vae/results": material.folder}, (
+    Program("vae, workers started each short epoch", examples("vae"), ("{python}", "main.py", "--epochs", "10"), "vae", ("torchvision",), {**MNIST, "vae/results": material.folder}, (
         Edit("vae/main.py", "kwargs = {'num_workers': 1, 'pin_memory': True} if use_accel else {}", "kwargs = {'num_workers': 2, 'multiprocessing_context': 'spawn'}"),), ("input.epoch_restart",)),
 )  # fmt: skip
