@@ -222,7 +222,7 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     worst, share = phases(watched.stamps, steps, program)
     if worst is not None and worst.points > POINTS:
         problems.append(f"{worst.phase} is off")
-    if calls and len(steps) != calls:
+    if calls and abs(len(steps) - calls) >= 1:  # a step of some programs is a mean number of calls
         problems.append("steps")
     finding, faults = verdict(program, own, text, share)
     problems += faults
@@ -281,12 +281,19 @@ def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple
     if not stamps.get("wall_s") or not wall_s:
         return None, {}
     shares = {phase: stamps[phase] / stamps["wall_s"] for phase in ("data_wait", "backward", "optimizer")}
-    told = {phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in (*shares, "comm")}
+    if not stamps["batches"]:  # without a loader, the lines that make a batch (an environment, perhaps) have no stamps
+        del shares["data_wait"]
+    if stamps["closure"]:  # the optimizer's step holds the passes
+        del shares["optimizer"]
+    told = {
+        phase: sum(step.phases[PHASES.index(phase)] for step in steps) / wall_s for phase in ("data_wait", "backward", "optimizer", "comm")
+    }
     told["backward"] += told["comm"]  # DistributedDataParallel exchanges gradients within the backward pass
     evaluated = (
         sum(step.phases[PHASES.index("eval")] for step in steps) / wall_s
     )  # the batches of some evaluations are stamped as waits, too
-    told["data_wait"] = min(max(told["data_wait"], shares["data_wait"]), told["data_wait"] + evaluated)
+    if "data_wait" in shares:
+        told["data_wait"] = min(max(told["data_wait"], shares["data_wait"]), told["data_wait"] + evaluated)
     phase = max(shares, key=lambda phase: abs(told[phase] - shares[phase]))
     return Difference(phase, told[phase], shares[phase]), shares
 
@@ -305,7 +312,7 @@ def verdict(program: Program, own: dict[str, Any], text: str, shares: dict[str, 
     if not program.truth:
         if faults and faults[0].startswith("input.") and waits < 0.05:
             problems.append(f"{faults[0]} beside {waits:.0%} of data wait")
-        if not faults and waits >= WAIT and "data" not in said.lower():
+        if not faults and waits >= WAIT and said.lower().startswith("no fault"):
             problems.append(f"a clean bill beside {waits:.0%} of data wait")
     top = (faults or [finding["rule"] for finding in fired] or ["-"])[0]
     return f"{top}: {said}", problems

@@ -29,7 +29,10 @@ class Stamps:
         self.begun = self.last = self.written = 0.0
         self.seconds = {"data_wait": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.at_last = dict(self.seconds)
-        self._depth = 0
+        self.batches = 0
+        """Batches from a DataLoader while gradients are on."""
+        self.updating = self.closure = False
+        """Whether an optimizer steps now; whether a backward pass has run within such a step."""
 
     def add(self, phase: str, begun: float) -> None:
         if self.begun and threading.get_ident() == self.thread:
@@ -50,6 +53,7 @@ class Stamps:
         if self.calls and os.getpid() == self.pid:
             self.written = _now()
             told = {"script": sys.argv[0], "calls": self.calls, "wall_s": self.last - self.begun if self.begun else 0.0, **self.at_last}
+            told |= {"batches": self.batches, "closure": self.closure}
             with open(os.path.join(os.environ["STAMPS"], f"{self.pid}.json"), "w", encoding="utf-8") as file:
                 json.dump(told, file)
 
@@ -83,8 +87,10 @@ def on_optimizer(module: Any) -> None:
 
     def before(*_: Any) -> None:
         begun[0] = _now()
+        stamps.updating = True
 
     def after(*_: Any) -> None:
+        stamps.updating = False
         stamps.add("optimizer", begun[0])
         stamps.stepped()
 
@@ -95,7 +101,14 @@ def on_optimizer(module: Any) -> None:
 
 
 def on_autograd(module: Any) -> None:
-    module.backward = stamped("backward", module.backward)
+    plain = stamped("backward", module.backward)
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        stamps.closure |= stamps.updating
+        return plain(*args, **kwargs)
+
+    module.backward = backward
+    module.grad = stamped("backward", module.grad)
 
 
 def on_dataloader(module: Any) -> None:
@@ -109,6 +122,7 @@ def on_dataloader(module: Any) -> None:
             return plain(self)
         finally:
             if torch.is_grad_enabled():
+                stamps.batches += 1
                 stamps.add("data_wait", begun)
 
     module._BaseDataLoaderIter.__next__ = __next__
