@@ -265,8 +265,6 @@ def counted(record: Path) -> list[Step]:
     latest: dict[int, list[Step]] = {}
     for event in read_recording(record):
         for step in event.steps if isinstance(event, Steps) else ():
-            if step.kind == PROBE:
-                continue
             if event.rank not in latest or step.index <= latest[event.rank][-1].index:  # another process trains now
                 latest[event.rank] = []
                 trainings.append(latest[event.rank])
@@ -276,7 +274,7 @@ def counted(record: Path) -> list[Step]:
 
 def phases(stamps: dict[str, Any], steps: list[Step], program: Program) -> tuple[Difference | None, dict[str, float]]:
     """The largest difference of a phase's share from the stamps, in points, and the shares by the stamps."""
-    steps = steps[math.ceil(SKIPPED / program.per_step) :]
+    steps = [step for step in steps[math.ceil(SKIPPED / program.per_step) :] if step.kind != PROBE]
     wall_s = sum(step.wall_s for step in steps)
     if not stamps.get("wall_s") or not wall_s:
         return None, {}
