@@ -19,7 +19,7 @@ def seen_by(tmp_path: Path, **env: str) -> bytes:
     """All bytes of a tour through screens, a toast and the command palette."""
     with Terminal("skeleton", cwd=tmp_path, module=SHOWN, env=env) as terminal:
         terminal.wait_for(*MAIN)
-        for keys, words in (("r", "recording"), ("\x10", "Search for commands"), ("kno", "Edit the settings")):
+        for keys, words in (("r", "recording"), ("\x10", "Search for commands"), ("sett", "Edit the settings")):
             terminal.press(keys)
             terminal.wait_for(words)
         terminal.press("escape")

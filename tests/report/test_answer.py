@@ -151,7 +151,7 @@ def test_what_was_proven_stays_the_headline_and_what_is_left_follows_in_the_seco
         first, second = rows(left, width)
         assert first.startswith(proven) and second.startswith("▌next: Training waits for logging   30 % recoverable   it logs each step")
     first, second = rows(situation("trial-finished"))
-    assert first.startswith(proven) and first.endswith("Enter prove   d why")
+    assert first.startswith(proven) and first.endswith("Enter try   d details")
     assert second == "▌next: fp32 products on a device with tensor cores   22 % recoverable   compute in bf16   predicted 1.10-1.25x"
     assert rows(situation("trial-finished"), 80)[1] == "▌next: fp32 products on a device with tensor cores   22 % recoverable"
     broken = msgspec.structs.replace(cause, title="The device reports errors", recoverable_ratio=0.0)
