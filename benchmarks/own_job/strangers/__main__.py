@@ -105,7 +105,17 @@ def main() -> int:
     parser.add_argument("--mirrors", type=Path, help="a folder with git directories OWNER+NAME/repo, in place of GitHub")
     parser.add_argument("--alone", action="store_true", help="run the programs without gpuconsole only")
     parser.add_argument("--keep", type=Path, help="a file to which the rows are added as JSON lines")
+    parser.add_argument("--table", type=Path, help="run nothing: print the newest row of each program in this file of --keep")
     args = parser.parse_args()
+    if args.table:
+        kept = [json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()]
+        newest = {row.pop("program"): row for row in kept}
+        rows = [
+            Row(program.name, *(newest[program.name][name] for name in Row._fields[1:])) for program in PROGRAMS if program.name in newest
+        ]
+        print("\n".join([HEAD, *(row.markdown() for row in rows)]))
+        print(f"\n{sum(not row.problems for row in rows)} of {len(rows)} right")
+        return 0
     chosen = [program for program in PROGRAMS if not args.only or any(part in program.name for part in args.only)]
     if not chosen:
         print("no program has such a name; the programs are: " + ", ".join(program.name for program in PROGRAMS), file=sys.stderr)
