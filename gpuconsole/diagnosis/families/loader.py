@@ -13,9 +13,7 @@ SATURATED = Threshold(
     "saturated", 0.7, "ratio", "loading processes that use the CPU for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)"
 )
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "there are too few workers if one more gains 15 %")
-MOST_OF_WAIT = Threshold(
-    "most_of_wait", 0.8, "ratio", "... or if one more gains 80 % of what a step without the wait would: a wait of 12 % is worth 14 %"
-)
+HALF_OF_WAIT = Threshold("half_of_wait", 0.5, "ratio", "... or if one more hides half of the wait: a wait of 12 % is worth 14 % at most")
 PREDICTION_ERROR = 0.35
 MORE_WORKERS = 4
 """If the loader waits for storage, probe P6 tries this number of additional workers."""
@@ -57,11 +55,11 @@ def sleeping(case: Case) -> bool:
 
 
 def lacking_workers(case: Case) -> bool:
-    """Whether one more worker gains WORKER_GAIN, or most of the wait. A wait just above WAIT is worth less than WORKER_GAIN, with however many cores."""
+    """Whether one more worker gains WORKER_GAIN, or half of what a step without its wait would gain. A wait just above WAIT is worth less than WORKER_GAIN, with however many cores."""
     if not waits(case):
         return False
     without_wait = 1 / (1 - min(0.99, case.value("data_wait_ratio")))
-    return predicted(case, next_workers(case)) >= min(float(WORKER_GAIN), 1 + MOST_OF_WAIT * (without_wait - 1))
+    return predicted(case, next_workers(case)) >= min(float(WORKER_GAIN), 1 + HALF_OF_WAIT * (without_wait - 1))
 
 
 def restarting(case: Case) -> bool:

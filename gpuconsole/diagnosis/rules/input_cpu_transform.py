@@ -11,7 +11,7 @@ class InputCpuTransform(Rule):
     id = "input.cpu_transform"
     title = "CPU transforms use all cores"
     clear_title = "CPU transforms are not the bottleneck"
-    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.MOST_OF_WAIT, loader.LARGE_PART)
+    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART)
     knobs = ("transform_cost",)
     reads = (
         "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
@@ -20,7 +20,7 @@ class InputCpuTransform(Rule):
         "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
-by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 % and less than most of the wait. Less work per sample helps: cheaper or vectorised
+by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 % and less than half of the wait. Less work per sample helps: cheaper or vectorised
 transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,
 torch.set_num_threads(1) is right. In a job of your own, probe P16 samples the stacks of the loading processes: the finding names the transforms, functions and
 lines that take a quarter of the loading or more, each with the speed of a step without it."""

@@ -11,7 +11,7 @@ class InputTooFewWorkers(Rule):
     id = "input.too_few_workers"
     title = "Too few DataLoader workers"
     clear_title = "Enough DataLoader workers"
-    thresholds = (loader.WAIT, loader.WORKER_GAIN, loader.MOST_OF_WAIT, loader.LARGE_PART)
+    thresholds = (loader.WAIT, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART)
     knobs = ("num_workers",)
     reads = (
         "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
@@ -20,7 +20,7 @@ class InputTooFewWorkers(Rule):
         "probe.loader_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
-current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, or most of
+current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, or half of
 the wait, there are too few workers.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 
