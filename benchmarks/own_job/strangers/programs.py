@@ -249,7 +249,7 @@ PROGRAMS = (
     Program("tutorial CNN, slow sample", tutorial("02-intermediate/convolutional_neural_network"), ("{python}", "main.py"), "tutorials/02-intermediate/convolutional_neural_network",
             ("torchvision",), {"tutorials/data": material.mnist}, truth=LOADER, gain=1.3, edits=(
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "import torch \n", "import time\nimport torch \ntorch.manual_seed(0)\n"),
-                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "num_epochs = 5", "num_epochs = 20"),
+                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "num_epochs = 5", "num_epochs = 6"),
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "transform=transforms.ToTensor(),", "transform=transforms.Compose([transforms.ToTensor(), slow]),"),
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "# MNIST dataset\n", "def slow(image):\n    time.sleep(0.001)\n    return image\n\n\n# MNIST dataset\n"))),
     Program("mnist, batch of one", examples("mnist"), ("{python}", "main.py", "--epochs", "1", "--batch-size", "2", "--log-interval", "400"), "mnist", ("torchvision",), MNIST,
