@@ -60,3 +60,9 @@ def test_the_step_tile_keeps_its_title_at_120_columns(mean_s: float) -> None:
     (row,) = [row for row in painted.splitlines() if "p50" in row]
     assert " step " in row and "…" not in row
     assert len(row) == 60
+
+
+def test_series_without_values_in_sight_are_not_called_none() -> None:
+    zero = {key: 0.0 if "pcie" in key else value for key, value in gpu_view().latest.items()}
+    painted = text(paint_devices(gpu_view(latest=zero), lambda key, columns, seconds: [None] * columns, 60, 30, all_eight=True, boxed=True))
+    assert "none" not in "".join(row for row in painted.splitlines() if "PCIe" in row)

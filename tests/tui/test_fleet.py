@@ -155,3 +155,15 @@ def test_painting_64_gpus_takes_little() -> None:
         paint_fleet(shown, 120, 8)
         took.append(time.perf_counter() - before)
     assert min(took) < 0.003  # 0.6 ms where nothing else runs
+
+
+def test_a_link_of_which_one_direction_is_missing_has_no_sum() -> None:
+    """Half of the traffic is not the traffic."""
+    shown = box(8)
+    received = {key: value for key, value in shown.latest.items() if not key.startswith("gpu.nvlink_tx")}
+    rows = []
+    for latest in (shown.latest, received):
+        painted = text(paint_fleet(msgspec.structs.replace(shown, latest=latest), 120, 8)).splitlines()
+        rows.append(next(row for row in painted if row.startswith("NVLink")))
+    whole, half = ([letter for letter in row if letter in MARKS] for row in rows)
+    assert whole and not half

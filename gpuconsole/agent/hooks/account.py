@@ -27,7 +27,7 @@ MOST_SPANS = 4
 
 
 class SegmentAccount:
-    """The step breakdown of a user's job: raw segments, whose meaning the console finds."""
+    """The step breakdown of a user's job: raw segments. The console decides which phase a segment belongs to."""
 
     tag = "segments"
 

@@ -151,8 +151,8 @@ def _read(view: View, gpus: list[str], column: DeviceColumn) -> _Reading:
     reading = _Reading(column, name, [], [], [])
     for gpu in gpus:
         key, other, top = _keys(gpu)[column.title]
-        value = latest.get(key)
-        value = value + latest.get(other, 0.0) if value is not None and other else value
+        value, beside = latest.get(key), latest.get(other) if other else 0.0
+        value = None if value is None or beside is None else value + beside  # the sum is not known where one direction is not
         if gpu in lost or value is None or not math.isfinite(value):
             reading.cells.append(_Cell(_LOST if gpu in lost else _MISSING, 0.0))
         elif silent_s(view, gpu):

@@ -233,7 +233,7 @@ def _past(history: History, column: DeviceColumn, gpu: str, cells: int) -> list[
     if not column.ways:
         return values
     others = history(series_key(column.beside, gpu), cells)
-    return [first if first is None or second is None else first + second for first, second in zip(values, others, strict=True)]
+    return [None if first is None or second is None else first + second for first, second in zip(values, others, strict=True)]
 
 
 def _host_below(view: View, host: Device, history: History, ids: int, cells: int, used: int, width: int, height: int) -> list[Row]:

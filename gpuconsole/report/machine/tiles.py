@@ -212,7 +212,7 @@ def _figures(view: View, width: int) -> list[Segment]:
 
 
 def _spacing(tiles: int, room: int) -> tuple[int, int]:
-    """The rows of each tile, and after how many tiles there is a blank row; 0: nowhere. All tiles are equally high."""
+    """The number of rows of a tile, and the number of tiles between two blank rows (0: no blank row). All tiles have the same height."""
     plans = [(1, 0), (1, 4), *((each, gap) for each in range(1, max(2, room)) for gap in (2, 1))]
     return [plan for plan in plans if plan == (1, 0) or plan[0] * tiles + (tiles - 1) // plan[1] <= room][-1]
 
@@ -249,8 +249,10 @@ def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, labe
 
 
 def _is_quiet(tile: Tile, values: dict[str, list[float | None]]) -> bool:
-    """Whether several series have been zero for the whole time in sight: figures and lines of zeros are clutter."""
-    zero = not any(value for trace in tile.traces for value in values[trace.key])
+    """Whether several series have values in the time in sight, all of them zero: figures and lines of zeros are clutter. A series without values is
+    missing, not zero."""
+    measured = [[value for value in values[trace.key] if value is not None] for trace in tile.traces]
+    zero = all(measured) and not any(map(any, measured))
     return zero and len(tile.traces) > 1 and not any(digit in tile.figure for digit in "123456789")
 
 

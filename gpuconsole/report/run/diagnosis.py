@@ -403,7 +403,7 @@ def stake(finding: Finding) -> str:
 
 
 def core_wait(run: Run) -> float:
-    """The share of a step of a run on a CPU that is waiting for a core, if it is large enough to be seen; otherwise 0."""
+    """The share of a step for which the training thread waits for a core, in a run on a CPU; 0 below WAITS_FOR_CORE."""
     delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
     return delay if delay >= WAITS_FOR_CORE else 0.0
 

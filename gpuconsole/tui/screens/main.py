@@ -161,7 +161,7 @@ class MainScreen(Screen[None]):
         return finding_and_suggestion[1] if finding_and_suggestion else None
 
     def _cause_clicked(self, y: int) -> None:
-        """Select the suggestion in row `y`; open the details on a row that stands for other rules."""
+        """Select the suggestion in row `y`. A row of passed checks opens the details instead."""
         if y < len(self._causes.rows) and opens_details(self._causes.rows[y]):
             self.actions.open("details")
             return

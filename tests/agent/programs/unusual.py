@@ -734,16 +734,7 @@ def zeroed_before_backward(steps):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     x, y = torch.randn(32, 432), torch.randint(0, 10, (32,))
     for _ in range(steps):
-        with phase("forward"):
-            loss = F.cross_entropy(model.forward(x), y)
-        with phase("optimizer"):
-            optimizer.zero_grad()
-        with phase("backward"):
-            loss.backward()
-        with phase("optimizer"):
-            optimizer.step()
-        step()
-        LOSSES.append(loss.item())
+        usual_step(model.forward, optimizer, x, y)
     return model
 
 
