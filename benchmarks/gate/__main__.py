@@ -27,7 +27,7 @@ from benchmarks.machine import keep
 
 JOB = Path(__file__).parent / "job.py"
 LIMIT = "0.97"
-SECONDS = 8.0
+SECONDS = 5.5
 WAIT_MS = 20.0
 SLOWER_MS = 1.2
 SPREAD = 0.3
@@ -47,8 +47,9 @@ def measure(file: Path, *arguments: object) -> Path:
 def as_other(file: Path, digest: str) -> None:
     """Give the run in `file` the digest of another command: in CI both sides have the same command, here its arguments differ."""
     snapshot = json.loads(file.read_text())
-    snapshot["runs"][-1]["command_digest"] = digest
-    file.write_text(json.dumps(snapshot))
+    if snapshot["runs"][-1]["command_digest"] != digest:
+        snapshot["runs"][-1]["command_digest"] = digest
+        file.write_text(json.dumps(snapshot))
 
 
 def compared(base: Sequence[Path], new: Sequence[Path]) -> dict[str, object]:

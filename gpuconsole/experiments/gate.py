@@ -14,17 +14,19 @@ the same kind, temperature, load of the day) is the same for all runs of an occa
   unit, with the mean of its runs.
 
 **The interval.** The ratio is the difference of the mean log rates, with the pooled standard deviation s between units of the same side, and Student's t.
-From DEGREES degrees of freedom on (three units of each side), s is the measured one. Below, three runs can agree by chance: s is combined with RUN_TO_RUN,
-which has the weight of USUAL_RUNS degrees of freedom, as in `rate_change`; one unit on each side has RUN_TO_RUN alone, plus the noise within a run. With one
-run on each side, the interval therefore reaches 7.6 % below the ratio or further.
+From DEGREES degrees of freedom on (three units of each side), s is the measured one. Below, few runs can agree by chance: s is also combined with RUN_TO_RUN,
+which has the weight of USUAL_RUNS degrees of freedom, as in `rate_change`, and the wider of the two intervals counts. One unit on each side has RUN_TO_RUN alone,
+plus the noise within a run; the interval then reaches 7.6 % below the ratio or further.
 
 **The decision.** `regression`: the whole interval is below the limit. `no regression`: the whole interval is above it. Otherwise `undecided`. So a change
-whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. The limit is at most MOST_LIMIT: then a
+whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often, as soon as a side has two units. One run of
+each side relies on RUN_TO_RUN: of A/A pairs, 0 % are false alarms where equal runs differ by 2 %, 3 % where they differ by 5 %, but 10 % where they differ by 10 %
+(limit 0.97, simulated; tests/experiments/test_gate.py). The limit is at most MOST_LIMIT: then a
 regression is also a proven loss by the rule of a trial (`verdict`), which takes differences below 2 % for none. Other load on the CPUs (OTHERS_DIFFER or
 more apart) can explain a difference of its own size; a decision must hold with that allowance.
 
-**How many runs.** An undecided answer names the runs of each side, in turn, after which an interval of this noise is narrower than the distance of the ratio
-from the limit. This distance counts as a third of that between 1 and the limit at least: nearer than that, the ratio is on the limit by chance, or the true ratio is
+**How many runs.** An undecided answer names the runs of each side, in turn, that decide a ratio as measured, at this noise, with the probability POWER.
+Its distance from the limit counts as a third of that between 1 and the limit at least: nearer than that, the ratio is on the limit by chance, or the true ratio is
 the limit, which no number of runs decides. Each look at more runs is one more chance of 1 in 40; two looks are no harm, twenty are.
 """
 
@@ -37,6 +39,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 from gpuconsole.experiments.baselines import OTHERS_DIFFER, doubts
@@ -45,6 +48,7 @@ from gpuconsole.experiments.statistics import (
     ALPHA,
     MIN_BLOCKS,
     MINIMUM_EFFECT,
+    NORMAL_975,
     RUN_TO_RUN,
     USUAL_RUNS,
     estimate,
@@ -67,6 +71,9 @@ LEAST_LIMIT = 0.5
 NEAREST = 1 / 3
 """The least distance from the limit for which runs are planned, as a share of the distance between 1 and the limit."""
 MOST_NEEDED = 1000
+POWER = 0.8
+"""Probability of a decision after the number of runs that an undecided answer names; usual for the size of an experiment (Cohen 1988)."""
+_BEYOND = NormalDist().inv_cdf(POWER)
 LEAST_SHARE = 0.02
 """A part of the step with a smaller share on both sides has no row."""
 VERSIONS = ("python", "torch", "cuda", "driver")
@@ -142,15 +149,16 @@ def _ratio(base: Sequence[Sequence[RunRate]], new: Sequence[Sequence[RunRate]], 
     sides = [[statistics.fmean(run.log_rate for run in unit) for unit in side] for side in (base, new)]
     squares, degrees = _squares(sides)
     within = statistics.fmean(_variance_within(unit) / len(unit) for unit in (*base, *new))
-    if degrees >= DEGREES:
-        variance, quantile = squares / degrees, student_quantile(degrees, ALPHA)
-    else:
-        variance = max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within) if degrees else RUN_TO_RUN**2 + within
-        quantile = student_quantile(USUAL_RUNS + degrees, ALPHA)
+    ways = [(squares / degrees, degrees)] if degrees else []
+    if degrees < DEGREES:
+        assumed = max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within) if degrees else RUN_TO_RUN**2 + within
+        ways.append((assumed, USUAL_RUNS + degrees))
+    variance, of = max(ways, key=lambda way: student_quantile(way[1], ALPHA) * math.sqrt(way[0]))
+    quantile = student_quantile(of, ALPHA)
     middle = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
     half = quantile * math.sqrt(variance * sum(1 / len(side) for side in sides))
     estimated, low, high = (math.exp(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half))
-    return GateRatio(estimated, low, high, turns, times, math.sqrt(variance), degrees < DEGREES)
+    return GateRatio(estimated, low, high, turns, times, math.sqrt(variance), of != degrees)
 
 
 def _squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -172,12 +180,15 @@ def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVer
 
 
 def runs_needed(spread: float, ratio: float, fail_below: float) -> int | None:
-    """Runs of each side, in turn, after which a run-to-run standard deviation `spread` decides `ratio` against the limit: 3 or more, None above
-    MOST_NEEDED."""
+    """Runs of each side, in turn, after which a run-to-run standard deviation `spread` decides `ratio` against the limit with the probability POWER:
+    3 or more, None above MOST_NEEDED."""
     limit = math.log(fail_below)
     distance = max(abs(math.log(ratio) - limit), NEAREST * abs(limit))
+    least = max(
+        3, math.ceil(2 * ((NORMAL_975 + _BEYOND) * spread / distance) ** 2)
+    )  # with the normal quantile, which is below that of Student's t
     return next(
-        (n for n in range(3, MOST_NEEDED + 1) if student_quantile(2 * n - 2, ALPHA) * spread * math.sqrt(2 / n) < distance),
+        (n for n in range(least, MOST_NEEDED + 1) if (student_quantile(2 * n - 2, ALPHA) + _BEYOND) * spread * math.sqrt(2 / n) < distance),
         None,
     )
 
