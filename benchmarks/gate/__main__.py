@@ -18,7 +18,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +71,7 @@ def compared(base: Sequence[Path], new: Sequence[Path]) -> dict[str, object]:
         "wall_ratio": round(wall, 4),
         "needed": gate.get("needed", 0),
     }
+    outcome["why"] = gate.get("why", "")
     assert gate["verdict"] == outcome["outcome"]
     return {**outcome, **{name: value if isinstance(value, (bool, list)) else round(value, 4) for name, value in gate["ratio"].items()}}
 
@@ -80,8 +80,9 @@ def table(title: str, rows: Sequence[dict[str, object]]) -> Counter[str]:
     counts = Counter(str(row["outcome"]) for row in rows)
     print(f"{title}: {dict(counts)}")
     for row in rows:
-        needed = f"  needs {row['needed']}" if row["needed"] else ""
-        print(f"  {row['outcome']:14} {row['estimate']:.3f} [{row['low']:.3f}, {row['high']:.3f}]  wall {row['wall_ratio']:.3f}{needed}")
+        print(
+            f"  {row['outcome']:14} {row['estimate']:.3f} [{row['low']:.3f}, {row['high']:.3f}]  wall {row['wall_ratio']:.3f}  {row['why']}"
+        )
     return counts
 
 
@@ -92,12 +93,12 @@ def main() -> int:
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="gpuconsole-gate-"))
     folder.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
     same = [measure(folder / f"same-{n:02}.json", SECONDS, WAIT_MS) for n in range(40)]
     turns = [("slower" if label == "B" else "base", n) for n, label in enumerate("ABBAABBAAB")]
     slower = [(side, measure(folder / f"{side}-{n}.json", SECONDS, WAIT_MS + SLOWER_MS * (side == "slower"))) for side, n in turns]
     noisy = [measure(folder / f"noisy-{n}.json", SECONDS, WAIT_MS, SPREAD) for n in range(6)]
-    seconds = time.monotonic() - begun
+    ends = [file.stat().st_mtime for file in folder.glob("*.json")]
+    seconds = max(ends) - min(ends)
     digest = json.loads(same[0].read_text())["runs"][-1]["command_digest"]
     for _, file in slower:
         as_other(file, digest)
