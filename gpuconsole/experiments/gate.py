@@ -27,7 +27,8 @@ more apart) can explain a difference of its own size; a decision must hold with 
 
 **How many runs.** An undecided answer names the runs of each side, in turn, that decide a ratio as measured, at this noise, with the probability POWER.
 Its distance from the limit counts as a third of that between 1 and the limit at least: nearer than that, the ratio is on the limit by chance, or the true ratio is
-the limit, which no number of runs decides. Each look at more runs is one more chance of 1 in 40; two looks are no harm, twenty are.
+the limit, which no number of runs decides. While the noise is assumed, the ratio of so few runs says little: its distance then counts as that between 1 and the limit
+at least. Each look at more runs is one more chance of 1 in 40; two looks are no harm, twenty are.
 """
 
 from __future__ import annotations
@@ -179,11 +180,11 @@ def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVer
     return "no regression" if ratio.low * (1 - max(0.0, -excused)) > fail_below else "undecided"
 
 
-def runs_needed(spread: float, ratio: float, fail_below: float) -> int | None:
+def runs_needed(spread: float, ratio: float, fail_below: float, nearest: float = NEAREST) -> int | None:
     """Runs of each side, in turn, after which a run-to-run standard deviation `spread` decides `ratio` against the limit with the probability POWER:
-    3 or more, None above MOST_NEEDED."""
+    3 or more, None above MOST_NEEDED. `nearest`: the least distance from the limit, as a share of that between 1 and the limit."""
     limit = math.log(fail_below)
-    distance = max(abs(math.log(ratio) - limit), NEAREST * abs(limit))
+    distance = max(abs(math.log(ratio) - limit), nearest * abs(limit))
     least = max(
         3, math.ceil(2 * ((NORMAL_975 + _BEYOND) * spread / distance) ** 2)
     )  # with the normal quantile, which is below that of Student's t
@@ -240,7 +241,7 @@ def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below:
         spread = math.sqrt(
             squares / degrees if degrees >= DEGREES else max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within)
         )
-    needed = runs_needed(spread, ratio.estimate, fail_below)
+    needed = runs_needed(spread, ratio.estimate, fail_below, 1.0 if ratio.assumed else NEAREST)
     count = f"more than {MOST_NEEDED}" if needed is None else f"about {needed}"
     what = "are assumed to differ" if ratio.assumed else "differ"
     noise = f"equal {'runs' if ratio.in_turn else 'occasions'} {what} by {percent(ratio.spread, 1)} (standard deviation)"

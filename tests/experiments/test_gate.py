@@ -100,6 +100,7 @@ def test_the_needed_runs_decide_at_that_noise() -> None:
     assert needed is not None and 10 < needed < 60
     assert 0.74 <= outcomes("AB" * needed, 0.94, spread=0.03)["regression"] / 400 <= 0.86
     assert runs_needed(0.001, 0.9, 0.97) == 3
+    assert runs_needed(0.02, 0.97, 0.97, 1.0) == 8  # how far one run of each side is from the limit says little
     assert runs_needed(3.0, 0.97, 0.97) is None
 
 
