@@ -286,6 +286,8 @@ def _check_run(side: GateSide) -> None:
         raise GateError(f"{side.name}: the run failed: {visible(run.error or 'without a reason')}")
     if run.validity is not None and run.validity.verdict == "invalid":
         raise GateError(f"{side.name}: {doubts(run.validity)}")
+    if rate is None and run.summary.step_time_s is not None:
+        raise GateError(f"{side.name}: the run has steps and no rate: the samples of a step are not known")
     if rate is None or rate.mean <= 0 or run.steady_from_s is None or rate.n < MIN_BLOCKS:
         raise GateError(f"{side.name}: too few steady steps for a rate: measure longer")
     if any(trial.baseline_run == run.id for trial in side.session.trials):

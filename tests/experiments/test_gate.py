@@ -15,7 +15,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.gate import Gate
 from gpuconsole.model.machine import Device
-from gpuconsole.model.run import Run, Validity
+from gpuconsole.model.run import Distribution, Run, Validity
 from gpuconsole.model.snapshot import Environment, Snapshot
 from tests.experiments.test_comparison import HERE, run
 
@@ -198,6 +198,13 @@ def test_runs_without_a_rate_of_one_setting_are_refused() -> None:
     new[0].run.state, new[0].run.steady_from_s = "finished", None
     assert "too few steady steps" in refused(base, new)
     new[0].run.steady_from_s = 5.5
+    rate, new[0].run.summary.tokens_per_s, new[0].run.summary.step_time_s = (
+        new[0].run.summary.tokens_per_s,
+        None,
+        Distribution(0.1, 0, 9, 0.1),
+    )
+    assert "the samples of a step are not known" in refused(base, new)
+    new[0].run.summary.tokens_per_s = rate
     new[0].run.validity = Validity("invalid", ["no request was answered"])
     assert "no request was answered" in refused(base, new)
     new[0].run.validity = None

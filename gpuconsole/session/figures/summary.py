@@ -13,7 +13,7 @@ import msgspec
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.figures.account import add_bandwidth, add_served_work, runq_ratio, summarize
+from gpuconsole.session.figures.account import add_bandwidth, add_served_work, summarize
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak
 from gpuconsole.session.machine import devices_used
@@ -127,7 +127,6 @@ def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Pea
     summary = summarize(steps, work_of(record, steps), peaks[0])
     add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
     summary.memory_peak_bytes = record.memory_bytes
-    summary.runq_ratio = runq_ratio(steps)
     if record.overhead_start is not None and record.seen_steps > record.overhead_start[1]:
         overhead_s, first = record.overhead_start
         summary.overhead_s_per_step = (record.overhead_s - overhead_s) / (record.seen_steps - first)
