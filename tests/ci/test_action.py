@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = ACTION["runs"]["steps"]
 GITLAB = yaml.safe_load((ROOT / "ci" / "gitlab.yml").read_text(encoding="utf-8"))[".gpuconsole-gate"]
-JOB = f"python {ROOT / 'benchmarks/gate/job.py'} 3.5 10"
+JOB = f"python {ROOT / 'benchmarks/gate/job.py'} 8 10"
 FAKE_GH = """#!/bin/sh
 echo "$*" >> "$GH_LOG"
 case "$*" in *--paginate*) cat "$GH_OLD" ;; esac
@@ -112,7 +112,7 @@ class Runner:
                 **{name: filled(text) for name, text in step.get("env", {}).items()},
             }  # fmt: skip
             command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]
-            done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=150, check=False)
+            done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
             outputs[step.get("id", step["name"])] = dict(line.split("=", 1) for line in output.read_text().splitlines())
             if done.returncode:
                 outputs["failed"] = {"step": step["name"], "stderr": done.stderr}
@@ -129,7 +129,7 @@ class Runner:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared_with_it(tmp_path: Path) -> None:
     runner = Runner(tmp_path, command=JOB, runs="2", **{"fail-below": "0.5", "keep": "3"})
     code, outputs = runner.job("main")
@@ -147,16 +147,16 @@ def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared
     assert asked[1] == "api repos/team/project/issues/7/comments -F body=@.gpuconsole-gate/comment.md"
 
     runner.old.write_text("12\n34\n")  # a comment of an earlier run of the gate
-    runner.inputs |= {"command": f"{JOB} 0.01"}  # another command has another baseline
+    runner.inputs |= {"command": f"{JOB} 0.01", "runs": "1"}  # another command has another baseline
     code, outputs = runner.job("7/merge", pull_request="7")
     assert code == 0 and outputs["decide"]["verdict"] == "no baseline", outputs
     assert runner.gh_log.read_text().splitlines()[-1].startswith("api --method PATCH repos/team/project/issues/comments/34 ")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn(tmp_path: Path) -> None:
-    runner = Runner(tmp_path, command="python train.py 3.5", runs="3", **{"base-path": "base", "fail-below": "0.9"})
+    runner = Runner(tmp_path, command="python train.py 8", runs="3", **{"base-path": "base", "fail-below": "0.9"})
     for folder, wait_ms in ((runner.folder, 40), (runner.folder / "base", 20)):
         folder.mkdir(exist_ok=True)
         source = (ROOT / "benchmarks/gate/job.py").read_text().replace("float(sys.argv[2])", str(wait_ms)).replace("argv[3:]", "argv[2:]")
@@ -168,17 +168,17 @@ def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_script_of_the_gitlab_template(tmp_path: Path) -> None:
     variables = {
-        **GITLAB["variables"], "GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "4", "GATE_RUNS": "1",
+        **GITLAB["variables"], "GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "8", "GATE_RUNS": "1",
         "CI_DEFAULT_BRANCH": "main", "CI_MERGE_REQUEST_IID": "", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
 
     def job(branch: str, **more: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **variables, "CI_COMMIT_BRANCH": branch, **more}
         command = ["bash", "-eo", "pipefail", "-c", "\n".join(GITLAB["script"])]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400, check=False)
 
     first = job("main")
     assert first.returncode == 0 and "No baseline" in first.stdout, first.stderr
