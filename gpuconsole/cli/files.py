@@ -53,20 +53,34 @@ def write(path: Path, content: bytes) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+STDOUT = Path("-")
+"""The FILE of --markdown that means stdout."""
+
+
 def check_sharing(args: argparse.Namespace) -> bool:
     """Whether --html or --markdown asks for a file. Raises UsageError for a file that cannot be written, before anything starts."""
-    return any([writable(args, "--html") is not None, writable(args, "--markdown") is not None])
+    on_stdout = args.markdown == STDOUT
+    markdown = None if on_stdout else writable(args, "--markdown")
+    return writable(args, "--html") is not None or markdown is not None or on_stdout
 
 
 def share(args: argparse.Namespace, document: Document) -> None:
-    """Write the files of --html and --markdown, and name each on stdout. Raises UsageError."""
+    """Write the files of --html and --markdown. Raises UsageError."""
     from gpuconsole.report.share.html import html_page
     from gpuconsole.report.share.markdown import markdown_page
 
     for path, make in ((args.html, html_page), (args.markdown, markdown_page)):
         if path is not None:
-            write(path, make(document).encode())
-            print(f"wrote {path}")
+            write_or_print(path, make(document))
+
+
+def write_or_print(path: Path, text: str) -> None:
+    """Write a whole file and name it on stdout, or print the text where `path` is STDOUT. Raises UsageError."""
+    if path == STDOUT:
+        print(text, end="")
+    else:
+        write(path, text.encode())
+        print(f"wrote {path}")
 
 
 def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:

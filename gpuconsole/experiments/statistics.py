@@ -7,6 +7,7 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
@@ -78,6 +79,7 @@ def student(degrees: float) -> float:
     return NORMAL_975 if degrees >= 60 else _T_975[max(tabulated for tabulated in _T_975 if tabulated <= max(1, degrees))]
 
 
+@lru_cache(maxsize=256)
 def student_quantile(degrees: int, alpha: float) -> float:
     """t with P(|T| > t) = `alpha`, for a whole number of `degrees` of freedom >= 1; 0 < `alpha` < 1.
 
