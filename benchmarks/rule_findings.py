@@ -19,7 +19,20 @@ import msgspec
 from benchmarks.machine import keep
 from gpuconsole.engine.catalog import scenarios
 
-KEPT = ("id", "scenario", "workload", "knobs", "device", "state", "started", "duration_s", "steady_from_s", "unavailable", "facts", "findings")
+KEPT = (
+    "id",
+    "scenario",
+    "workload",
+    "knobs",
+    "device",
+    "state",
+    "started",
+    "duration_s",
+    "steady_from_s",
+    "unavailable",
+    "facts",
+    "findings",
+)
 """What a page needs of a run. Of the summary it needs the time of a step."""
 
 
@@ -27,7 +40,18 @@ def run_with_finding(scenario: str, duration_s: float) -> dict[str, Any] | None:
     """The run, or None where the rule that the scenario teaches did not fire. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "snapshot.json"
-        command = [sys.executable, "-m", "gpuconsole", "run", scenario, "--headless", "--duration", str(duration_s), "--snapshot", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "gpuconsole",
+            "run",
+            scenario,
+            "--headless",
+            "--duration",
+            str(duration_s),
+            "--snapshot",
+            str(path),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         run = msgspec.json.decode(path.read_bytes())["runs"][-1]
     return shortened(run, scenarios()[0][scenario].teaches.rule)

@@ -33,6 +33,7 @@ UNITS = {
 RATIOS_AS_FACTORS = ("comm.straggler_ratio", "ranks.busy_ratio")
 LARGE_CARD_BYTES = 80e9
 """Of the card that the simulated runs had: the scenarios take its values."""
+CONTENTION = "host.cpu_contention"
 VERDICTS = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undecided": "undecided"}
 
 
@@ -79,7 +80,9 @@ def _of_diagbench() -> Iterable[Example]:
 def _of_simulated() -> Iterable[Example]:
     name, content = _newest("gpu-day-simulated-[0-9]*.json")
     machine = content["machine"]
-    where = f"on a {machine['gpus'][0]}, {machine['date']}: **the card is simulated, no number is GPU data**. File `benchmarks/results/{name}`"
+    where = (
+        f"on a {machine['gpus'][0]}, {machine['date']}: **the card is simulated, no number is GPU data**. File `benchmarks/results/{name}`"
+    )
     for check in content["checks"].values():
         if row := (check.get("data") or {}).get("row"):
             yield from _of_row(row, "gpu", where, 2)
@@ -105,11 +108,11 @@ def _of_row(row: dict[str, Any], scale: str, where: str, tier: int) -> Iterable[
 
 def _of_runs() -> Iterable[Example]:
     """Runs of scenarios that no case of DiagBench shows."""
-    if not list(RESULTS.glob("findings-[0-9]*.json")): return
     name, content = _newest("findings-[0-9]*.json")
     machine = content["machine"]
     for run in msgspec.convert(content["runs"], list[Run]):
-        where = f"on a CPU ({machine['cores']} cores), {machine['date']}: no number is GPU data. File `benchmarks/results/{name}`"
+        beside = "; other programs used the cores, too" * any(finding.rule == CONTENTION for finding in run.findings)
+        where = f"on a CPU ({machine['cores']} cores{beside}), {machine['date']}: no number is GPU data. File `benchmarks/results/{name}`"
         taught = SCENARIOS[run.scenario].teaches.rule
         for position, finding in enumerate(finding for finding in run.findings if finding.state == "fires"):
             source = f"`gpuconsole run {run.scenario}`, a run {where}."

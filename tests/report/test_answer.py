@@ -86,6 +86,14 @@ def test_the_end_of_a_job_has_no_empty_hint() -> None:
     assert guide(msgspec.structs.replace(view, runs=(ended,)), keys.written()) == (0, "")
 
 
+def test_without_torch_the_first_hint_says_how_to_install_it() -> None:
+    command = 'pip install numpy "pillow>=10" "torch>=2.6"'
+    step, words = guide(idle_view(), keys.written(), install_torch=command)
+    assert step == 1 and words.startswith(f"Scenarios need torch: {command}") and "own job" in words
+    assert guide(idle_view(), keys.written(), choosing=True, install_torch=command) == (1, f"Scenarios need torch: {command}")
+    assert len(f"step 1 of 4  Scenarios need torch: {command}") <= 80
+
+
 def test_the_first_win_has_a_last_hint_that_says_what_to_do_with_it() -> None:
     view = situation("kept")
     trial = next(one for one in view.trials if one.kept)
