@@ -277,6 +277,8 @@ def _rest(view: View, run: Run) -> list[Segment]:
 
 
 STEPS = 4
+CONTENTION = "host.cpu_contention"
+"""The rule that names other programs on the cores: while it fires, step times vary for that reason."""
 CLOSING_S = 60.0
 """Seconds for which the hint after the first win is shown."""
 
@@ -305,7 +307,8 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, instal
     if not facts.active(view):
         return (0, "") if run.is_job else (1, f"This run has ended. {start}")
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
-        return 3, f"The trial was undecided: step times vary too much. Press {keys['try_selected']} to try again."
+        why = "other programs use the cores" if any(one.rule == CONTENTION for one in facts.firing(run)) else "step times vary too much"
+        return 3, f"The trial was undecided: {why}. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
         return 2, f"This run is healthy.{another}"
     if facts.suggestions(view):
