@@ -153,7 +153,9 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
         terminal.press("q")  # back to the main screen
         terminal.wait_gone("columns 120")
         terminal.press("q")
-        terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
+        shown = terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
+        answers = [row.rstrip() for row in shown.splitlines() if "the job: it" in row]
+        assert len(answers) == 2 and all(len(row) <= 80 and "…" not in row for row in answers), "both answers fit 80 columns"
         terminal.press("escape")
         terminal.wait_for("─ tried")
         terminal.press("q")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
@@ -33,8 +34,8 @@ class LeaveScreen(ListScreen):
         texts = {STAY: "Stay here."}
         if job is not None:
             texts = {
-                LEAVE: f"Leave the job: the job continues, and its output goes to {job.kept_in}.",
-                END: "End the job: the job gets SIGINT, as from Ctrl-C. The console quits when the job has ended.",
+                LEAVE: f"Leave the job: it continues; its output: {job.kept_in.name if job.kept_in.parent == Path.cwd() else job.kept_in}",
+                END: "End the job: it gets SIGINT, as from Ctrl-C. The console quits after it.",
                 **texts,
             }
         return answer_lines([*lay_out(self._kept(), width), line(width)] if job is not None and self._kept() else [], texts, width)
