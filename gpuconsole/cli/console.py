@@ -91,7 +91,7 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
             from gpuconsole.cli.hints import job_hints
 
             snapshot, goes_on = engine.snapshot(), engine.job.exit_code is None
-            for line in [*patch_lines(snapshot, args.patch), *([] if goes_on else job_hints(snapshot))]:
+            for line in [*patch_lines(snapshot, args.patch, session_file.saved), *([] if goes_on else job_hints(snapshot))]:
                 note(line)
             if goes_on:
                 note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
@@ -112,22 +112,23 @@ def use_own_keys() -> None:
 
 
 class SessionFile:
-    """Saves the session when the console ends, also after a crash. `error` is the reason why the session could not be saved."""
+    """Saves the session when the console ends, also after a crash. `saved` is the file once it is written, and `error` the reason
+    why it could not be written."""
 
     def __init__(self, engine: LiveSession, path: Path | None) -> None:
         """`path`: the file that the user chose; None: a dated file in the current folder, if the session has runs."""
         self.error = ""
         self._engine, self._path = engine, path
-        self._saved: Path | None = None
+        self.saved: Path | None = None
 
     def save(self) -> None:
         """Write the file once; a second call does nothing. A failure is stored in `error`."""
         from gpuconsole.session.api import SessionError
 
-        if self._saved is not None or (self._path is None and not self._engine.state.records):
+        if self.saved is not None or (self._path is None and not self._engine.state.records):
             return
         try:
-            self._saved = self._engine.export(self._path)
+            self.saved = self._engine.export(self._path)
             self.error = ""
         except SessionError as error:
             self.error = str(error)
@@ -136,8 +137,8 @@ class SessionFile:
         """Print the path of the saved session, or the reason why the session could not be saved."""
         if self.error:
             problem(f"the session could not be saved: {self.error}")
-        elif self._saved is not None:
-            note(f"session saved to {self._saved}")
+        elif self.saved is not None:
+            note(f"session saved to {self.saved}")
 
 
 async def open_checked(engine: LiveSession) -> None:

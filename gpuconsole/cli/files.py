@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -97,10 +98,17 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
     return patch, patch_text(patch, changes)
 
 
-def patch_lines(snapshot: Snapshot, path: Path | None) -> list[str]:
-    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`."""
+def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None) -> list[str]:
+    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`.
+
+    `saved`: the file of the session, where there is one. Without `path`, the last line says how to write the patch from it.
+    """
     patch, lines = patch_of(snapshot)
-    return [*lines, write_patch(path, patch)] if path is not None else lines
+    if path is not None:
+        return [*lines, write_patch(path, patch)]
+    if patch.diff and saved is not None:
+        lines.append(f"to write this patch: gpuconsole report {shlex.quote(str(saved))} --patch faster.patch")
+    return lines
 
 
 def source(file: str) -> str:
@@ -129,4 +137,4 @@ def write_patch(path: Path, patch: Patch) -> str:
         path.write_bytes(patch.diff.encode("utf-8", errors="surrogateescape"))
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return f"patch written: git apply {path}"
+    return f"patch written: git apply {shlex.quote(str(path))}"

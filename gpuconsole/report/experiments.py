@@ -22,6 +22,8 @@ from gpuconsole.session.api import View
 
 ROOM = 90
 """Minimum columns for the resolution in the head of a running trial."""
+WIDE = 3.0
+"""The interval of a running trial is shown once its upper end is at most this multiple of the estimate: before, it says nothing."""
 NO_CAUSE = "no cause was reported"
 CHANGES_TRAINING = "this change alters what the model learns per step, not only the speed"
 
@@ -104,7 +106,7 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
     `since_report_s`: seconds since the trial was last reported.
     """
     blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
-    if trial.resolution_ratio is not None and width >= ROOM:
+    if trial.resolution_ratio is not None and trial.resolution_ratio <= 1 and width >= ROOM:
         blocks = f"can detect {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     effect = f"  {trial.effect}" if trial.effect else ""
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
@@ -138,11 +140,12 @@ def trial_rows(trial: Trial | None) -> int:
 
 
 def _left(trial: Trial, since_report_s: float) -> str:
-    """`, at most 9 s left`. Nothing before the measurement has begun."""
+    """`, up to about 9 s left`: the trial may be decided sooner, and blocks that have begun run to their end. Nothing before the measurement has
+    begun."""
     if trial.limit_s is None or not trial.blocks:
         return ""
     left_s = trial.limit_s - trial.elapsed_s - since_report_s
-    return f", at most {left_s:.0f} s left" if left_s >= 1 else ", about to end"
+    return f", up to about {left_s:.0f} s left" if left_s >= 1 else ", the last blocks run"
 
 
 def _scales(trial: Trial, width: int, height: int) -> list[Row]:
@@ -152,7 +155,9 @@ def _scales(trial: Trial, width: int, height: int) -> list[Row]:
     top = 1.3 * max(1.15, expected.high if expected else 0.0, speedup.estimate if speedup else 0.0)
     rows = []
     if speedup is not None:
-        rows.append(_scale("measured", measured(trial), (speedup.low, speedup.high, speedup.estimate), top, width))
+        wide = trial.state == "running" and speedup.high > WIDE * speedup.estimate
+        figure = f"{units.speedup(speedup.estimate)}, not sure yet" if wide else measured(trial)
+        rows.append(_scale("measured", figure, (speedup.low, speedup.high, speedup.estimate), top, width))
     if expected is not None:
         rows.insert(0, _scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
     if len(rows) < height and rows:
