@@ -17,7 +17,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process
-from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment, Snapshot
@@ -225,8 +225,13 @@ class SessionApi(Protocol):
         """Apply live changes now, without proof. Raises SessionError."""
         ...
 
-    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
-        """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Raises SessionError."""
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True) -> Trial:
+        """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Without `keep` the change is only
+        measured. Raises SessionError."""
+        ...
+
+    async def keep_trial(self) -> Trial:
+        """Keep the change of the last trial, which was a win and only measured; returns the trial. Raises SessionError."""
         ...
 
     def cancel_trial(self) -> None:
@@ -246,8 +251,8 @@ class SessionApi(Protocol):
         """Run only probes that can lead to a change of one of these knobs; empty: all probes."""
         ...
 
-    async def profile(self) -> ProfileReport:
-        """Profile some steps of the current run, and keep the report with the run. Raises SessionError."""
+    async def profile(self, steps: int = STEPS) -> ProfileReport:
+        """Profile `steps` steps of the current run, and keep the report with the run. Raises SessionError."""
         ...
 
     async def revert(self) -> None:

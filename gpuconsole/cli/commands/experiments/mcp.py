@@ -1,0 +1,68 @@
+"""`gpuconsole mcp`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+
+from gpuconsole.cli import options
+from gpuconsole.cli.job import check_job, run_if_possible
+from gpuconsole.cli.options import UsageError
+from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
+from gpuconsole.cli.values import check_folder, writable
+
+HELP = "one session as an MCP server, for an agent (-- COMMAND)"
+DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...), as an MCP server on stdin and stdout: an agent reads the diagnosis,
+tries changes, keeps proven wins, and gets the patch. You choose the command; the agent cannot start another one.
+
+--probe and --allow-numerics let the agent use these permissions; without them it cannot. The output of the job goes to a file (--output). When
+the client goes, a trial that is not decided is taken back and your job continues; a scenario ends. `gpuconsole skill` prints how an agent
+should work with it."""
+
+EXAMPLES = """examples:
+  gpuconsole mcp -- python train.py
+  gpuconsole mcp --probe --allow-numerics -- torchrun --nproc-per-node 2 train.py
+  gpuconsole mcp --output job.txt --patch faster.patch --snapshot session.json -- python train.py
+  gpuconsole mcp data-starved
+"""
+
+# fmt: off
+OPTIONS = (
+    options.SCENARIO,
+    options.SET,
+    options.SNAPSHOT,
+    options.PROFILE_DIR._replace(refused={}),
+    options.Group("a job of your own (-- COMMAND ARGS...)", (
+        options.OUTPUT._replace(help="append all output of the job to FILE (default: a dated file in the current directory)"),
+        options.STORE_COMMAND,
+        options.PROBE._replace(dest="may_probe", help="the agent may allow probes in the job: extra passes on copies of its last batch"),
+        options.ALLOW_NUMERICS._replace(dest="may_change_numerics", help="the agent may allow changes that alter the numbers of the job"),
+        options.MEMORY,
+        options.PATCH,
+    )),
+    options.SERVING,
+    options.WATCHING,
+)
+# fmt: on
+
+
+def run(args: argparse.Namespace) -> int:
+    if importlib.util.find_spec("mcp") is None:
+        raise UsageError("mcp needs the MCP SDK: pip install 'gpuconsole[mcp]'")
+    from gpuconsole.cli.agents import AgentSession
+
+    check_folder(args.profile_dir)
+    if args.job:
+        check_job(args)
+        return run_if_possible(args, lambda: AgentSession(args).run())
+    chosen = scenario(scenario_of(args))
+    knobs = assignments(args.knobs, chosen)
+    writable(args, "--snapshot")
+    writable(args, "--record")
+    check_server(args, chosen.workload, server_of(chosen, knobs))
+    check_nodes(args, chosen.workload)
+    if not chosen.workload.serves and importlib.util.find_spec("torch") is None:
+        from gpuconsole.engine.children.serving import no_torch
+
+        raise UsageError(no_torch())
+    return AgentSession(args, knobs).run()
