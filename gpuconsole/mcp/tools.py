@@ -12,7 +12,7 @@ import msgspec
 
 from gpuconsole.diagnosis.engine import Standing
 from gpuconsole.mcp import answers, readings
-from gpuconsole.mcp.answers import Permissions, from_job
+from gpuconsole.mcp.answers import FromJob, Permissions, from_job
 from gpuconsole.model.job import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, describe_changes
 from gpuconsole.model.profile import MOST_STEPS, STEPS
@@ -26,8 +26,9 @@ from gpuconsole.session.api import SessionApi, SessionError, View
 MOST_WAIT_S = 120.0
 TICK_S = 0.25
 PROGRESS_S = 0.5
-SHORT = 3000
-"""Characters of a report or a patch that is not asked for as a whole."""
+SHORT = (3000, 2000, 1200, 700)
+"""Characters of a report or a patch that is not asked for as a whole: the first that fits."""
+TEXT_BYTES = 3200
 WHOLE = 200_000
 PROBES, NUMERICS = "probes", "numerics"
 FLAGS = {PROBES: "--probe", NUMERICS: "--allow-numerics"}
@@ -205,16 +206,16 @@ class Tools:
         patch, lines = self._patch_of(self._api.snapshot())
         if not patch.diff and not patch.lines:
             raise ToolError(lines[0] if lines else "patch: no change was kept")
-        text = from_job(patch.diff, WHOLE if given.all else SHORT)
         how = "git apply, from the folder in which the program was started" if patch.diff else "write these lines by hand"
+        text = _part(patch.diff, given.all)
         if text.cut_characters:
             how = "the patch is cut: ask for all"
         elif text.from_job != patch.diff:
             how = "the program holds characters that are shown as escapes: write the change by hand"
-        return answers.Text(text, how, [from_job(line) for line in patch.lines[:10]])
+        return answers.Text(text, how, [from_job(line, 160) for line in patch.lines[:5]])
 
     async def report(self, given: Whole, progress: Progress) -> answers.Text:
-        return answers.Text(from_job(session_text(self._api.snapshot()), WHOLE if given.all else SHORT))
+        return answers.Text(_part(session_text(self._api.snapshot()), given.all))
 
     async def devices(self, given: Whole, progress: Progress) -> answers.Devices:
         return readings.devices(self._api.view(), given.all)
@@ -318,3 +319,10 @@ class Tools:
         view: View = self._api.view()
         gain = facts.since_start(view)
         return answers.Kept(done, facts.kept_changes(facts.chain(view)), gain.words if gain is not None else "")
+
+
+def _part(text: str, whole: bool) -> FromJob:
+    """The begin of a text of several lines, or all of it."""
+    if whole:
+        return from_job(text, WHOLE)
+    return answers.fitting(lambda most: from_job(text, most), [(most,) for most in SHORT], TEXT_BYTES)
