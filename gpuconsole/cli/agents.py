@@ -11,10 +11,12 @@ from pathlib import Path
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import NOT_EXECUTABLE, exit_code, on_interrupt
 from gpuconsole.cli.files import patch_lines, patch_of
+from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.job import log_path
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.mcp.control import ControlClient, NoConsole, choose_console
 from gpuconsole.mcp.server import serve
 from gpuconsole.mcp.tools import NUMERICS, PROBES, Tools
 from gpuconsole.mcp.wire import Descriptors, claim
@@ -78,6 +80,25 @@ class AgentSession:
                 engine.export(self._args.snapshot)
             except SessionError as error:
                 output.problem(str(error))
+
+
+def connect(pid: int) -> int:
+    """Serve the tools of an open console until the client goes. `pid`: of the console; 0: the only one. Raises UsageError."""
+    ends = claim()
+
+    async def main() -> int:
+        try:
+            console = await ControlClient.connect(choose_console(pid))
+        except NoConsole as problem:
+            raise UsageError(f"--connect: {problem}") from None
+        serving = asyncio.create_task(serve(console.call, ends))
+        on_interrupt(serving.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        await console.close()
+        return exit_code()
+
+    return asyncio.run(main())
 
 
 def _own_file() -> Path:

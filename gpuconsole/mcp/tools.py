@@ -13,6 +13,7 @@ import msgspec
 from gpuconsole.diagnosis.engine import Standing
 from gpuconsole.mcp import answers, readings
 from gpuconsole.mcp.answers import FromJob, Permissions, from_job
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, describe_changes
 from gpuconsole.model.profile import MOST_STEPS, STEPS
@@ -26,6 +27,8 @@ from gpuconsole.session.api import SessionApi, SessionError, View
 MOST_WAIT_S = 120.0
 TICK_S = 0.25
 PROGRESS_S = 0.5
+SETTLE_S = 2.0
+"""Seconds for a cancelled trial to take its change back."""
 SHORT = (3000, 2000, 1200, 700)
 """Characters of a report or a patch that is not asked for as a whole: the first that fits."""
 TEXT_BYTES = 3200
@@ -245,12 +248,20 @@ class Tools:
                     await progress(
                         time.monotonic() - begun, None, f"trial of {describe_changes(changes)}: {running.blocks} blocks{speedup}"
                     )
-        except BaseException:  # the client has cancelled or vanished: the change is taken back
-            trial.cancel()
-            await asyncio.wait([trial])
+        except asyncio.CancelledError:  # the client has cancelled or vanished, or the person has taken the control
+            await self._take_back(trial, changes)
             raise
         done = trial.result()
         return readings.trial_answer(done, "keep: it is a proven win" if done.worth_keeping and not done.kept else "")
+
+    async def _take_back(self, trial: asyncio.Task[Trial], changes: Knobs) -> None:
+        """End the trial of these changes as cancelled. Where it waits for a probe, or the program does not answer, nothing is waited for."""
+        running = facts.running_trial(self._api.view())
+        if running is not None and running.changes == changes and not trial.done():
+            self._api.cancel_trial()
+            await asyncio.wait([trial], timeout=SETTLE_S)
+        trial.cancel()
+        await asyncio.wait([trial])
 
     async def keep(self, given: Nothing, progress: Progress) -> answers.Kept:
         trial = await self._api.keep_trial()

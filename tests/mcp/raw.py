@@ -23,7 +23,7 @@ class RawClient:
 
     def __init__(self, folder: Path, *args: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpuconsole", "mcp", "--device", "cpu", *args],
+            [sys.executable, "-m", "gpuconsole", "mcp", *(() if "--connect" in args else ("--device", "cpu")), *args],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

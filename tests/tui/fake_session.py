@@ -200,6 +200,7 @@ class FakeSession:
     def __init__(self, shown: View) -> None:
         self.shown = shown
         self.job = None
+        self.remote = None
         self.calls: list[tuple[object, ...]] = []
         self.error = ""
         self.list = SCENARIOS

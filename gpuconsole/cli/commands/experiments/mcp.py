@@ -17,14 +17,36 @@ tries changes, keeps proven wins, and gets the patch. You choose the command; th
 
 --probe and --allow-numerics let the agent use these permissions; without them it cannot. The output of the job goes to a file (--output). When
 the client goes, a trial that is not decided is taken back and your job continues; a scenario ends. `gpuconsole skill` prints how an agent
-should work with it."""
+should work with it.
+
+--connect works on a console that is open in another terminal (gpuconsole run --control ...): you see on its screen what the agent tries, and
+key c takes the control back."""
 
 EXAMPLES = """examples:
   gpuconsole mcp -- python train.py
   gpuconsole mcp --probe --allow-numerics -- torchrun --nproc-per-node 2 train.py
   gpuconsole mcp --output job.txt --patch faster.patch --snapshot session.json -- python train.py
   gpuconsole mcp data-starved
+  gpuconsole mcp --connect                 a console that you have opened with: gpuconsole run --control -- python train.py
 """
+
+
+def _pid(text: str) -> int:
+    """A process id. Raises ValueError."""
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise ValueError(f"{text}: is no pid")
+    return int(text)
+
+
+CONNECT = options.Option(
+    "--connect",
+    "work on the session of a console that is open on this machine (gpuconsole run --control); PID: which one",
+    "PID",
+    _pid,
+    {"job": "goes without a command: the console has one"},
+    nargs="?",
+    const=0,
+)
 
 # fmt: off
 OPTIONS = (
@@ -40,6 +62,7 @@ OPTIONS = (
         options.MEMORY,
         options.PATCH,
     )),
+    options.Group("an open console", (CONNECT,)),
     options.SERVING,
     options.WATCHING,
 )
@@ -49,8 +72,13 @@ OPTIONS = (
 def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("mcp needs the MCP SDK: pip install 'gpuconsole[mcp]'")
-    from gpuconsole.cli.agents import AgentSession
+    from gpuconsole.cli.agents import AgentSession, connect
 
+    if args.connect is not None:
+        others = [option.name for option in options.each(OPTIONS) if option.name != CONNECT.name and option.given(args)]
+        if others:
+            raise UsageError(f"--connect goes without {', '.join(others)}: the console has its own")
+        return connect(args.connect)
     check_folder(args.profile_dir)
     if args.job:
         check_job(args)
