@@ -57,7 +57,8 @@ class AgentSession:
             return exit_code()
         if job.exit_code is None:
             output.note(f"{job.about}; its output goes to {file}")
-        return job.exit_code or 0
+            return exit_code()
+        return job.exit_code
 
     def _command(self) -> JobCommand:
         return JobCommand(tuple(self._args.job), stored=self._args.store_command, memory=self._args.memory)

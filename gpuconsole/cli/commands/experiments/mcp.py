@@ -10,6 +10,7 @@ from gpuconsole.cli.job import check_job, run_if_possible
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
 from gpuconsole.cli.values import check_folder, writable
+from gpuconsole.model.installation import install_command
 
 HELP = "one session as an MCP server, for an agent (-- COMMAND)"
 DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...), as an MCP server on stdin and stdout: an agent reads the diagnosis,
@@ -71,7 +72,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("mcp") is None:
-        raise UsageError("mcp needs the MCP SDK: pip install 'gpuconsole[mcp]'")
+        raise UsageError(f"the MCP SDK is not installed: {install_command('mcp')}")
     from gpuconsole.cli.agents import AgentSession, connect
 
     if args.connect is not None:
