@@ -16,7 +16,7 @@ from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.job import log_path
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.mcp.control import ControlClient, NoConsole, choose_console
+from gpuconsole.mcp.control import ControlClient, NoConsole
 from gpuconsole.mcp.server import serve
 from gpuconsole.mcp.tools import NUMERICS, PROBES, Tools
 from gpuconsole.mcp.wire import Descriptors, claim
@@ -30,9 +30,9 @@ COLUMNS, ROWS = 120, 40
 class AgentSession:
     """One session from its start until the client goes. `run` returns the exit code: that of a job that has ended."""
 
-    def __init__(self, args: argparse.Namespace, knobs: Knobs | None = None) -> None:
+    def __init__(self, args: argparse.Namespace, knobs: Knobs) -> None:
         """`knobs`: the settings that the person gave for a scenario."""
-        self._args, self._knobs = args, knobs or {}
+        self._args, self._knobs = args, knobs
 
     def run(self) -> int:
         ends = claim()
@@ -83,13 +83,13 @@ class AgentSession:
                 output.problem(str(error))
 
 
-def connect(pid: int) -> int:
-    """Serve the tools of an open console until the client goes. `pid`: of the console; 0: the only one. Raises UsageError."""
+def connect(path: Path) -> int:
+    """Serve the tools of an open console until the client goes. `path`: the socket of the console. Raises UsageError where the console refuses."""
     ends = claim()
 
     async def main() -> int:
         try:
-            console = await ControlClient.connect(choose_console(pid))
+            console = await ControlClient.connect(path)
         except NoConsole as problem:
             raise UsageError(f"--connect: {problem}") from None
         serving = asyncio.create_task(serve(console.call, ends))

@@ -21,8 +21,6 @@ from tests.mcp.test_server import IDLE, STARVED, loads
 from tests.pty.terminal import Terminal
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("a job")
-
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[Terminal]:
@@ -41,6 +39,7 @@ def socket_of(terminal: Terminal) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("a job")
 def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_back(tmp_path: Path) -> None:
     shutil.copy(STARVED, tmp_path / "starved.py")
     words = ["run", "--control", "--device", "cpu", "--", sys.executable, "starved.py", "end"]
@@ -74,6 +73,8 @@ def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_bac
     assert [trial["state"] for trial in snapshot["trials"]] == ["cancelled"] and not snapshot["trials"][0].get("kept")
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("a job")
 def test_one_agent_at_a_time_and_the_console_outlives_it(console: Terminal, tmp_path: Path) -> None:
     first = RawClient(tmp_path, "--connect")
     first.hello()

@@ -24,8 +24,6 @@ STARVED = Path(__file__).parents[1] / "agent" / "programs" / "starved.py"
 IDLE = "import time\nwhile True: time.sleep(0.2)\n"
 SMALL = 4096
 
-pytestmark = pytest.mark.xdist_group("a job")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -70,6 +68,7 @@ def loads(job: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("a job")
 def test_a_client_of_the_sdk_drives_a_whole_session(folder: Path) -> None:
     asyncio.run(asyncio.wait_for(whole_session(folder), 150))
     snapshot = json.loads((folder / "s.json").read_text())
@@ -136,6 +135,7 @@ async def whole_session(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("a job")
 def test_a_client_that_vanishes_in_a_trial_leaves_the_job_as_it_was(folder: Path) -> None:
     client = RawClient(folder, *starved(folder))
     client.hello()
@@ -155,6 +155,7 @@ def test_a_client_that_vanishes_in_a_trial_leaves_the_job_as_it_was(folder: Path
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("a job")
 def test_a_cancelled_trial_is_taken_back_and_the_session_goes_on(folder: Path) -> None:
     client = RawClient(folder, *starved(folder))
     client.hello()
@@ -234,6 +235,7 @@ def test_two_clients_have_two_sessions_that_do_not_know_each_other(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("a job")
 def test_a_scenario_ends_with_its_client(tmp_path: Path) -> None:
     client = RawClient(tmp_path, "data-starved")
     client.hello()

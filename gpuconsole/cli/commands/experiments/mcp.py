@@ -11,6 +11,7 @@ from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
 from gpuconsole.cli.values import check_folder, writable
 from gpuconsole.model.installation import install_command
+from gpuconsole.model.knobs.catalogue import Knobs
 
 HELP = "one session as an MCP server, for an agent (-- COMMAND)"
 DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...), as an MCP server on stdin and stdout: an agent reads the diagnosis,
@@ -73,17 +74,12 @@ OPTIONS = (
 def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("mcp") is None:
         raise UsageError(f"the MCP SDK is not installed: {install_command('mcp')}")
-    from gpuconsole.cli.agents import AgentSession, connect
-
     if args.connect is not None:
-        others = [option.name for option in options.each(OPTIONS) if option.name != CONNECT.name and option.given(args)]
-        if others:
-            raise UsageError(f"--connect goes without {', '.join(others)}: the console has its own")
-        return connect(args.connect)
+        return _connect(args)
     check_folder(args.profile_dir)
     if args.job:
         check_job(args)
-        return run_if_possible(args, lambda: AgentSession(args).run())
+        return run_if_possible(args, lambda: _serve(args, {}))
     chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
     writable(args, "--snapshot")
@@ -94,4 +90,25 @@ def run(args: argparse.Namespace) -> int:
         from gpuconsole.engine.children.serving import no_torch
 
         raise UsageError(no_torch())
+    return _serve(args, knobs)
+
+
+def _serve(args: argparse.Namespace, knobs: Knobs) -> int:
+    from gpuconsole.cli.agents import AgentSession  # bad usage does not wait for the SDK
+
     return AgentSession(args, knobs).run()
+
+
+def _connect(args: argparse.Namespace) -> int:
+    from gpuconsole.mcp.control import NoConsole, choose_console
+
+    others = [option.name for option in options.each(OPTIONS) if option.name != CONNECT.name and option.given(args)]
+    if others:
+        raise UsageError(f"--connect goes without {', '.join(others)}: the console has its own")
+    try:
+        path = choose_console(args.connect)
+    except NoConsole as problem:
+        raise UsageError(f"--connect: {problem}") from None
+    from gpuconsole.cli.agents import connect
+
+    return connect(path)

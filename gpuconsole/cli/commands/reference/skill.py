@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from gpuconsole.cli.exits import OK
 
-HELP = "print how an agent should work with gpuconsole mcp (SKILL.md)"
+HELP = "print the skill file for agents (SKILL.md)"
 DESCRIPTION = "Print the skill file for agents: how to work with the tools of `gpuconsole mcp`, from the first reading to the patch."
 EXAMPLES = """examples:
   gpuconsole skill > SKILL.md
