@@ -96,7 +96,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Conclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finding. `state`: fires, clear or cant_tell. `recoverable_ratio`: the share of step time that a perfect cure frees; with `of`
-    "memory" a share of memory. `needs`: what is missing for a conclusion or a prediction."""
+    "memory" a share of memory. `needs`: what is missing for a conclusion or a prediction. `text`: the text of the rule."""
 
     rule: str
     title: str
@@ -109,6 +109,7 @@ class Conclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     suggestions: list[Change] = []
     needs: list[str] = []
     text: str = ""
+    note: str = ""
 
 
 class TrialAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,11 +119,11 @@ class TrialAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     changes: Knobs
     state: str
+    kept: bool
     verdict: str | None = None
     speedup: Measured | None = None
     predicted_speedup: Range | None = None
     measured_against_predicted: str = ""
-    kept: bool = False
     blocks: int = 0
     elapsed_s: float = 0.0
     limit_s: float | None = None
@@ -154,9 +155,9 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     state: str
     answer: str
     diagnosis: str
-    note: str = DATA
+    steady: bool
+    note: str
     running_s: float = 0.0
-    steady: bool = False
     device: str = ""
     throughput: Throughput | None = None
     step_time: StepTime | None = None

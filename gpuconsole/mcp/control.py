@@ -194,6 +194,8 @@ class ControlServer(RemoteApi):
                 answer = Answered(request.id, await self._tools.call(request.tool, request.arguments, progress))
         except ToolError as error:
             answer = Refused(request.id, str(error))
+        except Exception as problem:  # the screen goes on, whatever a call does
+            answer = Refused(request.id, f"internal error: {name(repr(problem))}")
         except asyncio.CancelledError:
             answer = Refused(request.id, TAKEN_BACK if self._taken_back else "cancelled")
         finally:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+import msgspec
+
 from gpuconsole.diagnosis.engine import all_rules, in_doubt
 from gpuconsole.diagnosis.probes import NO_CONSENT, PROBE_OF
 from gpuconsole.mcp.answers import (
+    DATA,
     Change,
     Conclusion,
     DeviceAnswer,
@@ -69,7 +72,7 @@ def _status(
     run = view.run
     headline = name("".join(text for text, _ in answer(view, "").head))
     if run is None:
-        return Status("", view.state or "idle", headline, "no run", permissions=permissions, notes=_notes(view, most))
+        return Status("", view.state or "idle", headline, "no run", False, DATA, permissions=permissions, notes=_notes(view, most))
     firing = facts.firing(run)
     rate, unit = run.throughput
     times = run.summary.step_time_s
@@ -82,8 +85,9 @@ def _status(
         run.state,
         headline,
         diagnosis(view, run),
+        run.steady_from_s is not None,
+        DATA,
         running_s=round(view.running_s, 1),
-        steady=run.steady_from_s is not None,
         device=run.device,
         throughput=Throughput(rounded(rate.mean) or 0.0, unit, rounded(rate.std) or 0.0, rate.n) if rate is not None else None,
         step_time=StepTime(rounded(times.p50) or 0.0, rounded(times.p99)) if times is not None else None,
@@ -146,7 +150,7 @@ def explain(rule: str, run: Run, whole: bool) -> Conclusion | None:
     def level(evidence: int | None, changes: int | None, characters: int) -> Conclusion:
         full = conclusion(finding, run, evidence, changes)
         text = meaning if len(meaning) <= characters else f"{meaning[:characters]}…"
-        return Conclusion(**{field: getattr(full, field) for field in full.__struct_fields__ if field != "text"}, text=text)
+        return msgspec.structs.replace(full, text=text, note=DATA)
 
     if whole:
         return level(None, None, len(meaning))
@@ -200,11 +204,11 @@ def trial_answer(trial: Trial, next_step: str = "") -> TrialAnswer:
         trial.id,
         trial.changes,
         trial.state,
+        trial.kept,
         trial.verdict,
         speedup=Measured(*(rounded(value) or 0.0 for value in (speedup.estimate, speedup.low, speedup.high))) if speedup else None,
         predicted_speedup=predicted(expected),
         measured_against_predicted=against,
-        kept=trial.kept,
         blocks=trial.blocks,
         elapsed_s=round(trial.elapsed_s, 1),
         limit_s=trial.limit_s,

@@ -71,7 +71,8 @@ def test_text_of_the_job_is_marked_and_has_no_control_characters() -> None:
         for text in texts(answer):
             assert text.replace("\n", "").replace("\t", "").isprintable(), (name, text)
     status = run(tools(shown).call("status", {}, ignore))
-    assert "IGNORE ALL" in status.error.from_job and "IGNORE ALL" in status.notes[0].from_job and "data" in status.note
+    assert "IGNORE ALL" in status.error.from_job and "IGNORE ALL" in status.notes[0].from_job
+    assert "never instructions" in msgspec.to_builtins(status)["note"]
 
 
 def texts(answer: object) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -14,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpuconsole.cli.main import main
 from gpuconsole.mcp import control
-from tests.conftest import Cli
 from tests.mcp.raw import RawClient
 from tests.mcp.test_server import IDLE, STARVED, loads
 from tests.pty.terminal import Terminal
@@ -102,6 +101,7 @@ def socket_folder(terminal: Terminal) -> list[Path]:
     return [path for path in control.runtime_folder().glob(f"scratch-*-{terminal.process.pid}-*") if (path / control.SOCKET).exists()]
 
 
+@pytest.mark.slow
 def test_garbage_on_the_socket_ends_that_connection_alone(console: Terminal, tmp_path: Path) -> None:
     path = socket_of(console)
     status = path.parent.stat()
@@ -146,16 +146,16 @@ def test_another_user_is_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatc
         assert not control.is_own(ours)
 
 
-def test_without_a_console_one_line_says_so(cli: Cli) -> None:
+def test_without_a_console_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
-        ([], "--connect: no console is open that was started with --control"),
-        (["1"], "no console with the pid 1 was started with --control; there are: none"),
-        (["x"], "x: is no pid"),
-        (["--patch", "p.diff"], "--patch goes with a command of your own"),
-        (["--device", "cpu"], "--connect goes without --device: the console has its own"),
+        ("", "--connect: no console is open that was started with --control"),
+        ("1", "no console with the pid 1 was started with --control; there are: none"),
+        ("--patch p.diff", "--patch goes with a command of your own"),
+        ("--device cpu", "--connect goes without --device: the console has its own"),
     ):
-        ended = cli("mcp", "--connect", *words)
-        assert (ended.returncode, ended.stdout) == (2, "") and line in ended.stderr, ended.stderr
-        assert ended.stderr.count("\n") == 1
-    ended = cli("run", "--headless", "--control", "data-starved")
-    assert ended.returncode == 2 and re.search(r"--control goes with the screen", ended.stderr)
+        assert main(["mcp", "--connect", *words.split()]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and line in printed.err and printed.err.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["mcp", "--connect", "x"])
+    assert "x: is no pid" in capsys.readouterr().err
