@@ -62,14 +62,18 @@ def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_bac
         terminal.press("c")
         terminal.wait_for("an agent is connected: it waits")
         assert client.call("settings", name="num_workers")["settings"][0]["value"] == 0
-        assert client.close() == 0
+        client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
+        wait_until(lambda: loads(job), 30, "the side with two workers")
+        client.process.kill()  # in the middle of its trial
         terminal.wait_gone("an agent is connected")
+        wait_until(lambda: not loads(job), 30, "the side without workers")
+        client.close()
         (tmp_path / "end").touch()
         terminal.wait_for("finished")
         terminal.press("q")
         assert terminal.wait_exit() == 0
     snapshot = json.loads(next(tmp_path.glob("gpuconsole-2*.json")).read_text())
-    assert [trial["state"] for trial in snapshot["trials"]] == ["cancelled"] and not snapshot["trials"][0].get("kept")
+    assert [trial["state"] for trial in snapshot["trials"]] == ["cancelled"] * 2
 
 
 @pytest.mark.slow
