@@ -54,6 +54,8 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     use_own_keys()
     show_first_picture()
     engine = live_engine(args)
+    if getattr(args, "control", False):
+        _open_control(engine, getattr(args, "output", None))
     session_file = SessionFile(engine, getattr(args, "snapshot", None))
     command: list[str] = getattr(args, "job", [])
 
@@ -98,6 +100,16 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     if engine.job is not None:
         return engine.job.exit_code or 0
     return code or (FAILED if session_file.error else OK)
+
+
+def _open_control(engine: LiveSession, output: Path | None) -> None:
+    """Let an agent connect by a private socket while the engine is open. `output`: the file with the output of the job."""
+    from gpuconsole.cli.files import patch_of
+    from gpuconsole.mcp.control import ControlServer
+    from gpuconsole.mcp.tools import Tools
+
+    engine.remote = control = ControlServer(Tools(engine, patch_of, output=output), engine.note)
+    engine.services.append(control.serve)
 
 
 def use_own_keys() -> None:

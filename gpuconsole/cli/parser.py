@@ -36,7 +36,7 @@ def find_commands() -> dict[str, str]:
     return modules
 
 
-TAKE_JOBS = ("run", "sweep", "tune")
+TAKE_JOBS = ("run", "sweep", "tune", "mcp")
 COMMANDS: dict[str, str] = find_commands()
 """The module of every command, by file name. On the command line, write `-` for `_`."""
 
