@@ -85,6 +85,14 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
         return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # true for nan too
 
 
+class Rhythm(msgspec.Struct, frozen=True):
+    """A disturbance that comes and goes with a period, on both sides of a trial alike. `amplitude_ratio`: how far the rate rises above its mean and
+    falls below it, as a share."""
+
+    period_s: float
+    amplitude_ratio: float
+
+
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
@@ -96,7 +104,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.EFFECTS`). `forecast`: known before
     the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
     `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
-    each pair and the lengths of the blocks (`statistics.order`); None in trials with the fixed order A B, B A of earlier versions.
+    each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
+    periodic disturbance that the blocks show, on `clock`; known when the trial is done.
     """
 
     id: str
@@ -127,6 +136,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: float | None = None
     effect: str = ""
     order_seed: int | None = None
+    rhythm: Rhythm | None = None
 
     @property
     def way(self) -> str:
