@@ -1,6 +1,6 @@
 """Trials of a change without effect beside a real process that is busy for 2 of every 4 s: false wins, and the rhythm that the trials name.
 
-    python -m benchmarks.trial_neighbour [--trials 40] [--scenario train-gpt] [--busy 2 --period 4] [--keep]
+    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--busy 2 --period 4] [--keep]
 
 The trials are live, in one console, as a user would start them, with their usual time limit of 20 s. `--busy 0`: without the neighbour.
 """
@@ -58,7 +58,7 @@ async def measure(scenario: str, count: int) -> list[Trial]:
 def line(trial: Trial) -> str:
     speedup = trial.speedup
     measured = f"{speedup.estimate:.3f}x [{speedup.low:.3f}, {speedup.high:.3f}]" if speedup else trial.error or "not measured"
-    rhythm = f"   rhythm {trial.rhythm.period_s:.2f} s, ±{trial.rhythm.amplitude_ratio:.1%}" if trial.rhythm else ""
+    rhythm = f"   rhythm {trial.rhythm.period_s:.2f} s, ±{trial.rhythm.amplitude_ratio:.1%}, {trial.rhythm.clock}" if trial.rhythm else ""
     return f"{trial.verdict} {measured}, {trial.blocks} blocks, {trial.elapsed_s:.1f} s{rhythm}"
 
 
@@ -82,7 +82,7 @@ def figures(trials: Sequence[Trial], period_s: float) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--scenario", default="train-gpt")
+    parser.add_argument("--scenario", default="tiny-batch", help="with short steps, so that a trial has many blocks")
     parser.add_argument("--busy", type=float, default=2.0, help="seconds of each period in which the neighbour computes; 0: no neighbour")
     parser.add_argument("--period", type=float, default=4.0, help="seconds")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trial-neighbour-DATE.json")
@@ -99,7 +99,7 @@ def main() -> int:
             row["wall_speedup"] = (
                 [trial.wall_speedup.estimate, trial.wall_speedup.low, trial.wall_speedup.high] if trial.wall_speedup else None
             )
-            row["rhythm"] = [trial.rhythm.period_s, trial.rhythm.amplitude_ratio] if trial.rhythm else None
+            row["rhythm"] = [trial.rhythm.period_s, trial.rhythm.amplitude_ratio, trial.rhythm.clock] if trial.rhythm else None
         print(keep("trial-neighbour", {**asked, **result, "each": kept}))
     return 0
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpuconsole.model.experiments import Rhythm
 
-FALSE_ALARM = 0.0005
+FALSE_ALARM = 0.001
 """Largest probability that noise alone has a wave like the one found. The noise is not exactly as assumed, so false names are more frequent than
 this: `benchmarks.trial_statistics` counts them."""
 LEAST_AMPLITUDE = 0.01

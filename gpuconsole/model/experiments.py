@@ -19,6 +19,7 @@ MOST_PERPLEXITY_COST = 0.05
 MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
+Clock = Literal["wall", "contention_free"]
 TrialState = Literal["running", "done", "failed", "cancelled"]
 Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
 """Both sides in one process, or each side in a separate process. The names are those of files of earlier versions, whose blocks had the order ABBA: see
@@ -87,10 +88,11 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Rhythm(msgspec.Struct, frozen=True):
     """A disturbance that comes and goes with a period, on both sides of a trial alike. `amplitude_ratio`: how far the rate rises above its mean and
-    falls below it, as a share."""
+    falls below it, as a share, on `clock` (see `Trial.clock`)."""
 
     period_s: float
     amplitude_ratio: float
+    clock: Clock = "wall"
 
 
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,7 +107,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
     `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
     each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
-    periodic disturbance that the blocks show, on `clock`; known when the trial is done.
+    periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done.
     """
 
     id: str
@@ -118,7 +120,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     predicted: Interval | None = None
     verdict: Verdict | None = None
     kept: bool = False
-    clock: Literal["wall", "contention_free"] = "wall"
+    clock: Clock = "wall"
     method: Method = "live ABBA"
     between: float = 0.0
     log_ratios: tuple[float, ...] = ()
@@ -192,7 +194,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     base: Knobs
     points: list[SweepPoint]
     repeats: int
-    clock: Literal["wall", "contention_free"] = "wall"
+    clock: Clock = "wall"
     elapsed_s: float = 0.0
     order_seed: int | None = None
 

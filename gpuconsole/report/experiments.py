@@ -59,7 +59,8 @@ def rhythm_note(trial: Trial) -> str:
     rhythm = trial.rhythm
     if rhythm is None:
         return ""
-    times = f"{units.about_period(rhythm.period_s)} (±{units.precise_percent(rhythm.amplitude_ratio)})"
+    on_clock = " on the wall clock" if rhythm.clock != trial.clock else ""
+    times = f"{units.about_period(rhythm.period_s)} (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
     return f"The rate of both sides rises and falls with a period of {times}: another process may have a rhythm."
 
 
