@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import cmath
 import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpuconsole.experiments.rhythm import mean_wave
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, half_width, other_arm
 
 MOST_STRETCH = 3.0
@@ -38,8 +38,8 @@ def order(seed: int) -> Iterator[Pair]:
 
     A fixed order (A B, B A) with equal lengths repeats every four blocks, and a disturbance with that period looks like an effect: 24 % false
     wins. Switchback experiments randomise for this reason (Bojinov, Simchi-Levi, Zhao 2023). But one in eight draws of four pairs repeats every
-    two or four blocks too. So a draw is repeated until no wave of PERIODS alone looks like an effect, at any moment at which a verdict is possible
-    (rerandomisation: Morgan and Rubin 2012). The condition is the same for both arms. `seed` fixes the whole order.
+    two or four blocks too. So a draw is repeated, up to TRIES times, until no wave of PERIODS alone looks like an effect at any moment at which a
+    verdict is possible (rerandomisation: Morgan and Rubin 2012). The condition is the same for both arms. `seed` fixes the whole order.
     """
     chance = random.Random(seed)
     exposure, count = Exposure(), MIN_PAIRS
@@ -69,7 +69,7 @@ def _drawn(chance: random.Random) -> Pair:
 class Exposure:
     """How much a rhythm can look like an effect in the pairs drawn so far.
 
-    A wave of amplitude 1 and phase p changes the log ratio of pair n by the real part of z[n] exp(ip). `_sums` holds, for each of PERIODS, the sums
+    A wave of amplitude 1 and phase p, averaged over each block, changes the log ratio of pair n by the real part of z[n] exp(ip). `_sums` holds, for each of PERIODS, the sums
     of z, of the squares of abs(z), and of z squared.
     """
 
@@ -88,9 +88,13 @@ class Exposure:
             spans.append((1 if pair[0].arm == CHANGED else -1, *ends))
         sums = []
         for period, (total, squares, turned) in zip(PERIODS, self._sums, strict=True):
+            turn = 2j * math.pi / period
+            at_start = cmath.exp(turn * self._end)
             for sign, start, middle, end in spans:
-                z = sign * (mean_wave(start, middle, 1 / period) - mean_wave(middle, end, 1 / period))
+                at_middle, at_end = cmath.exp(turn * middle), cmath.exp(turn * end)
+                z = sign * ((at_middle - at_start) / (middle - start) - (at_end - at_middle) / (end - middle)) / turn
                 total, squares, turned = total + z, squares + abs(z) ** 2, turned + z * z
+                at_start = at_end
             sums.append((total, squares, turned))
         longer._sums = sums
         return longer

@@ -37,7 +37,7 @@ class MeasuredBlock(NamedTuple):
     log_rate: float
 
 
-def mean_wave(start: float, end: float, frequency: float) -> complex:
+def _mean_wave(start: float, end: float, frequency: float) -> complex:
     """The mean of exp(2 pi i `frequency` t) between two times; the times and the inverse of the frequency have the same unit."""
     turn = 2j * math.pi * frequency
     return (cmath.exp(turn * end) - cmath.exp(turn * start)) / (turn * (end - start))
@@ -70,7 +70,7 @@ def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
 
     def wave(frequency: float) -> tuple[float, float]:
         """The explained share of the variation, and the amplitude, of the best wave with this frequency."""
-        means = [mean_wave(block.start_s - begin, block.end_s - begin, frequency) for block in blocks]
+        means = [_mean_wave(block.start_s - begin, block.end_s - begin, frequency) for block in blocks]
         cosine, sine = (_filtered(column, correlation) for column in ([mean.real for mean in means], [mean.imag for mean in means]))
         in_base = [(_dot(cosine, column), _dot(sine, column)) for column in base]
         cc = _dot(cosine, cosine) - sum(of_cosine**2 for of_cosine, _ in in_base)
