@@ -44,7 +44,8 @@ def _mean_wave(start: float, end: float, frequency: float) -> complex:
 
 
 def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
-    """The rhythm that `blocks` (in order of time) show on both sides alike; None if noise, a drift or an effect explain them as well.
+    """The rhythm that `blocks` show on both sides alike; None if noise, a drift or an effect explain them as well, or where the blocks are few or not
+    in order of time.
 
     A least-squares periodogram (Lomb 1976, Scargle 1982) of the log rates: a wave is averaged over each block, the level of each side and a trend
     are fitted with it. Noise is correlated from one block to the next (an AR(1) process, as in REDFIT, Schulz and Mudelsee 2002): the correlation
@@ -52,7 +53,8 @@ def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
     independent frequencies.
     """
     n = len(blocks)
-    if n < LEAST_BLOCKS:
+    times = [time for block in blocks for time in (block.start_s, block.end_s)]
+    if n < LEAST_BLOCKS or any(block.end_s <= block.start_s for block in blocks) or times != sorted(times):
         return None
     begin = blocks[0].start_s
     span_s = blocks[-1].end_s - begin
