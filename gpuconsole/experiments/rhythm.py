@@ -111,7 +111,7 @@ def _filtered(values: Sequence[float], correlation: float) -> list[float]:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(map(operator.mul, left, right))
+    return float(sum(map(operator.mul, left, right)))
 
 
 def _without(values: Sequence[float], base: Sequence[Sequence[float]]) -> list[float]:

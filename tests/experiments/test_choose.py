@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuconsole.experiments.certificate import mistakes
 from gpuconsole.experiments.block_order import MEAN_STRETCH
+from gpuconsole.experiments.certificate import mistakes
 from gpuconsole.experiments.statistics import speedup
 from gpuconsole.experiments.tune import LIVE_S, Allowed, candidates, left_alone, trial_s
 from gpuconsole.model.certificate import Attempt, Certificate, CertificateError, decode, encode
