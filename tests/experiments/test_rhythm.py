@@ -120,6 +120,7 @@ def test_the_report_says_it_in_one_sentence() -> None:
     assert b"rhythm" not in msgspec.json.encode(calm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["independent, normal", "autocorrelated 0.5", "autocorrelated 0.8", "drift"])
 def test_noise_is_hardly_ever_a_rhythm(noise: str) -> None:
     assert sum(simulated(noise, seed, 1.0).named for seed in range(150)) <= 3

@@ -119,6 +119,7 @@ def test_a_rhythm_of_four_blocks_is_no_effect(shape: str) -> None:
     assert sum(simulated(noise, seed, 1.0, fixed=True).verdict == "win" for seed in range(100)) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["a rhythm of 3 blocks, sine", "a rhythm of 3.7 blocks, on and off"])
 def test_a_strong_rhythm_is_no_effect(noise: str) -> None:
     """A rhythm of 10 %, in 400 trials without an effect: by a coin alone, the first four pairs of 1.5 % of the trials were in step with it."""
