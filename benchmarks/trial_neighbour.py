@@ -1,6 +1,6 @@
 """Trials of a change without effect beside a real process that is busy for 2 of every 4 s: false wins, and the rhythm that the trials name.
 
-    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--busy 2 --period 4] [--keep]
+    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--neighbours 1 --busy 2 --period 4] [--keep]
 
 The trials are live, in one console, as a user would start them, with their usual time limit of 20 s. `--busy 0`: without the neighbour.
 """
@@ -83,16 +83,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--scenario", default="tiny-batch", help="with short steps, so that a trial has many blocks")
+    parser.add_argument("--neighbours", type=int, default=1, help="such processes; a core that stays free takes the edge off one of them")
     parser.add_argument("--busy", type=float, default=2.0, help="seconds of each period in which the neighbour computes; 0: no neighbour")
     parser.add_argument("--period", type=float, default=4.0, help="seconds")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trial-neighbour-DATE.json")
     args = parser.parse_args()
-    with burning(1 if args.busy else 0, NEIGHBOUR.format(period=args.period, busy=args.busy)):
+    with burning(args.neighbours if args.busy else 0, NEIGHBOUR.format(period=args.period, busy=args.busy)):
         trials = asyncio.run(measure(args.scenario, args.trials))
     result = figures(trials, args.period)
     print(result)
     if args.keep:
-        asked = {"scenario": args.scenario, "busy_s": args.busy, "period_s": args.period, "change": NOTHING}
+        asked = {"scenario": args.scenario, "neighbours": args.neighbours, "busy_s": args.busy, "period_s": args.period, "change": NOTHING}
         kept = [{name: getattr(trial, name) for name in ("verdict", "blocks", "elapsed_s", "order_seed", "clock")} for trial in trials]
         for row, trial in zip(kept, trials, strict=True):
             row["speedup"] = [trial.speedup.estimate, trial.speedup.low, trial.speedup.high] if trial.speedup else None
