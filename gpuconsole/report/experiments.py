@@ -56,6 +56,16 @@ def verdict(trial: Trial) -> str:
 # --- before the start ----------------------------------------------------------------------------------------
 
 
+def rhythm_note(trial: Trial) -> str:
+    """One sentence about the rhythm that the blocks of the trial show; empty without a rhythm."""
+    rhythm = trial.rhythm
+    if rhythm is None:
+        return ""
+    on_clock = " on the wall clock" if rhythm.clock != trial.clock else ""
+    times = f"{units.about_period(rhythm.period_s)} (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
+    return f"The rate of both sides rises and falls with a period of {times}: another process may have a rhythm."
+
+
 # --- the whole trial -----------------------------------------------------------------------------------------
 
 
@@ -76,6 +86,8 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
         report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.rhythm is not None:
+        report.append(Line([(rhythm_note(trial), "wait")], indent=2))
     if trial.changes_training:
         report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
@@ -88,13 +100,14 @@ def _effect(trial: Trial) -> str:
 
 
 def verdict_line(trial: Trial) -> str:
-    """A finished trial in one sentence."""
+    """A finished trial in one sentence; its rhythm in another."""
     changes = describe_changes(trial.changes)
     if trial.state == "failed":
         return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
     if trial.state == "cancelled":
         return f"{changes}: the trial was cancelled, the change is reverted"
-    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}"
+    note = f". {rhythm_note(trial)}" if trial.rhythm is not None else ""
+    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}{note}"
 
 
 # --- on the screen -------------------------------------------------------------------------------------------
@@ -120,16 +133,17 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
 
 
 def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
-    """The outcome of the last trial, then the prediction and the measurement on one axis where there is room."""
+    """The outcome of the last trial, its rhythm, then the prediction and the measurement on one axis, as far as there is room."""
     if trial.state == "failed":
         text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
         return fill([line(width, (text, "alert"))], width, height)
     outcome = f"{measured(trial)}  {verdict(trial)}"
     head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", "title"), (outcome, "good" if trial.kept else "")]
-    scales = _scales(trial, width, height - 1)
+    notes = [line(width, (f"  {rhythm_note(trial)}", "wait"))] if trial.rhythm is not None and height > 1 else []
+    scales = _scales(trial, width, height - 1 - len(notes))
     extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
     fits = row_width(head) + len(extra) <= width
-    return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
+    return fill([line(width, *head, (extra if fits else "", "dim")), *notes, *scales], width, height)
 
 
 def trial_rows(trial: Trial | None) -> int:
