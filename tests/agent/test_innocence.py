@@ -59,6 +59,7 @@ def without_times(text: str) -> str:
     return re.sub(r"^W\d+ [\d:.]+ \d+ ", "", text, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_nothing_else(tmp_path: Path) -> None:
     names = [name for name in ENTRY_POINTS if name not in BEFORE_TORCH and not name.startswith(ELSEWHERE)]
     command = (sys.executable, str(PROGRAMS / "faults.py"))

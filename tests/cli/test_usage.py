@@ -41,7 +41,7 @@ from tests.conftest import Cli
         (["train.py"], ["no command 'train.py'", "gpuconsole run -- python train.py"]),
         (["python", "train.py", "--lr", "1"], ["no command 'python'", "gpuconsole run -- python train.py --lr 1"]),
         (["--", "python", "train.py"], ["gpuconsole run -- python train.py"]),
-        (["doctor", "--", "python", "train.py"], ["doctor takes no command after --; run, sweep, tune take one"]),
+        (["doctor", "--", "python", "train.py"], ["doctor takes no command after --; run, sweep, tune, mcp take one"]),
         (["frobnicate-all"], ["no command 'frobnicate-all'", "gpuconsole --help"]),
         (
             ["run", "train-gpt", "--headless", "--durtion", "5"],
