@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -28,9 +29,10 @@ def console(tmp_path: Path) -> Iterator[Terminal]:
     with Terminal("run", "--control", "--device", "cpu", "--", sys.executable, "idle.py", cwd=tmp_path) as terminal:
         terminal.wait_for("idle.py")
         wait_until(lambda: terminal.process.pid in control.open_consoles(), what="the socket")
+        job = next(child for child in psutil.Process(terminal.process.pid).children(recursive=True) if child.cmdline()[-1] == "idle.py")
         yield terminal
-        for child in psutil.Process(terminal.process.pid).children(recursive=True) if terminal.process.poll() is None else ():
-            child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            job.kill()  # also the one that a test left
 
 
 def socket_of(terminal: Terminal) -> Path:
