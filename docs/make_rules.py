@@ -8,9 +8,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
+
+from rule_examples import examples
 
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, COVERED, PRECEDENCE, Yields
@@ -18,9 +20,11 @@ from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.engine.catalog import read_scenario, shipped_folder
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knob, in_words, show
+from gpuconsole.session.facts import HEALTHY
 
 FOLDER = Path(__file__).with_name("rules")
 RULES = {rule.id: rule for rule in all_rules()}
+EXAMPLES = examples()
 SCENARIOS = [read_scenario(path) for path in sorted(shipped_folder().glob("*.toml"))]
 INPUT = tuple(f"input.{cause}" for cause in CAUSES_OF_DATA_WAIT)
 FAMILIES = {
@@ -40,6 +44,14 @@ GUIDES = {
     "training": "a job of your own see [Your own training job](../own-job.md)",
     "serving": "a server that runs already see [Model servers](../serving.md)",
 }
+NEEDS_GPU = " They come from CPUs and a simulated GPU, and this rule is about GPUs."
+CONTENTION = "host.cpu_contention"
+EFFECTS_TO_AVOID: dict[str, Callable[[Knob], bool]] = {
+    "The numbers of a step must stay the same bits": lambda knob: knob.changes_numerics,
+    "What the model learns per step must stay the same": lambda knob: knob.changes_training,
+    "The answers of the server must stay the same": lambda knob: knob.changes_output,
+}
+"""Reasons to leave a change, with the settings that they are about."""
 INDEX = """# Rules
 
 Made by `python docs/make_rules.py` from the files in `gpuconsole/diagnosis/rules/`; a test checks that these pages are current.
@@ -69,12 +81,18 @@ Rule `{rule.id}`, for {subject}.{memory} In the terminal: `gpuconsole rules {rul
 
 {linked(rule.text, but=rule.id)}
 
+## Example
+
+{"".join(example(rule))}
 ## Evidence
 
 {"".join(evidence(rule))}
 ## What to do
 
-{"".join(settings(rule))}{"".join(example(rule))}{"".join(related(rule))}
+{"".join(settings(rule))}
+## When to ignore it
+
+{"".join(reasons_to_ignore(rule))}{"".join(related(rule))}
 ---
 
 Made by `python docs/make_rules.py` from `gpuconsole/diagnosis/rules/{file}`; a test checks that this page is current.
@@ -126,13 +144,39 @@ def row(knob: Knob) -> str:
 
 
 def example(rule: Rule) -> Iterable[str]:
+    """A recorded finding with the source of its figures, then the scenarios that show the finding."""
+    recorded = EXAMPLES.get(rule.id)
+    if recorded is None:
+        yield f"No recorded run shows this finding: the results of the benchmarks have no run in which the rule fires.{NEEDS_GPU * rule.gpu_only}\n"
+    else:
+        yield f"The finding on the screen of details (key `d`):\n\n```text\n{recorded.text}\n```\n\n"
+        yield f"The figures come from {recorded.source}\n"
+    if recorded is not None and recorded.trial:
+        yield f"\nA trial of the first suggestion in the same run: {recorded.trial}.\n"
     shown = [scenario for scenario in SCENARIOS if scenario.teaches.rule == rule.id]
     if shown:
-        yield "\n## How it looks\n\nThese built-in scenarios show this finding:\n\n"
+        yield "\nThese built-in scenarios show this finding:\n\n"
     for scenario in shown:
         fix = f" What helps: {in_words(scenario.teaches.fix)}." if scenario.teaches.fix else ""
         gpu_fix = f" On a GPU: {in_words(scenario.teaches.gpu_fix)}." if scenario.teaches.gpu_fix else ""
         yield f"- `gpuconsole run {scenario.name}`: {scenario.title}. {scenario.teaches.see}{fix}{gpu_fix}\n"
+
+
+def reasons_to_ignore(rule: Rule) -> Iterable[str]:
+    """The rule's own reason, or the reason of its kind; then what speaks against its changes, and against its figures."""
+    if rule.id.endswith(HEALTHY):
+        yield "- It names no fault: there is nothing to mend.\n"
+    elif rule.ignore:
+        yield f"- {rule.ignore}\n"
+    elif rule.resource == "memory":
+        yield "- The run fits into the memory, and you need no larger batch, model or context.\n"
+    else:
+        yield '- The recoverable share is worth less to you than the change. A trial that ends "not faster" is the answer for this run.\n'
+    for effect, changes in EFFECTS_TO_AVOID.items():
+        if names := [name for name in rule.knobs if changes(CATALOGUE[name])]:
+            yield f"- {effect}: {listed(names)} {'changes' if len(names) == 1 else 'change'} that.\n"
+    if rule.subject == "training" and rule.resource == "time" and not rule.ignore and not rule.id.endswith(HEALTHY):
+        yield f"- {link(CONTENTION)} fires too: other programs use the cores, and all times are less certain. Measure again on a quiet machine.\n"
 
 
 def related(rule: Rule) -> Iterable[str]:

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,23 @@ from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
+ELSEWHERE = ("venv", "site", "node_modules", "build", "dist")
+"""Folders that are no part of the repository."""
+PAGES = [
+    page
+    for page in sorted(ROOT.rglob("*.md"))
+    if not any(part.startswith(".") or part in ELSEWHERE for part in page.relative_to(ROOT).parts)
+]
+"""Every page of the repository."""
 
 
 def test_the_table_of_metrics_is_current() -> None:
     done = subprocess.run([sys.executable, ROOT / "docs" / "make_metrics.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_about_agents_has_a_transcript() -> None:
+    done = subprocess.run([sys.executable, ROOT / "docs" / "make_transcript.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -44,15 +58,8 @@ def test_the_page_of_commands_has_every_command_and_every_common_option() -> Non
 
 
 def test_the_links_between_the_pages_lead_somewhere() -> None:
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").rglob("*.md"),
-        ROOT / "benchmarks/results/README.md",
-    ]
     broken = []
-    for page in pages:
+    for page in PAGES:
         for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
             path = page.parent / target if target else page
             if "://" not in target and not (path.exists() and (not anchor or anchor in anchors(path))):
@@ -115,20 +122,64 @@ def test_every_rule_has_a_page_and_the_pages_are_current() -> None:
     ] == []
 
 
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def of_blocks() -> list[str]:
+    """The lines of the blocks of code of every page."""
+    found: list[str] = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        found += [line for line in text.splitlines() if line.startswith("    ")]
+        found += [line for block in FENCED.findall(text) for line in block.splitlines()]
+    return [without_remark(line) for line in found]
+
+
+def of_sentences() -> list[str]:
+    """The code within the sentences and tables of every page; without parts in [ ], which may be left out."""
+    texts = [FENCED.sub("", page.read_text(encoding="utf-8")) for page in PAGES]
+    found = [re.sub(r"\[--[^\]]*\]", "", line.replace("\\|", "|")) for text in texts for line in re.findall(r"`([^`\n]+)`", text)]
+    return [without_remark(line) for line in found]
+
+
+def without_remark(line: str) -> str:
+    return re.sub(r"\s{4,}.*|\s+#.*|\s+[|>&].*", "", line.strip())
+
+
+def commands(lines: list[str]) -> list[str]:
+    return sorted({line for line in lines if line.startswith("gpuconsole ") and "$" not in line})
+
+
 def examples() -> list[str]:
-    """Every command line `gpuconsole ...` in a code block of a page, or in the examples of a command's help."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    lines = [
-        line for page in pages for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines() if line.startswith("    ")
-    ]
-    lines += [line for module in COMMANDS.values() for line in getattr(importlib.import_module(module), "EXAMPLES", "").splitlines()]
-    found = [re.sub(r"\s{4,}.*|\s+#.*|\s+[|>&].*", "", line.strip()) for line in lines]
-    return sorted({line for line in found if line.startswith("gpuconsole ") and "$" not in line})
+    """Every command line `gpuconsole ...` in a block of code, or in the examples of a command's help."""
+    helps = [getattr(importlib.import_module(module), "EXAMPLES", "") for module in COMMANDS.values()]
+    return commands([*of_blocks(), *(without_remark(line) for text in helps for line in text.splitlines())])
+
+
+def mentions() -> list[str]:
+    """Every command line `gpuconsole ...` within a sentence. The name of a command alone is none."""
+    names = {f"gpuconsole {name.replace('_', '-')}" for name in (*COMMANDS, "COMMAND --help")}
+    return sorted({*commands(of_sentences())} - names - {*examples()})
+
+
+@pytest.mark.parametrize("line", mentions())
+def test_every_command_line_in_a_sentence_is_understood(line: str) -> None:
+    words = shlex.split(line)[1:]
+    if {"--help", "--version"} & {*words}:  # they end the program
+        with pytest.raises(SystemExit, match=r"^0$"):
+            parse(words)
+        return
+    args = parse(words)
+    name = getattr(args, "scenario", None)
+    if name is not None and not name.endswith(".toml") and not name.isupper():  # SCENARIO stands for any
+        scenario(name)
 
 
 @pytest.mark.parametrize("line", examples())
 def test_every_command_line_on_the_pages_and_in_the_help_is_understood(line: str) -> None:
     args = parse(shlex.split(line)[1:])  # raises SystemExit if it is not
+    if getattr(args, "connect", None) is not None:
+        return None  # the console has the scenario, or the command
     name = getattr(args, "scenario", "my.toml")
     if args.job:
         return assert_a_command_line_of_a_job(args)
@@ -146,4 +197,43 @@ def assert_a_command_line_of_a_job(args: argparse.Namespace) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(examples()) > 60
+    assert len(examples()) > 60 and len(mentions()) > 60
+
+
+def test_the_python_modules_scripts_and_extras_on_the_pages_exist_and_the_modules_have_their_options() -> None:
+    lines, wrong, seen = [*of_blocks(), *of_sentences()], [], 0
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in lines:
+        for module, options in re.findall(r"-m ((?:benchmarks|tests|gpuconsole)[\w.]*)((?: (?!-m\b|--(?= ))[^`;&|]*)?)", line):
+            seen += 1
+            path = ROOT / module.replace(".", "/")
+            files = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.glob("*.py"))
+            source = "".join(file.read_text(encoding="utf-8") for file in files)
+            known = module == "gpuconsole" or module.startswith("gpuconsole.workloads")  # the options of the others are in `examples`
+            unknown = (
+                []
+                if known
+                else [name for name in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", options.partition(" -- ")[0]) if f'"{name}"' not in source]
+            )
+            wrong += [f"{line}: {name}" for name in (*([] if files else [module]), *unknown)]
+        for script in re.findall(r"(?:python3?|bash|sh) ((?:docs|benchmarks|screenshots|\.ci)/[\w./-]+)", line):
+            seen += 1
+            wrong += [] if (ROOT / script).exists() else [f"{line}: {script}"]
+        for names in re.findall(r'"\.\[([\w,]+)\]"', line):
+            seen += 1
+            wrong += [f"{line}: {name}" for name in names.split(",") if name not in extras]
+    assert wrong == [] and seen > 100
+
+
+def test_every_page_of_a_rule_shows_a_recorded_finding_or_says_that_there_is_none() -> None:
+    recorded = 0
+    for rule in all_rules():
+        text = (ROOT / "docs" / "rules" / f"{rule.id}.md").read_text(encoding="utf-8")
+        assert "\n## When to ignore it\n\n- " in text, rule.id
+        example = text.partition("\n## Example\n")[2].partition("\n## Evidence\n")[0]
+        if "No recorded run shows this finding" in example:
+            continue
+        source = re.search(r"The figures come from .* File `(benchmarks/results/[\w.-]+)`", example)
+        assert source and (ROOT / source[1]).exists() and f"rule {rule.id}\n" in example, rule.id
+        recorded += 1
+    assert recorded >= 39

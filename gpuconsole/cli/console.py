@@ -54,6 +54,8 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     use_own_keys()
     show_first_picture()
     engine = live_engine(args)
+    if getattr(args, "control", False):
+        _open_control(engine, getattr(args, "output", None))
     session_file = SessionFile(engine, getattr(args, "snapshot", None))
     command: list[str] = getattr(args, "job", [])
 
@@ -91,13 +93,23 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
             from gpuconsole.cli.hints import job_hints
 
             snapshot, goes_on = engine.snapshot(), engine.job.exit_code is None
-            for line in [*patch_lines(snapshot, args.patch), *([] if goes_on else job_hints(snapshot))]:
+            for line in [*patch_lines(snapshot, args.patch, session_file.saved), *([] if goes_on else job_hints(snapshot))]:
                 note(line)
             if goes_on:
                 note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
     if engine.job is not None:
         return engine.job.exit_code or 0
     return code or (FAILED if session_file.error else OK)
+
+
+def _open_control(engine: LiveSession, output: Path | None) -> None:
+    """Let an agent connect by a private socket while the engine is open. `output`: the file with the output of the job."""
+    from gpuconsole.cli.files import patch_of
+    from gpuconsole.mcp.control import ControlServer
+    from gpuconsole.mcp.tools import Tools
+
+    engine.remote = control = ControlServer(Tools(engine, patch_of, output=output), engine.note)
+    engine.services.append(control.serve)
 
 
 def use_own_keys() -> None:
@@ -112,22 +124,23 @@ def use_own_keys() -> None:
 
 
 class SessionFile:
-    """Saves the session when the console ends, also after a crash. `error` is the reason why the session could not be saved."""
+    """Saves the session when the console ends, also after a crash. `saved` is the file once it is written, and `error` the reason
+    why it could not be written."""
 
     def __init__(self, engine: LiveSession, path: Path | None) -> None:
         """`path`: the file that the user chose; None: a dated file in the current folder, if the session has runs."""
         self.error = ""
         self._engine, self._path = engine, path
-        self._saved: Path | None = None
+        self.saved: Path | None = None
 
     def save(self) -> None:
         """Write the file once; a second call does nothing. A failure is stored in `error`."""
         from gpuconsole.session.api import SessionError
 
-        if self._saved is not None or (self._path is None and not self._engine.state.records):
+        if self.saved is not None or (self._path is None and not self._engine.state.records):
             return
         try:
-            self._saved = self._engine.export(self._path)
+            self.saved = self._engine.export(self._path)
             self.error = ""
         except SessionError as error:
             self.error = str(error)
@@ -136,8 +149,8 @@ class SessionFile:
         """Print the path of the saved session, or the reason why the session could not be saved."""
         if self.error:
             problem(f"the session could not be saved: {self.error}")
-        elif self._saved is not None:
-            note(f"session saved to {self._saved}")
+        elif self.saved is not None:
+            note(f"session saved to {self.saved}")
 
 
 async def open_checked(engine: LiveSession) -> None:

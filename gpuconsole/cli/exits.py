@@ -16,6 +16,8 @@ FAILED = 1
 """The workload failed, or what the command checks does not hold."""
 USAGE = 2
 """Bad usage. Nothing was started."""
+UNDECIDED = 3
+"""A gate cannot tell: the noise is too large for the runs that it has."""
 INTERRUPTED = 128 + signal.SIGINT
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command of the user's own that cannot be run."""
@@ -23,6 +25,7 @@ CODES = {
     OK: "ok",
     FAILED: "failed: the run, or what the command checks",
     USAGE: "bad usage: one line says what is wrong, and nothing was started",
+    UNDECIDED: "undecided: the noise is too large to tell (compare --fail-below)",
     INTERRUPTED: "interrupted (Ctrl-C): what was measured is printed and written",
 }
 """The meaning of each code, for the help. docs/commands.md explains them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -53,20 +54,34 @@ def write(path: Path, content: bytes) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+STDOUT = Path("-")
+"""The FILE of --markdown that means stdout."""
+
+
 def check_sharing(args: argparse.Namespace) -> bool:
     """Whether --html or --markdown asks for a file. Raises UsageError for a file that cannot be written, before anything starts."""
-    return any([writable(args, "--html") is not None, writable(args, "--markdown") is not None])
+    on_stdout = args.markdown == STDOUT
+    markdown = None if on_stdout else writable(args, "--markdown")
+    return writable(args, "--html") is not None or markdown is not None or on_stdout
 
 
 def share(args: argparse.Namespace, document: Document) -> None:
-    """Write the files of --html and --markdown, and name each on stdout. Raises UsageError."""
+    """Write the files of --html and --markdown. Raises UsageError."""
     from gpuconsole.report.share.html import html_page
     from gpuconsole.report.share.markdown import markdown_page
 
     for path, make in ((args.html, html_page), (args.markdown, markdown_page)):
         if path is not None:
-            write(path, make(document).encode())
-            print(f"wrote {path}")
+            write_or_print(path, make(document))
+
+
+def write_or_print(path: Path, text: str) -> None:
+    """Write a whole file and name it on stdout, or print the text where `path` is STDOUT. Raises UsageError."""
+    if path == STDOUT:
+        print(text, end="")
+    else:
+        write(path, text.encode())
+        print(f"wrote {path}")
 
 
 def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
@@ -83,10 +98,17 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
     return patch, patch_text(patch, changes)
 
 
-def patch_lines(snapshot: Snapshot, path: Path | None) -> list[str]:
-    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`."""
+def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None) -> list[str]:
+    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`.
+
+    `saved`: the file of the session, where there is one. Without `path`, the last line says how to write the patch from it.
+    """
     patch, lines = patch_of(snapshot)
-    return [*lines, write_patch(path, patch)] if path is not None else lines
+    if path is not None:
+        return [*lines, write_patch(path, patch)]
+    if patch.diff and saved is not None:
+        lines.append(f"to write this patch: gpuconsole report {shlex.quote(str(saved))} --patch faster.patch")
+    return lines
 
 
 def source(file: str) -> str:
@@ -115,4 +137,4 @@ def write_patch(path: Path, patch: Patch) -> str:
         path.write_bytes(patch.diff.encode("utf-8", errors="surrogateescape"))
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return f"patch written: git apply {path}"
+    return f"patch written: git apply {shlex.quote(str(path))}"

@@ -106,7 +106,7 @@ class HeadlessJob:
         if self._work is not None:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
-        patch = patch_lines(snapshot, getattr(self._args, "patch", None))
+        patch = patch_lines(snapshot, getattr(self._args, "patch", None), self._args.snapshot)
         hints = job_hints(snapshot, self._work.tries if isinstance(self._work, TrialOnJob) else None)
         problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch, *hints]
         lines += [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]  # it may come from the job

@@ -16,6 +16,7 @@ from gpuconsole.cli.exits import NOT_EXECUTABLE, NOT_FOUND
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.scenario import assignments
 from gpuconsole.cli.values import writable
+from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.terminal import why_no_terminal
@@ -23,6 +24,8 @@ from gpuconsole.tui.terminal import why_no_terminal
 if TYPE_CHECKING:
     from gpuconsole.cli.job_work import JobWork
 
+LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "uv")
+"""First words of jobs, for a hint where a first word is no program."""
 FILES = ("--output", "--snapshot", "--record", "--summary", "--patch")
 
 
@@ -97,11 +100,18 @@ def check_program(command: list[str]) -> None:
     if shutil.which(program) is not None:
         return
     if "/" not in program:
-        raise NotRunnable(f"{program}: command not found", NOT_FOUND)
+        raise NotRunnable(f"{program}: command not found{_instead(program)}", NOT_FOUND)
     if not os.path.exists(program):
         raise NotRunnable(f"{program}: no such file", NOT_FOUND)
     why = "is a directory" if os.path.isdir(program) else "permission denied: the file is not executable"
     raise NotRunnable(f"{program}: {why}", NOT_EXECUTABLE)
+
+
+def _instead(program: str) -> str:
+    """What may be meant by a first word that is no program: a file in this folder, or a program with a similar name."""
+    if os.path.isfile(program):
+        return f"; it is a file in this folder: {f'python {program}' if program.endswith('.py') else f'./{program}'}"
+    return nearest(program, [name for name in LAUNCHERS if shutil.which(name)])
 
 
 def end_by(number: int) -> None:

@@ -263,6 +263,10 @@ ALLOW_NUMERICS = Option(
 OWN_JOB = Group(
     "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, MEMORY, SUMMARY, PATCH, ALLOW_NUMERICS)
 )
+CONTROL = Option(
+    "--control", "open a private socket for an agent (gpuconsole mcp --connect); you see what it tries, and a key takes the control back",
+    refused={"headless": "goes with the screen; an agent without a screen: gpuconsole mcp"},
+)
 
 # Several machines: the names are those of torchrun.
 NODES = Group("several machines (this one is the first)", (

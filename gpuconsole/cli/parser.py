@@ -11,6 +11,8 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
+import shutil
 import textwrap
 from collections.abc import Collection, Iterable
 from typing import NoReturn
@@ -34,7 +36,7 @@ def find_commands() -> dict[str, str]:
     return modules
 
 
-TAKE_JOBS = ("run", "sweep", "tune")
+TAKE_JOBS = ("run", "sweep", "tune", "mcp")
 COMMANDS: dict[str, str] = find_commands()
 """The module of every command, by file name. On the command line, write `-` for `_`."""
 
@@ -230,6 +232,10 @@ def split_job(argv: list[str]) -> tuple[list[str], list[str]]:
 def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistake | None = None) -> NoReturn:
     """Exit with one line about `mistake`, or about the argument `unknown`. The line suggests the option or command that is nearest."""
     commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    if "--" in argv:  # split_job has left it, so none of TAKE_JOBS is there
+        _explain_job(parser, argv)
+    if argv and argv[0] not in commands and is_program(argv[0]):  # the options belong to that program
+        _no_command(parser, argv[0], argv)
     parsers: list[argparse.ArgumentParser] = [parser, *commands.values()]
     options = {option for each_parser in parsers for option in each_parser._option_string_actions}
     for name in (text.partition("=")[0] for text in argv):
@@ -238,12 +244,42 @@ def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistak
     if unknown.startswith("-"):
         _exit(parsers[-1], f"this command has no option {unknown.partition('=')[0]!r}")
     if mistake is None:
-        hint = "; a command of your own goes after --" if set(TAKE_JOBS) & set(argv) else ""
+        own = argv[argv.index("run") + 1 :] if "run" in argv else []
+        example = f", as in: {job_line(own)}" if own and is_program(own[0]) else ""
+        hint = f"; a command of your own goes after --{example}" if set(TAKE_JOBS) & set(argv) else ""
         _exit(parsers[-1], f"unexpected argument {unknown!r}{hint}")
     if command := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", str(mistake)):
-        names = [written(name) for name in COMMANDS]
-        _exit(parser, f"there is no command {command[1]!r}{nearest(command[1], names)}; there are: {', '.join(sorted(names))}")
+        _no_command(parser, command[1], argv[argv.index(command[1]) :] if command[1] in argv else [])
     _exit(mistake.parser, str(mistake))
+
+
+def _explain_job(parser: Parser, argv: list[str]) -> NoReturn:
+    """Exit with one line about a command of the user's own after a `--` that has no `run` before it."""
+    at = argv.index("--")
+    word = next((word for word in argv[:at] if not word.startswith("-")), "")
+    if word in (written(name) for name in COMMANDS):
+        _exit(parser, f"{word} takes no command after --; {', '.join(TAKE_JOBS)} take one")
+    if word:
+        _no_command(parser, word, [])
+    _exit(parser, f"to run a command of your own: {job_line(argv[at + 1 :] or ['COMMAND', 'ARGS...'])}")
+
+
+def _no_command(parser: Parser, word: str, words: list[str]) -> NoReturn:
+    """Exit with one line: the nearest command, or how to run `words` where they look like a command of the user's own."""
+    names = [written(name) for name in COMMANDS]
+    if words and is_program(word):
+        _exit(parser, f"there is no command {word!r}; to run a command of your own: {job_line(words)}")
+    _exit(parser, f"there is no command {word!r}{nearest(word, names)}; there are: {', '.join(sorted(names))}")
+
+
+def is_program(word: str) -> bool:
+    """Whether `word` is a Python file, or what a shell would run."""
+    return word.endswith(".py") or shutil.which(word) is not None
+
+
+def job_line(words: list[str]) -> str:
+    """`gpuconsole run -- python train.py` for the words of a command, or for a Python file."""
+    return f"gpuconsole run -- {shlex.join(['python', *words] if words[0].endswith('.py') else words)}"
 
 
 def _exit(parser: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -62,7 +62,7 @@ class Standing:
 def why_no_claim(run: Run) -> str:
     """The reason why a run in which no rule names a fault cannot be called without a fault; empty if it can. One clause for the user."""
     if run.steady_from_s is None and not run.summary.steps:
-        return "nothing was measured"
+        return (run.error if run.is_job and run.state == "finished" else None) or "nothing was measured"
     if run.is_job and run.state not in ("starting", "running") and run.steady_from_s is None:
         return f"the job ended before its step time was steady, after {run.summary.steps} step{'' if run.summary.steps == 1 else 's'}"
     if run.validity is not None and run.validity.verdict != "valid":

@@ -178,7 +178,8 @@ class Rule(ABC):
     `title` names the fault. `clear_title` is the title of a finding in the state "clear": it names what is correct.
     `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `judge` uses.
     `reads` are the signals that `check` and `judge` may read; a test compares them with what it reads. `knobs` are the knobs that the
-    suggestions change. `resource` is the resource that the suggestions save.
+    suggestions change. `ignore` says when a user may ignore the finding; empty: the reasons that hold for all rules say it. `resource` is the resource
+    that the suggestions save.
     `gpu_only`: the rule is clear for a run on a CPU. `subject`: rules about training run on training jobs, rules about serving on model
     servers, rules about hardware on both.
     """
@@ -190,6 +191,7 @@ class Rule(ABC):
     thresholds: ClassVar[tuple[Threshold, ...]]
     reads: ClassVar[tuple[str, ...]]
     knobs: ClassVar[tuple[str, ...]] = ()
+    ignore: ClassVar[str] = ""
     resource: ClassVar[Resource] = "time"
     gpu_only: ClassVar[bool] = False
     subject: ClassVar[Literal["training", "serving", "hardware"]] = "training"

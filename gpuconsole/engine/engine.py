@@ -37,7 +37,7 @@ from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.torch_build import Driver, TorchBuild
-from gpuconsole.session.api import SessionError, View
+from gpuconsole.session.api import RemoteApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note
@@ -75,6 +75,7 @@ class Engine(StateReader):
         self.services: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: watch_self(self.emit)]
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.job: ScreenJob | None = None
+        self.remote: RemoteApi | None = None
         self.profile_dir: Path | None = None
         self._price_per_hour, self._wanted_device = price_per_hour, device
         lock = RunLock()
@@ -130,9 +131,10 @@ class Engine(StateReader):
 
     def view(self) -> View:
         device = self._wanted_device or self.device().id
-        return self.build_view(
+        view = self.build_view(
             device=device, probing=self.control.lock.activity, recording=False, recording_to=self._recorder.path, ended=False
         )
+        return view if self.remote is None else msgspec.structs.replace(view, remote=self.remote.words)
 
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""

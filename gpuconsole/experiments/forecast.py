@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gpuconsole.experiments.statistics import BETWEEN, CHANGED, MEAN_STRETCH, MIN_PAIRS, pairs_needed, plans, rate, resolution
+from gpuconsole.experiments.block_order import MEAN_STRETCH
+from gpuconsole.experiments.statistics import BETWEEN, CHANGED, MIN_PAIRS, pairs_needed, plans, rate, resolution
 from gpuconsole.experiments.trial import MAX_PAIRS, TrialLimits
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Forecast

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from gpuconsole.engine.children.pool import SPARE_S
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
@@ -20,7 +22,7 @@ from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.session.state import SessionState
@@ -83,6 +85,10 @@ class LiveSession(Engine, SessionApi):
         self.check_free()
         return await self._trials.try_change(changes, predicted, keep=keep, limits=limits)
 
+    async def keep_trial(self) -> Trial:
+        self.check_free()
+        return await self._trials.keep()
+
     def cancel_trial(self) -> None:
         self._trials.cancel()
 
@@ -125,6 +131,24 @@ class Trials:
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([work], timeout=SETTLE_S)
             raise
+
+    async def keep(self) -> Trial:
+        """Keep the change of the last trial, which was a win and only measured. Raises SessionError."""
+        record, _ = self._control.running()
+        trial = next(reversed(self._state.trials.values()), None)
+        if trial is None or trial.state == "running":
+            raise SessionError("nothing to keep: no trial has ended")
+        what = describe_changes(trial.changes)
+        if trial.kept:
+            raise SessionError(f"{what} is kept already")
+        if trial.baseline_run != record.run.id:
+            raise SessionError(f"{what} was measured before other settings changed: try it again")
+        if not trial.worth_keeping:
+            raise SessionError(f"only a proven win is kept, and the trial of {what} was none: {trial.verdict or trial.state}")
+        await self._control.set_knobs(trial.changes)
+        trial = msgspec.structs.replace(trial, kept=True)
+        self._report(trial)
+        return trial
 
     def cancel(self) -> None:
         """End the trial as cancelled: its change is reverted, and the run goes on. Raises SessionError where no trial runs."""

@@ -1,12 +1,11 @@
-"""Statistics of measured rates: trials (pairs of blocks), sweeps, whole runs; and the order and length of the blocks of a trial."""
+"""Statistics of measured rates: trials (pairs of blocks), sweeps, whole runs; and the least length of the blocks of a trial."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
@@ -78,6 +77,7 @@ def student(degrees: float) -> float:
     return NORMAL_975 if degrees >= 60 else _T_975[max(tabulated for tabulated in _T_975 if tabulated <= max(1, degrees))]
 
 
+@lru_cache(maxsize=256)
 def student_quantile(degrees: int, alpha: float) -> float:
     """t with P(|T| > t) = `alpha`, for a whole number of `degrees` of freedom >= 1; 0 < `alpha` < 1.
 
@@ -121,11 +121,16 @@ def confidence_sequence(values: Sequence[float]) -> tuple[float, float, float]:
     widened by Student's t over the normal quantile. Raises ValueError for fewer than two values.
     """
     n = len(values)
+    errors = half_width(n)
+    mean, half = statistics.fmean(values), errors * statistics.stdev(values) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def half_width(n: int) -> float:
+    """Half-width, in estimated standard errors, of `confidence_sequence` after `n` values. Raises ValueError for fewer than two values."""
     if n < 2:
         raise ValueError("an interval needs at least two pairs")
-    mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    half = deviation / math.sqrt(n) * always_valid(n) * student(n - 1) / NORMAL_975
-    return mean, mean - half, mean + half
+    return always_valid(n) * student(n - 1) / NORMAL_975
 
 
 def simultaneous_interval(values: Sequence[float], intervals: int) -> tuple[float, float] | None:
@@ -316,12 +321,6 @@ PERIOD_KNOBS = {"log_every": "logging", "save_every": "checkpoint", "eval_every"
 """Knobs that set the period of an event in steps, and the phase in which the event takes its time."""
 COST_KNOBS = {"logging": {"log_every", "log_gradients"}, "checkpoint": {"save_every"}, "eval": {"eval_every", "eval_batch_size"}}
 """Knobs that set the share of each of these phases."""
-MOST_STRETCH = 3.0
-"""The longest block of a trial over the shortest. With equal lengths a rhythm stays in step with the blocks."""
-MEAN_STRETCH = 1 + (MOST_STRETCH - 1) / 3
-"""The mean of `random_stretch`."""
-MOST_ALIKE = 3
-"""The most pairs in a row with the same order; less than MIN_PAIRS."""
 RARER = 10
 """If an event is this many times rarer on one side, a block of that side need not contain the event. Without any such event the gain
 would be overstated by a tenth at most, and some blocks do contain the event."""
@@ -332,35 +331,6 @@ MIN_RUN_BLOCK_S = 0.25
 FEW_RUN_BLOCKS = 12
 """A run too short for this many blocks of RUN_BLOCK_S is cut into shorter blocks."""
 MOST_RUN_BLOCKS = 60
-
-
-class Block(NamedTuple):
-    """A block to measure: its arm, and its length as a multiple of the shortest complete block."""
-
-    arm: int
-    stretch: float
-
-
-def order(seed: int) -> Iterator[tuple[Block, Block]]:
-    """The endless order of blocks in pairs, drawn at random: which arm comes first in a pair, and the length of each block.
-
-    A fixed order (A B, B A) with equal lengths repeats every four blocks, and a disturbance with that period looks like an effect: 24 % false
-    wins. Switchback experiments randomise for this reason (Bojinov, Simchi-Levi, Zhao 2023). At most MOST_ALIKE pairs in a row have the same
-    order, since in A B A B A B A B a rhythm of two blocks looks like an effect. `seed` fixes the whole order.
-    """
-    chance = random.Random(seed)
-    latest: deque[int] = deque(maxlen=MOST_ALIKE)
-    while True:
-        first = chance.choice((BASELINE, CHANGED))
-        if latest.count(first) == MOST_ALIKE:
-            first = other_arm(first)
-        latest.append(first)
-        yield Block(first, random_stretch(chance)), Block(other_arm(first), random_stretch(chance))
-
-
-def random_stretch(chance: random.Random) -> float:
-    """A length between 1 and MOST_STRETCH. Short blocks are drawn more often: a trial then takes less time than with equal chances."""
-    return 1 + (MOST_STRETCH - 1) * chance.random() ** 2
 
 
 def other_arm(arm: int) -> int:

@@ -16,7 +16,8 @@ from gpuconsole.engine.children.pool import Devices
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
-from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, random_stretch, rate, simultaneous_interval
+from gpuconsole.experiments.block_order import random_stretch
+from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, rate, simultaneous_interval
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -48,7 +49,7 @@ def points(vary: dict[str, list[Value]], base: Knobs, grid: bool) -> list[Knobs]
 def rounds(count: int, repeats: int, seed: int) -> Iterator[list[tuple[int, float]]]:
     """The points of each round in random order: the index of a point, and the length of its block as a multiple of the shortest block.
 
-    A disturbance that comes at regular intervals therefore meets no point more often than another (see `statistics.order`).
+    A disturbance that comes at regular intervals therefore meets no point more often than another (see `block_order.order`).
     """
     chance = random.Random(seed)
     for _ in range(repeats):

@@ -14,6 +14,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.diagnosis.engine import Standing, in_doubt, probes_waiting
 from gpuconsole.diagnosis.rule import TRIAL_ERROR
+from gpuconsole.experiments.block_order import MEAN_STRETCH
 from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS, plans
 from gpuconsole.model.certificate import Attempt, Certificate, LeftAlone, Tuning
 from gpuconsole.model.experiments import Trial
@@ -130,7 +131,7 @@ def trial_s(changes: Knobs, run: Run) -> float:
     """Expected duration of a trial of `changes` to `run`: the usual duration, or more if blocks need many steps or slow steps."""
     step_s = run.signals["step_s"].value if "step_s" in run.signals else 0.0
     sides = plans(run.knobs, changes, run.summary.phases_ratio or None)
-    return max(usual_s(changes, run), MIN_PAIRS * sum(plan.least_s(step_s) for plan in sides.values()))
+    return max(usual_s(changes, run), MIN_PAIRS * MEAN_STRETCH * sum(plan.least_s(step_s) for plan in sides.values()))
 
 
 def usual_s(changes: Knobs, run: Run) -> float:

@@ -19,6 +19,7 @@ MOST_PERPLEXITY_COST = 0.05
 MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
+Clock = Literal["wall", "contention_free"]
 TrialState = Literal["running", "done", "failed", "cancelled"]
 Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
 """Both sides in one process, or each side in a separate process. The names are those of files of earlier versions, whose blocks had the order ABBA: see
@@ -85,6 +86,15 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
         return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # true for nan too
 
 
+class Rhythm(msgspec.Struct, frozen=True):
+    """A disturbance that comes and goes with a period, on both sides of a trial alike. `amplitude_ratio`: how far the rate rises above its mean and
+    falls below it, as a share, on `clock` (see `Trial.clock`)."""
+
+    period_s: float
+    amplitude_ratio: float
+    clock: Clock = "wall"
+
+
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
@@ -96,7 +106,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.EFFECTS`). `forecast`: known before
     the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
     `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
-    each pair and the lengths of the blocks (`statistics.order`); None in trials with the fixed order A B, B A of earlier versions.
+    each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
+    periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done.
     """
 
     id: str
@@ -109,7 +120,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     predicted: Interval | None = None
     verdict: Verdict | None = None
     kept: bool = False
-    clock: Literal["wall", "contention_free"] = "wall"
+    clock: Clock = "wall"
     method: Method = "live ABBA"
     between: float = 0.0
     log_ratios: tuple[float, ...] = ()
@@ -127,6 +138,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: float | None = None
     effect: str = ""
     order_seed: int | None = None
+    rhythm: Rhythm | None = None
 
     @property
     def way(self) -> str:
@@ -182,7 +194,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     base: Knobs
     points: list[SweepPoint]
     repeats: int
-    clock: Literal["wall", "contention_free"] = "wall"
+    clock: Clock = "wall"
     elapsed_s: float = 0.0
     order_seed: int | None = None
 

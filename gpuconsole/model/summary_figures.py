@@ -70,6 +70,7 @@ FIGURES: dict[str, SummaryFigure] = {figure.field: figure for figure in (
     _F("client_queue_s", "s", "", "client queue", formula="from the due time to sending, in the client"),
     _F("chunk_gap_s", "s", "lower", "chunk gap", formula="time between two chunks of any number of tokens (vLLM bench calls this ITL)"),
     _F("client_runq_ratio", "ratio"),
+    _F("runq_ratio", "ratio"),
     _F("flops_per_s", "FLOP/s", "higher", "arithmetic", row=("arithmetic", "{}"), beside=MEAN,
        live=(STEPS, "Model FLOPs per second of step time")),
     _F("mfu_ratio", "ratio", "higher", "MFU", "MFU", peak="mfu_peak_source", row=("arithmetic", "MFU {}"), needs="flops_per_s",

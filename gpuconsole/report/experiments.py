@@ -22,6 +22,8 @@ from gpuconsole.session.api import View
 
 ROOM = 90
 """Minimum columns for the resolution in the head of a running trial."""
+WIDE = 3.0
+"""The interval of a running trial is shown once its upper end is at most this multiple of the estimate: before, it says nothing."""
 NO_CAUSE = "no cause was reported"
 CHANGES_TRAINING = "this change alters what the model learns per step, not only the speed"
 
@@ -54,6 +56,16 @@ def verdict(trial: Trial) -> str:
 # --- before the start ----------------------------------------------------------------------------------------
 
 
+def rhythm_note(trial: Trial) -> str:
+    """One sentence about the rhythm that the blocks of the trial show; empty without a rhythm."""
+    rhythm = trial.rhythm
+    if rhythm is None:
+        return ""
+    on_clock = " on the wall clock" if rhythm.clock != trial.clock else ""
+    times = f"{units.about_period(rhythm.period_s)} (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
+    return f"The rate of both sides rises and falls with a period of {times}: another process may have a rhythm."
+
+
 # --- the whole trial -----------------------------------------------------------------------------------------
 
 
@@ -74,6 +86,8 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
         report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.rhythm is not None:
+        report.append(Line([(rhythm_note(trial), "wait")], indent=2))
     if trial.changes_training:
         report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
@@ -86,13 +100,14 @@ def _effect(trial: Trial) -> str:
 
 
 def verdict_line(trial: Trial) -> str:
-    """A finished trial in one sentence."""
+    """A finished trial in one sentence; its rhythm in another."""
     changes = describe_changes(trial.changes)
     if trial.state == "failed":
         return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
     if trial.state == "cancelled":
         return f"{changes}: the trial was cancelled, the change is reverted"
-    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}"
+    note = f". {rhythm_note(trial)}" if trial.rhythm is not None else ""
+    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}{note}"
 
 
 # --- on the screen -------------------------------------------------------------------------------------------
@@ -104,7 +119,7 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
     `since_report_s`: seconds since the trial was last reported.
     """
     blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
-    if trial.resolution_ratio is not None and width >= ROOM:
+    if trial.resolution_ratio is not None and trial.resolution_ratio <= 1 and width >= ROOM:
         blocks = f"can detect {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     effect = f"  {trial.effect}" if trial.effect else ""
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
@@ -118,16 +133,17 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
 
 
 def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
-    """The outcome of the last trial, then the prediction and the measurement on one axis where there is room."""
+    """The outcome of the last trial, its rhythm, then the prediction and the measurement on one axis, as far as there is room."""
     if trial.state == "failed":
         text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
         return fill([line(width, (text, "alert"))], width, height)
     outcome = f"{measured(trial)}  {verdict(trial)}"
     head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", "title"), (outcome, "good" if trial.kept else "")]
-    scales = _scales(trial, width, height - 1)
+    notes = [line(width, (f"  {rhythm_note(trial)}", "wait"))] if trial.rhythm is not None and height > 1 else []
+    scales = _scales(trial, width, height - 1 - len(notes))
     extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
     fits = row_width(head) + len(extra) <= width
-    return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
+    return fill([line(width, *head, (extra if fits else "", "dim")), *notes, *scales], width, height)
 
 
 def trial_rows(trial: Trial | None) -> int:
@@ -138,11 +154,12 @@ def trial_rows(trial: Trial | None) -> int:
 
 
 def _left(trial: Trial, since_report_s: float) -> str:
-    """`, at most 9 s left`. Nothing before the measurement has begun."""
+    """`, up to about 9 s left`: the trial may be decided sooner, and blocks that have begun run to their end. Nothing before the measurement has
+    begun."""
     if trial.limit_s is None or not trial.blocks:
         return ""
     left_s = trial.limit_s - trial.elapsed_s - since_report_s
-    return f", at most {left_s:.0f} s left" if left_s >= 1 else ", about to end"
+    return f", up to about {left_s:.0f} s left" if left_s >= 1 else ", the last blocks run"
 
 
 def _scales(trial: Trial, width: int, height: int) -> list[Row]:
@@ -152,7 +169,9 @@ def _scales(trial: Trial, width: int, height: int) -> list[Row]:
     top = 1.3 * max(1.15, expected.high if expected else 0.0, speedup.estimate if speedup else 0.0)
     rows = []
     if speedup is not None:
-        rows.append(_scale("measured", measured(trial), (speedup.low, speedup.high, speedup.estimate), top, width))
+        wide = trial.state == "running" and speedup.high > WIDE * speedup.estimate
+        figure = f"{units.speedup(speedup.estimate)}, not sure yet" if wide else measured(trial)
+        rows.append(_scale("measured", figure, (speedup.low, speedup.high, speedup.estimate), top, width))
     if expected is not None:
         rows.insert(0, _scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
     if len(rows) < height and rows:

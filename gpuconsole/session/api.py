@@ -17,7 +17,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process
-from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment, Snapshot
@@ -52,6 +52,7 @@ class View(msgspec.Struct, frozen=True):
     - `ended`: a replayed recording is at its end.
     - `run_times`: for each run, when it was opened. `trial_times`: for each trial by id, when it began and when it was last reported.
     - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
+    - `remote`: what an agent on the console's socket does (`RemoteApi.words`).
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
@@ -90,6 +91,7 @@ class View(msgspec.Struct, frozen=True):
     run_times: tuple[float, ...] = ()
     trial_times: dict[str, tuple[float, float]] = {}
     sides: tuple[tuple[float, int], ...] = ()
+    remote: str = ""
 
     @property
     def run(self) -> Run | None:
@@ -167,11 +169,26 @@ class JobApi(Protocol):
         ...
 
 
+class RemoteApi(Protocol):
+    """What a screen can do with an agent that works on the session through the console's socket."""
+
+    @property
+    def words(self) -> str:
+        """What the agent does, or that agents are refused, in a clause; empty while no agent is connected."""
+        ...
+
+    def switch(self) -> str:
+        """Take the control back from the agent, whose trial is taken back; the second call lets agents in again. Returns what was done."""
+        ...
+
+
 class SessionApi(Protocol):
     """What a screen or a command can do with a session. All methods are called on one event loop."""
 
     job: JobApi | None = None
     """The user's own job, if the session has started one on a terminal."""
+    remote: RemoteApi | None = None
+    """The agent on the console's socket, if the user has opened one (`--control`)."""
 
     async def open(self) -> None:
         """Begin the session; returns once the devices are known, or after some seconds. Raises SessionError."""
@@ -225,8 +242,13 @@ class SessionApi(Protocol):
         """Apply live changes now, without proof. Raises SessionError."""
         ...
 
-    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
-        """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Raises SessionError."""
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True) -> Trial:
+        """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Without `keep` the change is only
+        measured. Raises SessionError."""
+        ...
+
+    async def keep_trial(self) -> Trial:
+        """Keep the change of the last trial, which was a win and only measured; returns the trial. Raises SessionError."""
         ...
 
     def cancel_trial(self) -> None:
@@ -246,8 +268,8 @@ class SessionApi(Protocol):
         """Run only probes that can lead to a change of one of these knobs; empty: all probes."""
         ...
 
-    async def profile(self) -> ProfileReport:
-        """Profile some steps of the current run, and keep the report with the run. Raises SessionError."""
+    async def profile(self, steps: int = STEPS) -> ProfileReport:
+        """Profile `steps` steps of the current run, and keep the report with the run. Raises SessionError."""
         ...
 
     async def revert(self) -> None:

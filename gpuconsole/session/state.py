@@ -120,7 +120,10 @@ class SessionState(MachineState):
         self.readings.add(metric, device, self.session_time(t), value, reader)
 
     def _update_trial(self, event: TrialUpdate) -> None:
+        before = self.trials.get(event.trial.id)
         self.trials[event.trial.id] = event.trial
+        if before is not None and before.state != "running":  # its change is kept after its end
+            return
         begun, _ = self.trial_times.get(event.trial.id, (event.t, event.t))
         self.trial_times[event.trial.id] = begun, event.t
         for record in self.records:

@@ -280,6 +280,16 @@ class Actions:
         else:
             self.request_now(self._api.toggle_recording, lambda path: f"recording to {path}" if path else "recording ended")
 
+    def control(self) -> None:
+        """Take the control back from an agent, or let agents in again."""
+        if self._api.remote is None:
+            self.report("no agent can connect: the console was started without --control")
+        elif not self._api.remote.words:
+            self.report("no agent is connected")
+        else:
+            self.report(self._api.remote.switch())
+            self._app.tick()
+
     def export(self) -> None:
         self.request_now(self._api.export, lambda path: f"snapshot written to {path}")
 

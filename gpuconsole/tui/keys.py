@@ -197,6 +197,13 @@ ACTIONS: tuple[Action, ...] = (
         makes_sense=lambda view: _live(view) and _has_run(view),
     ),
     Action("record", "r", "record", "Start or end a recording of the session.", makes_sense=_live),
+    Action(
+        "control",
+        "c",
+        "take control",
+        "Take the control back from an agent (--control); again: let agents in.",
+        makes_sense=lambda view: bool(view.remote),
+    ),
     Action("export", "e", "export", "Write a snapshot (JSON) of the session.", makes_sense=_has_run),
     # --- some screens ------------------------------------------------------------------------------------------
     Action(

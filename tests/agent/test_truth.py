@@ -36,6 +36,7 @@ def test_samples_and_tokens_of_a_dataclass_are_counted(loops: Ran) -> None:
     assert (last.samples, last.tokens) == (8, 8 * 31)
 
 
+@pytest.mark.slow
 def test_what_a_generator_returns_is_no_batch(tmp_path: Path) -> None:
     """In a process of its own: the loops above run after gc.freeze, which hides the functions that make batches."""
     ran = watched(tmp_path, str(PROGRAMS / "unusual.py"), "own_generator", str(STEPS))

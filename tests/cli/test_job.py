@@ -161,7 +161,7 @@ def test_the_command_line_is_not_in_the_snapshot(folder: Path, ran: dict[str, tu
             ("run", "--headless", "--restart-knob", "batch_size={--bs}", "--try", "optim=adamw", "--", "true"),
             "--try optim: needs --restart-knob",
         ),
-        (("run", "python", "train.py"), "unexpected argument 'train.py'; a command of your own goes after --"),
+        (("run", "python", "train.py"), "goes after --, as in: gpuconsole run -- python train.py"),
         (("run", "train.py"), "train.py is no scenario; a command of your own goes after --, as in: gpuconsole run -- python train.py"),
         (("sweep", "--vary", "batch_size=1,2", "--restart-knob", "seq_len={--s}", "--", "true"), "--vary batch_size: needs --restart-knob"),
         (("run", "--"), "run needs a SCENARIO, or a command of your own"),
@@ -190,6 +190,28 @@ def test_a_command_that_cannot_be_run_has_the_exit_code_of_a_shell(
     monkeypatch.chdir(folder)
     assert main(["run", "--headless", "--", word]) == code
     assert capsys.readouterr().err.startswith(f"gpuconsole: {word}: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("uses_jax.py", "; it is a file in this folder: python uses_jax.py"),
+        ("plain.sh", "folder: ./plain.sh"),
+        ("hs", "(did you mean 'sh'?)"),
+    ],
+)
+def test_a_first_word_that_is_no_program_names_what_may_be_meant(
+    word: str, hint: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuconsole.cli.main import main
+
+    monkeypatch.chdir(folder)
+    assert main(["run", "--headless", "--", word]) == 127
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
+
+
+def test_a_job_without_torch_has_no_conclusion_and_says_why(ran: dict[str, tuple[Ran, Ran]]) -> None:
+    assert "diagnosis: no conclusion: the job's Python has not imported torch\n" in ran["module"][1].stderr
 
 
 def test_a_trial_by_restarts_says_why_a_side_cannot_be_measured(folder: Path) -> None:

@@ -34,6 +34,7 @@ def ranks_of(console: subprocess.Popen[str]) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
     console = start("ddp-small-batch", "--duration", "100", errors=tmp_path / "errors")
     try:

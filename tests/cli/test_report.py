@@ -39,6 +39,12 @@ def test_two_runs_as_a_page(cli: Cli, session: Path, tmp_path: Path) -> None:
     assert text.read_text().startswith("# Throughput better: +134.9 %") and str(tmp_path) not in text.read_text()
 
 
+def test_a_session_without_a_kept_change_of_a_job_has_no_patch(cli: Cli, session: Path, tmp_path: Path) -> None:
+    done = cli("report", str(session), "--patch", str(tmp_path / "faster.patch"))
+    assert done.returncode == 1 and "no patch: no change was kept" in done.stderr and done.stdout == ""
+    assert not (tmp_path / "faster.patch").exists()
+
+
 def test_mistakes(cli: Cli, session: Path, tmp_path: Path) -> None:
     for words, why in (
         (["report", "nowhere.json"], "nowhere.json: cannot be read"),

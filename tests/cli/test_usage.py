@@ -37,6 +37,11 @@ from tests.conftest import Cli
         (["rules", "input.slow"], ["no rule", "did you mean"]),
         (["rnu", "train-gpt"], ["no command 'rnu'", "did you mean 'run'"]),
         (["--interval", "2", "snapshot-shema"], ["no command 'snapshot-shema'", "did you mean 'snapshot-schema'"]),
+        (["rnu", "--", "python", "train.py"], ["no command 'rnu'", "did you mean 'run'"]),
+        (["train.py"], ["no command 'train.py'", "gpuconsole run -- python train.py"]),
+        (["python", "train.py", "--lr", "1"], ["no command 'python'", "gpuconsole run -- python train.py --lr 1"]),
+        (["--", "python", "train.py"], ["gpuconsole run -- python train.py"]),
+        (["doctor", "--", "python", "train.py"], ["doctor takes no command after --; run, sweep, tune, mcp take one"]),
         (["frobnicate-all"], ["no command 'frobnicate-all'", "gpuconsole --help"]),
         (
             ["run", "train-gpt", "--headless", "--durtion", "5"],

@@ -18,6 +18,7 @@ from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.folders import PREFIX, data_folder
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import json_schema
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionError
 from tests.waiting import gone, until
 
@@ -71,6 +72,31 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
         assert engine.view().runs[-1].knobs["log_every"] == 1
         with pytest.raises(SessionError, match="nothing to revert"):
             await engine.revert()
+
+    with_engine(play)
+
+
+@pytest.mark.slow
+def test_a_win_that_was_only_measured_can_be_kept_afterwards_and_nothing_else() -> None:
+    async def play(engine: LiveSession) -> None:
+        await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
+        with pytest.raises(SessionError, match="no trial has ended"):
+            await engine.keep_trial()
+        won = await engine.try_change({"log_every": 20}, keep=False)
+        assert (won.verdict, won.kept) == ("win", False) and engine.view().runs[-1].knobs["log_every"] == 1
+        assert (await engine.keep_trial()).kept
+        await until(lambda: engine.view().state == "running")
+        view = engine.view()
+        assert (view.trials[-1].kept, view.runs[-1].knobs["log_every"]) == (True, 20)
+        assert (gain := facts.since_start(view)) is not None and gain.proven
+        with pytest.raises(SessionError, match="log_every 20 is kept already"):
+            await engine.keep_trial()
+        await engine.revert()
+        await until(lambda: engine.view().state == "running")
+        await engine.try_change({"log_every": 1000}, keep=False)
+        await engine.set_knobs({"gradient_checkpointing": True})
+        with pytest.raises(SessionError, match="was measured before other settings changed"):
+            await engine.keep_trial()
 
     with_engine(play)
 

@@ -85,7 +85,7 @@ def test_a_large_predicted_gain_is_tried_before_the_probes_have_answered(
 ) -> None:
     engine = Engine(predicted)
     engine.step_s = step_s
-    certificate = asyncio.run(Tuner(engine, "data-starved", 60.0).run())
+    certificate = asyncio.run(Tuner(engine, "data-starved", 90.0).run())  # eight blocks of 5 to 15 s fit
     assert engine.answered_before_trial == [waited]
     assert certificate.changed == {"num_workers": 2}
 

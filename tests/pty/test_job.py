@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -108,6 +109,27 @@ def test_a_job_that_fails_before_its_first_step_names_the_cause_at_80x24(tmp_pat
         assert terminal.wait_exit() == 1
 
 
+def test_a_job_whose_python_has_no_torch_says_which_python_that_is(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys\nsys.path = [entry for entry in sys.path if 'packages' not in entry]\nimport torch\n")
+    with Terminal("run", "--", sys.executable, "-S", "job.py", cwd=tmp_path, columns=200) as terminal:
+        terminal.wait_for(
+            "Failed: ModuleNotFoundError: No module named 'torch'", f"{sys.executable} has no torch: install it there, or write"
+        )
+        terminal.press("q")
+        assert terminal.wait_exit() == 1
+
+
+def test_before_the_first_step_no_rule_is_called_without_a_conclusion(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n")
+    with Terminal("run", "--", sys.executable, "job.py", cwd=tmp_path) as terminal:
+        text = terminal.wait_for("─ findings", "Starting: the job's Python has not imported torch")
+        assert "can't tell" not in text and "?" not in text.split("─ findings")[1].split("─ tried")[0]
+        (tmp_path / "go").touch()
+        terminal.wait_for("No conclusion: the job's Python has not imported torch")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+
+
 def test_a_new_size_and_ctrl_c_go_to_the_job(tmp_path: Path) -> None:
     with job(tmp_path, "5") as terminal:
         terminal.press("o")
@@ -131,7 +153,9 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
         terminal.press("q")  # back to the main screen
         terminal.wait_gone("columns 120")
         terminal.press("q")
-        terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
+        shown = terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
+        answers = [row.rstrip() for row in shown.splitlines() if "the job: it" in row]
+        assert len(answers) == 2 and all(len(row) <= 80 and "…" not in row for row in answers), "both answers fit 80 columns"
         terminal.press("escape")
         terminal.wait_for("─ tried")
         terminal.press("q")
@@ -259,12 +283,19 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
         terminal.press("enter")
         terminal.wait_for("on trial", timeout_s=30)
         terminal.wait_for("faster: kept", timeout_s=60)
+        terminal.press("q")
+        terminal.wait_for("Kept in the job: num_workers", "The patch for your code is printed in any case", "Leave the job")
+        terminal.press("escape")
         (tmp_path / "end").touch()
         terminal.wait_gone("agent on")
         terminal.press("q")
         assert terminal.wait_exit() == 0
         assert "patch written: git apply p.diff" in terminal.text
     assert "num_workers=" in (tmp_path / "p.diff").read_text()
+    words = [sys.executable, "-m", "gpuconsole", "report", "s.json", "--patch", "later.diff"]
+    later = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert later.stdout == "patch written: git apply later.diff\n"
+    assert (tmp_path / "later.diff").read_text() == (tmp_path / "p.diff").read_text()
     assert json.loads((tmp_path / "s.json").read_text())["runs"][-1]["changes"]["num_workers"] >= 2
     with Terminal("replay", "r.jsonl", "--speed", "30", cwd=tmp_path) as terminal:
         terminal.wait_for("RECORDING", "starved.py", "data wait", "kept")

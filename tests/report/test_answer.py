@@ -79,11 +79,29 @@ def test_the_suggestion_of_an_ended_run_names_no_key() -> None:
     assert "[Enter]" not in text(paint_diagnosis(ended, next(iter(facts.suggestions(view))), 100, 20, True))
 
 
+def test_an_undecided_trial_beside_other_programs_names_them() -> None:
+    view = situation("finding")
+    undecided = msgspec.structs.replace(situation("kept").trials[0], state="done", verdict="undecided", kept=False)
+    busy = Finding("host.cpu_contention", "fires", "The training thread waits for a CPU core", note=True)
+    beside = msgspec.structs.replace(view.runs[-1], findings=[*view.runs[-1].findings, busy])
+    for runs, why in ((view.runs, "step times vary too much"), ((*view.runs[:-1], beside), "other programs use the cores")):
+        shown = msgspec.structs.replace(view, trials=(undecided,), runs=runs)
+        assert guide(shown, keys.written()) == (3, f"The trial was undecided: {why}. Press Enter to try again.")
+
+
 def test_the_end_of_a_job_has_no_empty_hint() -> None:
     view = situation("healthy")
     ended = msgspec.structs.replace(view.runs[-1], state="finished", workload="job")
     assert ended.is_job
     assert guide(msgspec.structs.replace(view, runs=(ended,)), keys.written()) == (0, "")
+
+
+def test_without_torch_the_first_hint_says_how_to_install_it() -> None:
+    command = 'pip install numpy "pillow>=10" "torch>=2.6"'
+    step, words = guide(idle_view(), keys.written(), install_torch=command)
+    assert step == 1 and words.startswith(f"Scenarios need torch: {command}") and "own job" in words
+    assert guide(idle_view(), keys.written(), choosing=True, install_torch=command) == (1, f"Scenarios need torch: {command}")
+    assert len(f"step 1 of 4  Scenarios need torch: {command}") <= 80
 
 
 def test_the_first_win_has_a_last_hint_that_says_what_to_do_with_it() -> None:

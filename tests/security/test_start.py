@@ -17,7 +17,7 @@ MODULES = ("psutil", "msgspec", "torch", "gpuconsole", "types", "queue", "aiohtt
     [
         ("devices",),
         pytest.param(("run", "tiny-batch", "--headless", "--duration", "1"), marks=pytest.mark.slow),
-        ("run", "ddp-small-batch", "--headless", "--duration", "1", "--device", "cpu"),
+        pytest.param(("run", "ddp-small-batch", "--headless", "--duration", "1", "--device", "cpu"), marks=pytest.mark.slow),
         pytest.param(("run", "kv-pressure", "--headless", "--duration", "5"), marks=pytest.mark.slow),
         ("run", "--headless", "--", "true"),
     ],

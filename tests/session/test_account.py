@@ -43,7 +43,12 @@ def test_summary_figures() -> None:
     assert summary.samples_per_s.mean == pytest.approx(80.0)
     assert summary.tokens_per_s is not None
     assert summary.tokens_per_s.mean == pytest.approx(10240.0)
-    assert summary.mfu_ratio == pytest.approx(0.8)
+    assert summary.mfu_ratio == pytest.approx(0.8) and summary.runq_ratio is None
+
+
+def test_the_share_of_the_wait_for_a_core_is_that_of_the_steps_on_which_it_was_read() -> None:
+    steps = [step(i, 0.1, runq=0.02 if i % 4 == 0 else None) for i in range(40)]
+    assert summarize(steps, None, None).runq_ratio == pytest.approx(0.2)
 
 
 def test_samples_that_are_not_known_give_no_rate() -> None:

@@ -166,6 +166,9 @@ def test_a_snapshot_says_when_each_trial_began_and_ended() -> None:
         state.apply(event)
     (kept,) = make_snapshot(state, Environment(), 121.0).trials
     assert (kept.begun_s, kept.ended_s, kept.state) == (12.0, 20.0, "done")
+    state.apply(TrialUpdate(150.0, msgspec.structs.replace(trial, state="done", elapsed_s=8.0, kept=True)))
+    (kept,) = make_snapshot(state, Environment(), 151.0).trials
+    assert (kept.begun_s, kept.ended_s, kept.kept) == (12.0, 20.0, True), "kept after its end, which stays"
 
 
 def test_a_recording_that_begins_in_a_serving_run_counts_the_requests_within_the_objective() -> None:

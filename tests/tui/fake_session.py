@@ -194,12 +194,26 @@ def tuned_view(under_way: bool) -> View:
     return gpu_view(tuning=Tuning(made, 300.0, under_way), tuning_at=100.0, probing="batch_elasticity" if under_way else "")
 
 
+class FakeRemote:
+    """An agent on the console's socket."""
+
+    words = "an agent is connected: it waits"
+
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+
+    def switch(self) -> str:
+        self._session.calls.append(("switch",))
+        return "you have taken the control"
+
+
 class FakeSession:
     """A session that shows `shown` and records the requests that it receives."""
 
     def __init__(self, shown: View) -> None:
         self.shown = shown
         self.job = None
+        self.remote = FakeRemote(self)
         self.calls: list[tuple[object, ...]] = []
         self.error = ""
         self.list = SCENARIOS

@@ -95,6 +95,23 @@ def test_keys_reach_the_session() -> None:
     assert {call[0] for call in api.calls[2:]} >= {"revert", "record", "export", "keep_baseline", "stop"}
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_line_says_what_an_agent_does_and_a_key_takes_the_control_back(size: tuple[int, int]) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        assert "agent" not in text_of(app)
+        api.shown = msgspec.structs.replace(api.shown, remote="an agent is connected: try_change num_workers=4")
+        await shows(app, "an agent is connected: try_change num_workers=4")
+        lines = text_of(app).splitlines()
+        (row,) = (y for y, line in enumerate(lines) if "an agent is connected" in line)
+        assert "c take control" in lines[row] and row >= len(lines) - 3
+        await pilot.press("c")
+        await until(lambda: ("switch",) in api.calls)
+        api.shown = msgspec.structs.replace(api.shown, remote="")
+        await until(lambda: "an agent is connected" not in text_of(app))
+
+    on_screen(gpu_view(), body, size)
+
+
 def test_the_tree_of_a_tuning_session_is_one_key_away() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("t")

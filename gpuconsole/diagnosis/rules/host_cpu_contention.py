@@ -18,6 +18,7 @@ class HostCpuContention(Rule):
     thresholds = (DELAY, NOISE, CAUGHT_UP)
     knobs = ("num_threads",)
     reads = ("runq_ratio", "cores", "threads", "host.others_cpu_ratio", "host.caught_up_ratio")
+    ignore = "The other programs are meant to run there, and you do not compare this run with others: the finding makes other figures less certain."
     text = """The kernel counts how long a thread was ready to run without running (/proc/thread-self/schedstat). At 15 % of step time or more there are
 two causes. The job itself has more active threads than cores: fewer threads help; their best number is the cores minus the cores that
 workers and other programs use. Or other programs use the cores: no change of this job helps, and every timing is less certain. All other

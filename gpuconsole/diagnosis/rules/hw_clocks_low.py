@@ -21,6 +21,7 @@ class HwClocksLow(Rule):
         "is_gpu", "hw.sm_clock_ratio", "hw.thermal_time_ratio", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio",
         "hw.other_hold_time_ratio", "hw.app_clocks_ratio", "hw.clock_unsure",
     )  # fmt: skip
+    ignore = "The clock is locked on purpose, for example to compare runs."
     text = """The driver reports why clocks are low: no load, heat, power, sync boost, voltage, or a setting of application clocks. If the clock is below 90 %
 of its maximum under load (GeForce and workstation cards: of the boost clock of the datasheet) and the driver names a setting or no reason at all (the driver has no reason for locked clocks), a person has set
 the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""

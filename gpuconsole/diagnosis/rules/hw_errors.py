@@ -31,6 +31,7 @@ class HwErrors(Rule):
         "is_gpu", "hw.lost", "hw.xid_errors", "hw.ecc_uncorrected", "hw.row_remap_failed", "hw.row_remap_pending", "hw.nvlink_errors",
         "hw.nvlink_crc_per_s",
     )  # fmt: skip
+    ignore = "Never: results may be wrong, and the GPU may stop."
     text = """XID events that indicate hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; events that programs cause, such as 13 and 31, are left out),
 memory errors that could not be corrected since the driver was loaded, memory rows that wait for replacement or could not be replaced, and
 NVLinks that send again, recover or receive damaged packets while this console watches. Such a GPU may compute wrong results or stop, so this

@@ -24,6 +24,7 @@ class HwPower(Rule):
         "is_gpu", "hw.power_cap_time_ratio", "hw.power_brake_time_ratio", "hw.sm_clock_ratio", "hw.power_ratio", "hw.power_limit_w",
         "hw.power_limit_max_w", "hw.power_limit_default_w", "hw.thermal_time_ratio", "hw.clock_unsure",
     )  # fmt: skip
+    ignore = "The power limit is a decision of your site: then compare runs only under the same limit."
     text = """Large matrix products draw all the power that a board may use, and the driver then lowers the clock a little. An H100 works like this at full
 load; it is no fault. The lost clock decides: 5 % or more under load, compared with the highest clock, or on GeForce and workstation cards with the
 boost clock of the datasheet (their highest clock needs more power than they have). If the limit is below the board's default, a person has lowered it.

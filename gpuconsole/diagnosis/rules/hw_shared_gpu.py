@@ -16,6 +16,7 @@ class HwSharedGpu(Rule):
     gpu_only = True
     thresholds = (BUSY, MEMORY)
     reads = ("is_gpu", "hw.other_processes", "hw.other_memory_bytes", "hw.other_sm_ratio")
+    ignore = "The other programs on the GPU are meant to run there: then compare runs only beside the same programs."
     text = """The driver lists the processes on a GPU with their memory and their share of the SMs. Processes that this console started are ours; all others
 take time, memory and bandwidth. The list counts only if it contains our own process: in a container the driver may hide processes or number
 them differently. A process that only holds memory costs no time and is a note. Programs that only draw (a desktop) do not count."""

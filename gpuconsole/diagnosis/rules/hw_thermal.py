@@ -23,6 +23,7 @@ class HwThermal(Rule):
         "is_gpu", "hw.thermal_time_ratio", "hw.sm_clock_ratio", "hw.temperature_c", "hw.power_cap_time_ratio",
         "hw.power_brake_time_ratio",
     )  # fmt: skip
+    ignore = "You cannot change the cooling: then compare runs only after the GPU has reached the same temperature."
     text = """The driver counts the time in which the GPU or its memory was too hot for its clocks and was slowed by the driver or by the hardware. This counter
 decides together with the SM clock under load. The temperature does not decide: 85 °C is no problem while no clock is lost. Readings without load
 are left out, since an idle GPU lowers its clocks to save power. Memory-bound work loses less than the clock suggests."""

@@ -21,6 +21,7 @@ class LinkPcieDegraded(Rule):
         "is_gpu", "link.pcie_generation", "link.pcie_width", "link.pcie_generation_max", "link.pcie_width_max",
         "link.pcie_peak_bytes_per_s", "link.pcie_replays_per_min", "probe.h2d_bytes_per_s", "h2d_ratio",
     )  # fmt: skip
+    ignore = "The slot has fewer lanes by design, and copies to the GPU are a small part of a step."
     text = """Generation and width of the PCIe link, read while the GPU is under load: an idle GPU lowers the generation to save power, which is no fault. A link
 with fewer lanes or an older generation than card and slot support indicates the seat of the card, a riser or a BIOS setting. So do packets
 that are sent again. If probe P10 has measured copies from pinned memory, their bandwidth is compared with the link's. The cost is the

@@ -18,6 +18,7 @@ class MemLeakGpu(Rule):
     gpu_only = True
     thresholds = (GROWN,)
     reads = ("is_gpu", "memory.growth_bytes_per_s", "memory.grown_bytes", "memory.room_bytes")
+    ignore = "The run ends before the memory is full; the finding says how soon that is."
     text = """The peak of allocated memory (tensors, not the cache of the allocator) since the run became steady, over 50 steps or more. It is a leak if the
 slope is positive with certainty (lower 95 % bound of Theil and Sen's median of slopes) and as steep in the second half as in the first: inputs
 of varied length also raise the peak, but less and less often. The time until memory is full comes from the lower bound."""

@@ -13,6 +13,7 @@ class MetaNotSteady(Rule):
     clear_title = "Step time settles normally"
     thresholds = (PATIENCE,)
     reads = ("seconds_not_steady",)
+    ignore = "You need no figures of this run: the finding is about the measurement, and says nothing against the job."
     text = """A run is steady once the medians of two successive halves of the last steps (at least 8 steps and 2 s) differ by less than 2 %, or by no more
 than 2.5 standard errors. Until then no other rule judges the run. If it takes longer than 15 s, something keeps changing."""
 

@@ -19,6 +19,7 @@ class ServeClientBound(Rule):
     subject = "serving"
     thresholds = (WAIT, LATE, BUSY)
     reads = ("client.lateness_s", "client.cpu_ratio", "client.runq_ratio")
+    ignore = "You do not need figures of the server: those of this run are the limits of the load generator."
     text = """The rule reads how long the load generator was ready to run and waited for a CPU (/proc/PID/schedstat). Its timestamps are late by that
 wait. The generator also asks to be woken every 20 ms and measures how much later it runs (95th percentile of a tick, median of the ticks): a
 client that waits for a CPU 38 % of the time may still wake only 3 ms late. A Python process has one core; near that limit, requests are sent late

@@ -56,6 +56,7 @@ from gpuconsole.wire.events import (
 
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
+NO_TORCH = "No module named 'torch'"
 CONSENT = "memory"
 """A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
 JOIN_S = 10.0
@@ -215,6 +216,12 @@ class JobFolder:
         return "the job's Python has not imported torch"
 
 
+def no_torch(command: Sequence[str]) -> str:
+    """What helps where the Python of `command` has no torch, in one line. An environment made for gpuconsole alone hides the Python of the job."""
+    program = shutil.which(command[0]) if Path(command[0]).name.startswith("python") else None
+    return f"{program or 'the Python of the job'} has no torch: install it there, or write the path of another Python after --"
+
+
 class JobChild(Child):
     """The user's command and its processes. Each process that trains is a rank; commands go to every rank. The leader's
     answer counts, unless another rank refuses.
@@ -339,7 +346,8 @@ class JobChild(Child):
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             cause = headline(min(self._out_of_memory.values(), key=lambda event: event.t).failure) if self._out_of_memory else self._cause
             cause = why_killed(code, self._kills_before, oom_kills()) or cause
-            return "failed", "; ".join(filter(None, (cause, f"the job {how}", "" if self._out_of_memory else self.why_no_steps)))
+            why = no_torch(self.command.words) if NO_TORCH in (cause or "") else self.why_no_steps
+            return "failed", "; ".join(filter(None, (cause, f"the job {how}", "" if self._out_of_memory else why)))
         return "finished", self.why_no_steps or None
 
     async def _report_start(self) -> None:

@@ -89,7 +89,7 @@ def _status(view: View) -> list[Segment]:
     if view.probing:
         return [(f"probe {view.probing}", "accent")]
     run = view.run
-    if run is None or not run.findings:
+    if run is None or not run.findings or run.state == "starting":  # before the first step every rule lacks its signals
         return []
     unsure = sum(finding.state == "cant_tell" for finding in run.findings)
     parts = [f"{len(passed(run.findings))} clear", *([f"{unsure} can't tell"] if unsure else [])]
@@ -199,7 +199,7 @@ def _others(view: View, width: int, room: int) -> list[Row]:
     run = view.run
     if run is None or room <= 0 or run.state == "failed":
         return []
-    if not run.findings or (run.state == "running" and run.steady_from_s is None):
+    if not run.findings or (run.state in ("starting", "running") and run.steady_from_s is None):
         return _settings(run, width, room)
     unsure = [row for finding in run.findings if finding.state == "cant_tell" for row in _unsure(finding, width)]
     clear = _passed(run.findings, width)[: max(1, room - len(unsure))]  # what the checks were about is left out first

@@ -277,13 +277,15 @@ def _rest(view: View, run: Run) -> list[Segment]:
 
 
 STEPS = 4
+CONTENTION = "host.cpu_contention"
+"""The rule that names other programs on the cores: while it fires, step times vary for that reason."""
 CLOSING_S = 60.0
 """Seconds for which the hint after the first win is shown."""
 
 
-def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tuple[int, str]:
+def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, install_torch: str = "") -> tuple[int, str]:
     """The present step (1 to STEPS) and what to do; (0, "") where no hint is useful. `keys`: what to press, by action.
-    `choosing`: the list of scenarios is open.
+    `choosing`: the list of scenarios is open. `install_torch`: the command that the scenarios need first, or empty.
 
     A recording takes no keys. After the first win the last hint says what to do with it: the user has seen the whole way.
     """
@@ -294,6 +296,8 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return (0, "") if choosing or trial is not None or len(decided) > 1 else _after(view, decided[0], keys)
     start = f"Press {keys['scenarios']}, choose a scenario, press {keys['start']}."
     another = "" if run is not None and run.is_job else f" Press {keys['scenarios']} for a scenario with a fault."
+    if install_torch and (choosing or run is None):
+        return 1, f"Scenarios need torch: {install_torch}{'' if choosing else '   Your own job starts in a shell, see above.'}"
     if choosing:
         return 1, f"{keys['start']} starts the selected scenario. Choose one with a fault."
     if run is None:
@@ -303,7 +307,8 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if not facts.active(view):
         return (0, "") if run.is_job else (1, f"This run has ended. {start}")
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
-        return 3, f"The trial was undecided: step times vary too much. Press {keys['try_selected']} to try again."
+        why = "other programs use the cores" if any(one.rule == CONTENTION for one in facts.firing(run)) else "step times vary too much"
+        return 3, f"The trial was undecided: {why}. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
         return 2, f"This run is healthy.{another}"
     if facts.suggestions(view):

@@ -99,6 +99,7 @@ def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float
     if not steps:
         return summary
     wall = sum(step.wall_s for step in steps)
+    summary.runq_ratio = runq_ratio(steps)
     if any(step.samples for step in steps):  # else they are not known: a job may call no model with a batch
         summary.samples_per_s = distribution(rates(steps, "samples"))
     if any(step.tokens for step in steps):

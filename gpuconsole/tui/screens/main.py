@@ -28,6 +28,7 @@ from gpuconsole.tui.widgets.live import (
     FleetZone,
     HeaderZone,
     LiveZone,
+    RemoteZone,
     StepsZone,
     TrialZone,
     TriedZone,
@@ -68,6 +69,7 @@ class MainScreen(Screen[None]):
         self._trial = TrialZone(api, id="trial")
         self._side = Container(self._causes, self._tried, id="side")
         self._band = Container(self._devices, self._side, id="band")
+        self._remote = RemoteZone(api, id="remote")
         self._overview = OverviewZone(api, id="overview")
         self._key_bar = KeyBar(self.NAME)
         self._causes.clicked, self._devices.clicked = self._cause_clicked, self._device_clicked
@@ -86,6 +88,7 @@ class MainScreen(Screen[None]):
         yield self._band
         yield self._trial
         yield self._overview
+        yield self._remote
         yield self._key_bar
 
     def on_mount(self) -> None:
@@ -107,12 +110,14 @@ class MainScreen(Screen[None]):
         for zone in self.zones:
             if zone.display:
                 zone.show(view)
-        if self._overview.display:
-            self._overview.show(view)
+        for zone in (self._overview, self._remote):
+            if zone.display:
+                zone.show(view)
         self._key_bar.show(view)
 
     def _lay_out(self, view: View) -> None:
         """Give the zones their rows, when the plan has changed. Without a run, the overview takes the room of all zones but the header."""
+        self._remote.display, self._remote.styles.height = bool(view.remote), 1
         idle = view.run is None and not self.expects_run
         if idle != self._idle:
             self._idle, self._plan = idle, None
@@ -132,7 +137,7 @@ class MainScreen(Screen[None]):
             below=0 if view.run is None else rows_below(view.run),
             trial=trial_rows(facts.shown_trial(view)),
         )
-        new = plan(self.size.width, self.size.height + 1 - self._key_bar.rows_for(view), needs)
+        new = plan(self.size.width, self.size.height + 1 - self._key_bar.rows_for(view) - bool(view.remote), needs)
         if new == self._plan:
             return
         self._plan = new

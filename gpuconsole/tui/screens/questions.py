@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
 from gpuconsole.model.experiments import MOST_LOSS_COST
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.units import percent
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.session.facts import kept_changes
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 
@@ -31,11 +34,23 @@ class LeaveScreen(ListScreen):
         texts = {STAY: "Stay here."}
         if job is not None:
             texts = {
-                LEAVE: f"Leave the job: the job continues, and its output goes to {job.kept_in}.",
-                END: "End the job: the job gets SIGINT, as from Ctrl-C. The console quits when the job has ended.",
+                LEAVE: f"Leave the job: it continues; its output: {job.kept_in.name if job.kept_in.parent == Path.cwd() else job.kept_in}",
+                END: "End the job: it gets SIGINT, as from Ctrl-C. The console quits after it.",
                 **texts,
             }
-        return answer_lines([], texts, width)
+        return answer_lines([*lay_out(self._kept(), width), line(width)] if job is not None and self._kept() else [], texts, width)
+
+    def _kept(self) -> Report:
+        """What becomes of the changes that were kept; empty without them."""
+        runs = self.api.view().runs
+        changes = kept_changes(runs) if runs else {}
+        if not changes:
+            return []
+        return [
+            text(
+                f"Kept in the job: {describe_changes(changes)}. The job goes on with it if you leave. The patch for your code is printed in any case."
+            )
+        ]
 
     def summary(self) -> str:
         return f"{self.api.job.about} runs" if self.api.job is not None else ""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from textual import events
 
+from gpuconsole.model.installation import install_command
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, line, spread
 from gpuconsole.report.screen.answer import STEPS, guide, narrate
 from gpuconsole.session.api import View
+from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import Zone
 
@@ -20,6 +23,12 @@ Place = tuple[int, int, keys.Action]
 RECORDING: Segment = (" RECORDING ", "mark")
 GUIDED = ("main", "scenarios")
 """The screens with a hint line during the first steps of a session."""
+
+
+@functools.cache
+def torch_command() -> str:
+    """The command that installs torch for the scenarios; empty where torch is installed."""
+    return "" if torch_version() is not None else install_command("torch")
 
 
 class KeyBar(Zone):
@@ -49,7 +58,7 @@ class KeyBar(Zone):
             return 0, ""
         if KeyBar.demo:
             return narrate(view)
-        return guide(view, keys.written(), choosing=self.screen_name == "scenarios")
+        return guide(view, keys.written(), choosing=self.screen_name == "scenarios", install_torch=torch_command())
 
     def paint(self, width: int, height: int) -> list[Row]:
         if self._view is None:

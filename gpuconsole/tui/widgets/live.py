@@ -11,7 +11,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpuconsole.report.cells import Row, fill, to_ascii
+from gpuconsole.report.cells import Row, fill, spread, to_ascii
 from gpuconsole.report.experiments import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
 from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
@@ -185,6 +185,14 @@ class CausesZone(LiveZone):
 class TriedZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         return paint_runs(view, width, height, self.plan.boxed)
+
+
+class RemoteZone(LiveZone):
+    """What an agent on the console's socket does."""
+
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        key = keys.written()["control"]
+        return [spread(width, [("▌", "accent"), (view.remote, "title")], [(key, "key"), (" take control, or give it", "")])][:height]
 
 
 class TrialZone(LiveZone):

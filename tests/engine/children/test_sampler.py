@@ -120,6 +120,7 @@ def test_the_environment_is_read_again_when_the_gpus_are_known(script: Script) -
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "PATIENCE_S", (3.0,))
 

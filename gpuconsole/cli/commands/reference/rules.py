@@ -67,6 +67,8 @@ def explain(rule: Rule) -> str:
     yields = [f"  {entry.winner}: {entry.why}" for entry in PRECEDENCE if entry.loser == rule.id]
     if yields:
         lines += ["", "Yields to:", *yields]
+    if rule.ignore:
+        lines += ["", f"When to ignore it: {rule.ignore}"]
     lines += ["", f"If the rule finds nothing: {rule.clear_title}"]
     return "\n".join(lines)
 

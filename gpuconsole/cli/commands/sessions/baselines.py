@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
+from gpuconsole.cli.files import read_snapshot
 from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, read_all, remove
+from gpuconsole.experiments.gate import work_key
 from gpuconsole.model import units
 from gpuconsole.model.baseline import Baseline, BaselineRun
 from gpuconsole.model.knobs.knob import show
@@ -22,14 +25,31 @@ EXAMPLES = """examples:
   gpuconsole baselines                                      list all
   gpuconsole baselines --json
   gpuconsole baselines --remove train-gpt-1f3a9c07
+  gpuconsole baselines --key new.json                       in CI: the same name for the same work on the same hardware
 """
 OPTIONS = (
     Option("--remove", "delete the runs with this key (see the list)", "KEY"),
-    JSON._replace(help="print the baselines as JSON", refused={"--remove": "does not go with --remove, which prints no baselines"}),
+    Option(
+        "--key",
+        "print the name of the hardware and the work of a snapshot, and nothing else: the key of a cache in CI",
+        "SNAPSHOT",
+        Path,
+        refused={"--remove": "does not go with --remove"},
+    ),
+    JSON._replace(
+        help="print the baselines as JSON",
+        refused={
+            "--remove": "does not go with --remove, which prints no baselines",
+            "--key": "does not go with --key, which prints a name",
+        },
+    ),
 )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.key is not None:
+        print(_key(args.key))
+        return OK
     folder = baselines_folder()
     if args.remove is not None:
         try:
@@ -47,6 +67,14 @@ def run(args: argparse.Namespace) -> int:
     for mistake in mistakes.values():
         output.problem(mistake)
     return OK
+
+
+def _key(path: Path) -> str:
+    """The name of the work and the hardware of the last run of a snapshot. Raises UsageError."""
+    snapshot, _ = read_snapshot(path)
+    if not snapshot.runs:
+        raise UsageError(f"{path}: this snapshot has no run")
+    return work_key(snapshot.runs[-1], snapshot.environment)
 
 
 def visible_lines(baseline: Baseline) -> str:

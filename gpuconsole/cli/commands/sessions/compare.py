@@ -3,41 +3,80 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from gpuconsole.cli import output
-from gpuconsole.cli.exits import OK
-from gpuconsole.cli.files import check_sharing, read_snapshot, share
+from gpuconsole.cli.exits import FAILED, OK, UNDECIDED
+from gpuconsole.cli.files import STDOUT, check_sharing, read_snapshot, share, write_or_print
 from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
 from gpuconsole.experiments.compare import compare
+from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, GateSide, judge
+from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.text import visible
 from gpuconsole.report.comparison import comparison_report
+from gpuconsole.report.gate import gate_report
+from gpuconsole.report.machine.environment import device_kinds
 from gpuconsole.report.share.comparison import Side, comparison_document
+from gpuconsole.report.share.markdown import parts_markdown
 
-HELP = "compare two runs, metric by metric"
-DESCRIPTION = "Compare two runs from snapshots. The differences of the environment come first, because they may explain the others."
+HELP = "compare two runs, metric by metric; or decide in CI"
+DESCRIPTION = """Compare two runs from snapshots. The differences of the environment come first, because they may explain the others.
+
+With --fail-below, decide whether NEW is slower than BASE. Each side is one snapshot, or better a folder of several: a run counts once, and the noise
+is the spread between the runs of a side."""
 EXAMPLES = """examples:
   gpuconsole compare before.json after.json           the last run of each
   gpuconsole compare session.json#1 session.json#2    two runs of one session
   gpuconsole compare before.json after.json --json
   gpuconsole compare before.json after.json --html page.html      a page to share; also --markdown FILE
+  gpuconsole compare base/ new/ --fail-below 0.97 --markdown      a gate for CI: the comment for a pull request on stdout
 
 A verdict needs an interval that is completely beyond 2 %, or within 5 % for "same". Two runs at different times differ by about 2 % even
 without any change. To prove a change, try it within one run (`gpuconsole run --try`). If the scripts or scenarios, the devices, the versions or the
 batch sizes differ, the report names the difference, and says that a ratio is not the speedup of a change. The exit code stays 0.
+
+With --fail-below the exit codes are: 0 no regression, 1 regression, 3 undecided (the noise is too large; the report says how many runs are needed).
+Other hardware, another scenario or another command gives 2. docs/ci.md has a GitHub action and a GitLab template.
 """
+OF_THE_GATE = {"--fail-below": "does not go with --fail-below, which makes a short report; --markdown FILE writes it"}
 OTHER_OUTPUT = dict.fromkeys(("--json", "--html", "--markdown"), "is for the table on the terminal; the other outputs have all metrics")
 TO_FILES = dict.fromkeys(("--html", "--markdown"), "prints on stdout: it excludes --html and --markdown")
+HTML, MARKDOWN = SHARING
+
+
+def _limit(text: str) -> float:
+    """The limit of --fail-below. Raises ValueError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not LEAST_LIMIT <= value <= MOST_LIMIT:
+        raise ValueError(f"{text}: must be {LEAST_LIMIT} to {MOST_LIMIT}: a difference below 2 % counts as none")
+    return value
+
+
 OPTIONS = (
-    Option("before", "a snapshot, and the number of a run in it (default: the last run)", "A.json[#RUN]", completes="file"),
-    Option("after", "the same for the second run", "B.json[#RUN]", completes="file"),
-    Option("--all", "print also metrics that are the same, undecided, or single numbers without a difference", refused=OTHER_OUTPUT),
+    Option("before", "a snapshot, and the number of a run in it (default: the last run); a folder with --fail-below", "BASE[#RUN]", completes="file"),
+    Option("after", "the same for the second run", "NEW[#RUN]", completes="file"),
+    Option(
+        "--fail-below", "exit code 1 if the throughput of NEW is surely below this share of that of BASE, and 3 if the noise is too large to tell",
+        "RATIO", _limit,
+    ),
+    Option("--undecided-fails", "exit code 1 in place of 3", refused={"no --fail-below": "needs --fail-below RATIO"}),
+    Option(
+        "--all", "print also metrics that are the same, undecided, or single numbers without a difference", refused={**OTHER_OUTPUT, **OF_THE_GATE}
+    ),
     JSON._replace(help="print the comparison as JSON, and nothing else on stdout", refused=TO_FILES),
-    *SHARING,
-)
+    HTML._replace(refused=OF_THE_GATE),
+    MARKDOWN._replace(help=f"{MARKDOWN.help}; without FILE: on stdout", nargs="?", const=STDOUT),
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     to_files = check_sharing(args)
+    if args.fail_below is not None:
+        return _gate(args)
     before, after = _side(args.before), _side(args.after)
     environments = before.session.environment, after.session.environment
     titles = _title(args.before, before, to_files), _title(args.after, after, to_files)
@@ -49,6 +88,44 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
+def _gate(args: argparse.Namespace) -> int:
+    base, new = _sides(args.before), _sides(args.after)
+    try:
+        gate = judge(base, new, args.fail_below)
+    except GateError as error:
+        raise UsageError(str(error)) from None
+    gate.labels = list(dict.fromkeys(label for side in (*base, *new) for label in device_kinds(_alone(side))))
+    if args.markdown is not None:
+        write_or_print(args.markdown, parts_markdown(gate_report(gate)) + "\n")
+    else:
+        output.show_result(args, gate, lambda: gate_report(gate))
+    if gate.verdict == "undecided" and not args.undecided_fails:
+        return UNDECIDED
+    return OK if gate.verdict == "no regression" else FAILED
+
+
+def _alone(side: GateSide) -> Snapshot:
+    """The session with only this run."""
+    session = side.session
+    return Snapshot(created="", gpuconsole="", environment=session.environment, runs=[side.run], trials=[], recording=session.recording)
+
+
+def _sides(word: str) -> list[GateSide]:
+    """The last run of each snapshot of a folder, by name; or the one run that `FILE[#RUN]` names. Raises UsageError."""
+    folder = Path(word)
+    if not folder.is_dir():
+        return [_named(word)]
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    if not files:
+        raise UsageError(f"{word}: this folder has no snapshot (FILE.json)")
+    return [_named(str(path)) for path in files]
+
+
+def _named(word: str) -> GateSide:
+    side = _side(word)
+    return GateSide(visible(word), side.run, side.session)
+
+
 def _file(word: str) -> tuple[str, str]:
     """`FILE` and `RUN` of `FILE[#RUN]`."""
     file, _, number = word.rpartition("#") if "#" in word and not Path(word).exists() else (word, "", "")
@@ -58,6 +135,8 @@ def _file(word: str) -> tuple[str, str]:
 def _side(word: str) -> Side:
     """The run that `FILE[#RUN]` names, and its session. Without a number: the last run. Raises UsageError."""
     file, number = _file(word)
+    if Path(file).is_dir():
+        raise UsageError(f"{file}: a folder goes with --fail-below; without it, name a snapshot")
     snapshot, _ = read_snapshot(Path(file))
     if not snapshot.runs:
         raise UsageError(f"{file}: this snapshot has no run")

@@ -1,0 +1,410 @@
+"""The gate of `gpuconsole compare BASE NEW --fail-below LIMIT`: no regression, a regression, or undecided.
+
+**One number for each run.** The steps within a run are correlated, and they do not show what differs between two starts of the same program: the layout
+of memory, the placement of threads, the neighbours on the machine. So a run counts once, with the log of its mean rate, and the noise is the spread
+between runs of the same side. On a CPU the rates are without the run-queue delay of the training thread, where every run has this figure, as in
+the comparison with baselines.
+
+**When the runs were measured.** Runs of one host with less than OCCASION_S between them are one *occasion*. What changes slowly (another machine of
+the same kind, temperature, load of the day) is the same for all runs of an occasion. So there are two designs:
+
+- *In turn*: all runs of both sides are one occasion, and the mean places of the two sides in the order of time differ by one place at most (A B, A B B A,
+  A B A B A B). A slow drift then changes the ratio by no more than it changes from one run to the next. A run is the unit.
+- *Apart*: for example kept runs of earlier days, or A A A B B B. All runs of an occasion share its level, so more runs of it add little. An occasion is the
+  unit, with the mean of its runs.
+
+**The interval.** The ratio is the difference of the mean log rates, with the pooled standard deviation s between units of the same side, and Student's t.
+From DEGREES degrees of freedom on (three units of each side), s is the measured one. Below, few runs can agree by chance: s is also combined with RUN_TO_RUN,
+which has the weight of USUAL_RUNS degrees of freedom, as in `rate_change`, and the wider of the two intervals counts. One unit on each side has RUN_TO_RUN alone,
+plus the noise within a run; the interval then reaches 7.6 % below the ratio or further.
+
+**The decision.** `regression`: the whole interval is below the limit. `no regression`: the whole interval is above it. Otherwise `undecided`. So a change
+whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often, as soon as a side has two units. One run of
+each side relies on RUN_TO_RUN: of A/A pairs, 0 % are false alarms where equal runs differ by 2 %, 3 % where they differ by 5 %, but 10 % where they differ by 10 %
+(limit 0.97, simulated; tests/experiments/test_gate.py). The limit is at most MOST_LIMIT: then a
+regression is also a proven loss by the rule of a trial (`verdict`), which takes differences below 2 % for none. Other load on the CPUs (OTHERS_DIFFER or
+more apart) can explain a difference of its own size; a decision must hold with that allowance.
+
+**How many runs.** An undecided answer names the runs of each side, in turn, that decide a ratio as measured, at this noise, with the probability POWER.
+Its distance from the limit counts as a third of that between 1 and the limit at least: nearer than that, the ratio is on the limit by chance, or the true ratio is
+the limit, which no number of runs decides. While the noise is assumed, the ratio of so few runs says little: its distance then counts as that between 1 and the limit
+at least. Each look at more runs is one more chance of 1 in 40; two looks are no harm, twenty are.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import NormalDist
+from typing import NamedTuple
+
+from gpuconsole.experiments.baselines import OTHERS_DIFFER, doubts
+from gpuconsole.experiments.compare import compare
+from gpuconsole.experiments.statistics import (
+    ALPHA,
+    MIN_BLOCKS,
+    MINIMUM_EFFECT,
+    NORMAL_975,
+    RUN_TO_RUN,
+    USUAL_RUNS,
+    estimate,
+    student_quantile,
+)
+from gpuconsole.model.comparison import Comparison, Difference
+from gpuconsole.model.gate import Gate, GateFigure, GateFinding, GateRatio, GateVerdict
+from gpuconsole.model.run import PHASES, Distribution, Run
+from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.model.text import percent, visible
+from gpuconsole.session.facts import firing
+
+OCCASION_S = 600.0
+"""Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
+DEGREES = 4
+"""Degrees of freedom from which the noise is the measured one: three units on each side. Student's t is then 2.8."""
+MOST_LIMIT = 0.98
+"""The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
+LEAST_LIMIT = 0.5
+NEAREST = 1 / 3
+"""The least distance from the limit for which runs are planned, as a share of the distance between 1 and the limit."""
+MOST_NEEDED = 1000
+POWER = 0.8
+"""Probability of a decision after the number of runs that an undecided answer names; usual for the size of an experiment (Cohen 1988)."""
+_BEYOND = NormalDist().inv_cdf(POWER)
+LEAST_SHARE = 0.02
+"""A part of the step with a smaller share on both sides has no row."""
+VERSIONS = ("python", "torch", "cuda", "driver")
+"""Differences between the sides that a gate may be asked about: a slower version is a regression, too."""
+HARDWARE = ("cpu", "cores")
+
+Read = Callable[[Run], float | None]
+
+assert math.log(MOST_LIMIT) <= -MINIMUM_EFFECT  # see "The decision"
+
+
+class GateError(ValueError):
+    """The runs cannot be compared. The message is one line."""
+
+
+class GateSide(NamedTuple):
+    """A run of one side, with its session and its name for messages."""
+
+    name: str
+    run: Run
+    session: Snapshot
+
+
+# --- the statistics ------------------------------------------------------------------------------------------
+
+
+class RunRate(NamedTuple):
+    """What counts of a run: the log of its rate, the standard error of it by the steps of the run, and when and where it was measured.
+
+    `begun` and `ended`: Unix seconds, None where the snapshot does not have them.
+    """
+
+    log_rate: float
+    error: float = 0.0
+    host: str = ""
+    begun: float | None = None
+    ended: float | None = None
+
+
+def ratio_of(base: Sequence[RunRate], new: Sequence[RunRate]) -> GateRatio:
+    """The ratio of the rates of the two sides, with its interval. Each side has one run or more."""
+    if in_turn(base, new):
+        return _ratio([[run] for run in base], [[run] for run in new], True, (1, 1))
+    old, now = occasions(base), occasions(new)
+    return _ratio(old, now, False, (len(old), len(now)))
+
+
+def in_turn(base: Sequence[RunRate], new: Sequence[RunRate]) -> bool:
+    """Whether both sides were measured on one occasion, in turn."""
+    if any(run.begun is None for run in (*base, *new)) or len(occasions([*base, *new])) > 1:
+        return False
+    order = sorted([(run.begun or 0.0, side) for side, runs in ((0, base), (1, new)) for run in runs])
+    places = [statistics.fmean(place for place, (_, of) in enumerate(order) if of == side) for side in (0, 1)]
+    return abs(places[0] - places[1]) <= 1
+
+
+def occasions(runs: Sequence[RunRate]) -> list[list[RunRate]]:
+    """The runs by occasion, the oldest first. Runs without a time count as one occasion."""
+    split: list[list[RunRate]] = []
+    for host in dict.fromkeys(run.host for run in runs):
+        here = sorted((run for run in runs if run.host == host), key=lambda run: run.begun or 0.0)
+        split.append(here[:1])
+        for before, run in pairwise(here):
+            apart = before.ended is not None and run.begun is not None and run.begun - before.ended > OCCASION_S
+            split += [[run]] if apart else []
+            if not apart:
+                split[-1].append(run)
+    return split
+
+
+def _ratio(base: Sequence[Sequence[RunRate]], new: Sequence[Sequence[RunRate]], turns: bool, times: tuple[int, int]) -> GateRatio:
+    """`base`, `new`: the runs of each unit of a side (see `occasions`; in turn, one run is a unit)."""
+    sides = [[statistics.fmean(run.log_rate for run in unit) for unit in side] for side in (base, new)]
+    squares, degrees = _squares(sides)
+    within = statistics.fmean(_variance_within(unit) / len(unit) for unit in (*base, *new))
+    ways = [(squares / degrees, degrees)] if degrees else []
+    if degrees < DEGREES:
+        assumed = max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within) if degrees else RUN_TO_RUN**2 + within
+        ways.append((assumed, USUAL_RUNS + degrees))
+    variance, of = max(ways, key=lambda way: student_quantile(way[1], ALPHA) * math.sqrt(way[0]))
+    quantile = student_quantile(of, ALPHA)
+    middle = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
+    half = quantile * math.sqrt(variance * sum(1 / len(side) for side in sides))
+    estimated, low, high = (math.exp(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half))
+    return GateRatio(estimated, low, high, turns, times, math.sqrt(variance), of != degrees)
+
+
+def _squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The sum of squares within groups, and its degrees of freedom."""
+    return sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1), sum(len(group) - 1 for group in groups)
+
+
+def _variance_within(runs: Sequence[RunRate]) -> float:
+    """The variance of a run among the runs of one occasion: their spread, or what their steps show, whichever is larger."""
+    by_steps = statistics.fmean(run.error**2 for run in runs)
+    return max(by_steps, statistics.variance(run.log_rate for run in runs)) if len(runs) > 1 else by_steps
+
+
+def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVerdict:
+    """The verdict. `excused`: the share of the CPUs that other programs used more of during the new runs (below 0: during the base runs)."""
+    if ratio.high < fail_below * (1 - max(0.0, excused)):
+        return "regression"
+    return "no regression" if ratio.low * (1 - max(0.0, -excused)) > fail_below else "undecided"
+
+
+def runs_needed(spread: float, ratio: float, fail_below: float, nearest: float = NEAREST) -> int | None:
+    """Runs of each side, in turn, after which a run-to-run standard deviation `spread` decides `ratio` against the limit with the probability POWER:
+    3 or more, None above MOST_NEEDED. `nearest`: the least distance from the limit, as a share of that between 1 and the limit."""
+    limit = math.log(fail_below)
+    distance = max(abs(math.log(ratio) - limit), nearest * abs(limit))
+    least = max(
+        3, math.ceil(2 * ((NORMAL_975 + _BEYOND) * spread / distance) ** 2)
+    )  # with the normal quantile, which is below that of Student's t
+    return next(
+        (n for n in range(least, MOST_NEEDED + 1) if (student_quantile(2 * n - 2, ALPHA) + _BEYOND) * spread * math.sqrt(2 / n) < distance),
+        None,
+    )
+
+
+# --- the runs ------------------------------------------------------------------------------------------------
+
+
+def judge(base: Sequence[GateSide], new: Sequence[GateSide], fail_below: float) -> Gate:
+    """The decision about `new` against `base`. Raises GateError where the runs are not comparable, or have no rate."""
+    comparisons = _checked(base, new)
+    everything = [*base, *new]
+    free = all(side.run.device == "cpu" and side.run.summary.runq_ratio is not None for side in everything)
+    rates = [[_rate(side, free) for side in sides] for sides in (base, new)]
+    ratio = ratio_of(*rates)
+    excused = _excused(base, new)
+    verdict, why, needed = decide(ratio, fail_below, excused), "", 0
+    degraded = next((f"{side.name}: {doubt}" for side in everything if (doubt := doubts(side.run.validity))), "")
+    if degraded:
+        verdict, why = "undecided", degraded
+    elif verdict == "undecided" and decide(ratio, fail_below) != "undecided":
+        side = "NEW" if excused > 0 else "BASE"
+        why = f"other programs used {percent(abs(excused))} more of the CPUs during {side}: this alone may be the difference"
+    elif verdict == "undecided":
+        why, needed = _too_noisy(ratio, rates, fail_below)
+    first = base[0].run
+    return Gate(
+        verdict=verdict,
+        ratio=ratio,
+        fail_below=fail_below,
+        base_runs=len(base),
+        new_runs=len(new),
+        scenario=first.scenario,
+        device=f"{first.device} ({_device_name(base[0])})" if _device_name(base[0]) else first.device,
+        clock="contention_free" if free else "wall",
+        needed=needed,
+        why=why,
+        figures=_figures(base, new, free),
+        findings=_findings(base, new),
+        differences=_differences(comparisons[len(base) - 1 :]),
+    )
+
+
+def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below: float) -> tuple[str, int]:
+    """Why the noise leaves it undecided, and the number of runs that are needed."""
+    spread = ratio.spread
+    if not ratio.in_turn:
+        squares, degrees = _squares([[run.log_rate for run in unit] for side in rates for unit in occasions(side)])
+        within = statistics.fmean(run.error**2 for side in rates for run in side)
+        spread = math.sqrt(
+            squares / degrees if degrees >= DEGREES else max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within)
+        )
+    needed = runs_needed(spread, ratio.estimate, fail_below, 1.0 if ratio.assumed else NEAREST)
+    count = f"more than {MOST_NEEDED}" if needed is None else f"about {needed}"
+    what = "are assumed to differ" if ratio.assumed else "differ"
+    noise = f"equal {'runs' if ratio.in_turn else 'occasions'} {what} by {percent(ratio.spread, 1)} (standard deviation)"
+    if ratio.in_turn:
+        return f"{noise}: {count} runs of each side, measured in turn, are needed", needed or MOST_NEEDED
+    times = " and ".join(f"{number} occasion{'' if number == 1 else 's'}" for number in ratio.occasions)
+    return (
+        f"BASE and NEW were measured apart ({times}), and {noise}: {count} runs of each side, measured in turn, are needed",
+        needed or MOST_NEEDED,
+    )
+
+
+def _checked(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[Comparison]:
+    """The comparison of the first run with each other run. Raises GateError."""
+    first, *others = *base, *new
+    names: dict[tuple[str, float], str] = {}
+    for side in (first, *others):
+        _check_run(side)
+        begun = side.run.started, side.run.duration_s
+        if side.run.started and begun in names:
+            raise GateError(f"{names[begun]} and {side.name} are the same run: a run counts once")
+        names[begun] = side.name
+    comparisons = []
+    for side in others:
+        comparison = compare(first.run, side.run, (first.session.environment, side.session.environment), (first.name, side.name), ((), ()))
+        unlike = [changed for changed in comparison.unlike if changed.name not in VERSIONS]
+        unlike += [changed for changed in comparison.environment if changed.name in HARDWARE]
+        unlike += [changed for changed in comparison.knobs if changed.name == "command"]
+        if unlike:
+            what = "; ".join(f"{changed.name} {changed.before} -> {changed.after}" for changed in unlike)
+            raise GateError(visible(f"{first.name} and {side.name} are not comparable: {what}"))
+        if first.run.throughput[1] != side.run.throughput[1]:
+            raise GateError(f"{first.name} counts {first.run.throughput[1]}, {side.name} counts {side.run.throughput[1]}")
+        comparisons.append(comparison)
+    return comparisons
+
+
+def _check_run(side: GateSide) -> None:
+    """Raises GateError for a run that has no rate of one setting."""
+    run, rate = side.run, side.run.throughput[0]
+    if run.state == "failed":
+        raise GateError(f"{side.name}: the run failed: {visible(run.error or 'without a reason')}")
+    if run.validity is not None and run.validity.verdict == "invalid":
+        raise GateError(f"{side.name}: {doubts(run.validity)}")
+    if rate is None and run.summary.step_time_s is not None:
+        raise GateError(f"{side.name}: the run has steps and no rate: the samples of a step are not known")
+    if rate is None or rate.mean <= 0 or run.steady_from_s is None or rate.n < MIN_BLOCKS:
+        raise GateError(f"{side.name}: too few steady steps for a rate: measure longer")
+    if any(trial.baseline_run == run.id for trial in side.session.trials):
+        raise GateError(f"{side.name}: settings were tried in this run: measure without --try, --apply-top and tune")
+
+
+def _rate(side: GateSide, free: bool) -> RunRate:
+    run = side.run
+    distribution, unit = run.throughput
+    rate, begun = _rate_of(run, free), _seconds(run.started)
+    assert distribution is not None and rate is not None  # see _check_run
+    series = run.series.get(f"workload.{unit.partition('/')[0]}_per_s{{device={run.device}}}")
+    since = (run.begun_s or 0.0) + (run.steady_from_s or 0.0)
+    points = [value for t, value in zip(series.t, series.v, strict=True) if t >= since and value > 0] if series is not None else []
+    error = estimate(points).error if len(points) >= MIN_BLOCKS else distribution.std / distribution.mean / math.sqrt(distribution.n)
+    return RunRate(math.log(rate), error, side.session.environment.host, begun, begun + run.duration_s if begun else None)
+
+
+def _seconds(started: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return None
+
+
+def _excused(base: Sequence[GateSide], new: Sequence[GateSide]) -> float:
+    """The share of the CPUs that other programs used more of during the new runs, where it is OTHERS_DIFFER or more in size; else 0."""
+    sides = [
+        [side.run.signals[name].value for side in runs if (name := "host.others_cpu_ratio") in side.run.signals] for runs in (base, new)
+    ]
+    if not all(sides) or base[0].run.device != "cpu":
+        return 0.0
+    more = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
+    return more if abs(more) >= OTHERS_DIFFER else 0.0
+
+
+def _device_name(side: GateSide) -> str:
+    return next((device.name for device in side.session.environment.devices if device.id == side.run.device), "")
+
+
+def work_key(run: Run, environment: Environment) -> str:
+    """Names what the runs of a gate must have in common: the scenario or the command, and the hardware. A key of a cache: letters, digits and `-`.
+
+    Versions are not part of it: a slower version of torch is a regression, too.
+    """
+    name = next((device.name for device in environment.devices if device.id == run.device), run.device)
+    parts = (run.scenario, run.command_digest, run.workload, name, environment.cpu, str(environment.cores))
+    words = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{run.scenario}-{name}")
+    short = "-".join(part for part in words.split("-") if part)[:60]
+    return f"{short}-{hashlib.blake2s(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
+
+
+# --- what the comment shows ----------------------------------------------------------------------------------
+
+
+def _figures(base: Sequence[GateSide], new: Sequence[GateSide], free: bool) -> list[GateFigure]:
+    """Throughput, step time, parts of the step, peak memory; of serving runs the latencies."""
+    first, unit = base[0].run, base[0].run.throughput[1]
+    reads: list[tuple[str, str, Read]] = [("throughput", unit, lambda run: _rate_of(run, False))]
+    if free:
+        reads.append(("throughput without run-queue delay", unit, lambda run: _rate_of(run, True)))
+    if first.serves:
+        reads += [
+            (title, "s", partial(_median, field)) for field, title in (("ttft_s", "TTFT p50"), ("tpot_s", "TPOT p50"), ("e2e_s", "E2E p50"))
+        ]
+    else:
+        shares = [side.run.summary.phases_ratio for side in (*base, *new)]
+        parts = [part for part in PHASES if max(share.get(part, 0.0) for share in shares) >= LEAST_SHARE]
+        reads.append(("step time", "s", lambda run: run.summary.step_time_s.mean if run.summary.step_time_s else None))
+        reads += [(f"step: {part}", "s", partial(_part_s, part)) for part in parts]
+    reads.append(("memory peak", "bytes", lambda run: run.summary.memory_peak_bytes))
+    rows = [_figure(name, unit, base, new, read) for name, unit, read in reads]
+    return [row for row in rows if row.base is not None or row.new is not None]
+
+
+def _rate_of(run: Run, free: bool) -> float | None:
+    """Work per second, on the wall clock or without the run-queue delay of the training thread."""
+    rate = run.throughput[0]
+    waited = min(0.99, run.summary.runq_ratio or 0.0) if free else 0.0
+    return rate.mean / (1 - waited) if rate is not None else None
+
+
+def _median(field: str, run: Run) -> float | None:
+    latency: Distribution | None = getattr(run.summary, field)
+    return latency.p50 if latency is not None else None
+
+
+def _part_s(part: str, run: Run) -> float | None:
+    """Seconds of a part in a mean step."""
+    step = run.summary.step_time_s
+    return run.summary.phases_ratio.get(part, 0.0) * step.mean if step is not None else None
+
+
+def _figure(name: str, unit: str, base: Sequence[GateSide], new: Sequence[GateSide], read: Read) -> GateFigure:
+    sides = [[value for side in runs if (value := read(side.run)) is not None] for runs in (base, new)]
+    return GateFigure(name, unit, *(statistics.fmean(values) if values else None for values in sides))
+
+
+def _findings(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[GateFinding]:
+    """The findings that fire in more than half of the runs of one side, and in at most half of the other: the new ones first. Without notes."""
+    titles: dict[str, str] = {}
+    counts: dict[str, list[int]] = {}
+    for number, side in ((number, side) for number, runs in enumerate((base, new)) for side in runs):
+        for rule, title in {finding.rule: finding.title for finding in firing(side.run) if not finding.note}.items():
+            titles[rule] = title
+            counts.setdefault(rule, [0, 0])[number] += 1
+    moved = [
+        GateFinding(rule, titles[rule], old, now) for rule, (old, now) in counts.items() if (old > len(base) / 2) != (now > len(new) / 2)
+    ]
+    return sorted(moved, key=lambda finding: finding.base > len(base) / 2)
+
+
+def _differences(comparisons: Sequence[Comparison]) -> list[Difference]:
+    """Versions and settings that differ between the first base run and a new run, each once."""
+    found = [
+        changed
+        for comparison in comparisons
+        for changed in (*(changed for changed in comparison.unlike if changed.name in VERSIONS), *comparison.knobs)
+    ]
+    return list(dict.fromkeys(found))
