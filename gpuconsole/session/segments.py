@@ -20,7 +20,7 @@ from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, Exchanges
 from gpuconsole.wire.events import Segments, Steps
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE = range(13)
+DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED = range(14)
 LOADER = 16
 HEAD = struct.Struct("<IdIIdBBHI")
 RUN_QUEUE, STREAM = 1, 2
@@ -40,6 +40,10 @@ FIXED = {
 }
 """The phase of a segment that needs no neighbours."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
+SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
+"""Segments that a light step does not have: their time is in its segments UNMARKED (see `agent.hooks.recorder`)."""
+FULL_STEPS = 32
+"""Steps with all segments by which the unmarked time of other steps is divided."""
 RECENT = 32
 """Steps by which a pass without gradients is judged: one in most steps is a teacher's or a policy's, not an evaluation."""
 STREAM_STEPS = 16
@@ -51,7 +55,7 @@ BACKWARD_STEPS = 200
 """Steps whose mean backward pass the waits for exchanges are compared with."""
 MOST_EXPOSED = 0.98
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
-MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE}
+MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE, UNMARKED}
 """Segments by which a gap is named."""
 
 
@@ -110,6 +114,8 @@ class SegmentFold:
         self._waiting: int | None = None
         self._touched = self._graded = self._has_data = False
         self._stream_steps: deque[list[float]] = deque(maxlen=STREAM_STEPS)
+        self._full_steps: deque[tuple[list[float], list[float]]] = deque(maxlen=FULL_STEPS)
+        """Of the last steps with all segments, the seconds by phase that a light step does not mark: up to its first batch, and from there on."""
         self._whole = False
         """Whether the last pass with gradients was a framework's training step with its loss."""
         self._last: int | None = None
@@ -165,12 +171,18 @@ class SegmentFold:
         fed = self._fed(codes)
         before, after = self._neighbours(codes)
         unseen = _before_backward(codes)
-        begun, own = raw.start, 0.0
+        begun, own, part = raw.start, 0.0, 0
+        unmarked_s, seldom = [0.0, 0.0], ([0.0] * len(PHASES), [0.0] * len(PHASES))
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
             seconds, begun = end - begun, end
             if code == OWN:
                 own += seconds
                 continue
+            if code == UNMARKED:
+                unmarked_s[part] += seconds
+                continue
+            if code == DATA or code >= LOADER:
+                part = 1
             if code == GAP and i in saving:
                 phase = P_CHECKPOINT
             elif i in evaluated and code not in (SAVE, LOG):
@@ -180,9 +192,17 @@ class SegmentFold:
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
             phases[phase] += seconds
+            if code in SELDOM_MARKED and phase not in RARE:
+                seldom[part][phase] += seconds
             if raw.runq is not None:
                 delays[phase] += raw.runq[i + 1] - raw.runq[i]
         wall = raw.ends[-1] - raw.start - own
+        if UNMARKED in codes:
+            for part, seconds in enumerate(unmarked_s):
+                phases = [sum(pair) for pair in zip(phases, self._divided(seconds, part), strict=True)]
+            self._last = OPTIMIZER  # a light step ends after the optimizer, as the others do
+        elif raw.index and not raw.on_stream:
+            self._full_steps.append(seldom)
         if self.on_device:
             phases = self._on_device(phases, wall, raw.on_stream)
         kind = SETTLING if raw.index == 0 else raw.kind  # the account of the first step began in its middle
@@ -198,6 +218,21 @@ class SegmentFold:
             raw.arm,
             kind,
         )
+
+    def _divided(self, unmarked_s: float, part: int) -> list[float]:
+        """The unmarked time of a part of a light step by phase, in the proportions of the last FULL_STEPS steps with all segments; of those with about
+        as much of it, where there are some. Which steps have all segments is random. Where each of them has less, what exceeds the mean is `other`:
+        passes are regular, and what a program does now and then stands between them."""
+        full = [step[part] for step in self._full_steps]
+        alike = [step for step in full if unmarked_s / ALIKE < sum(step) < unmarked_s * ALIKE]
+        measured = [sum(column) for column in zip(*(alike or full), strict=True)] or [0.0] * len(PHASES)
+        total_s = sum(measured)
+        divided_s = unmarked_s
+        if not alike and unmarked_s > ALIKE * max(map(sum, full), default=0.0):
+            divided_s = total_s / max(1, len(full))
+        divided = [divided_s * seconds / total_s if total_s else 0.0 for seconds in measured]
+        divided[P_OTHER] += unmarked_s - sum(divided)
+        return divided
 
     def _on_device(self, phases: list[float], wall: float, on_stream: bool) -> list[float]:
         """The phases of a step on a GPU. The host runs ahead of the device, so only steps on the stream's timeline show where the time goes: other
@@ -268,7 +303,7 @@ class SegmentFold:
                 self._has_data = True
             elif code == NO_GRAD:
                 self._touched = True
-            elif code in (FORWARD, WHOLE, BACKWARD):
+            elif code in (FORWARD, WHOLE, BACKWARD, UNMARKED):
                 self._touched = self._graded = True
 
     def _evaluated(self, codes: list[int]) -> set[int]:
@@ -287,7 +322,7 @@ class SegmentFold:
             batch.append(i)
             if code == NO_GRAD:
                 touched = True
-            elif code in (FORWARD, WHOLE, BACKWARD):
+            elif code in (FORWARD, WHOLE, BACKWARD, UNMARKED):
                 graded = True
             if code in tests:
                 evaluated.add(i)

@@ -24,15 +24,21 @@ IN_WORKERS = ("parts.begin_worker",)
 ELSEWHERE = ("graphs.", "copies.", "communication.")
 """Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py."""
 
-FAULTY_STEPS = 24
-"""Steps of a trial in programs/faults.py: the FLOPs of a step are counted after 20."""
+FAULTY_STEPS, LIGHT_STEPS = 24, 120
+"""Steps of a trial in programs/faults.py: the FLOPs of a step are counted after 20; most steps are light after 60."""
 
-KINDS = ("passes.begin", "source.search", "compiled.begin")
+KINDS = ("passes.begin", "source.search", "compiled.begin", "passes.begin_light")
 """One entry point for each kind of loop in programs/faults.py."""
 
 
 def kind(name: str) -> str:
-    return KINDS[1] if "source" in name else KINDS[2] if "compiled" in name else KINDS[0]
+    return (
+        KINDS[1] if "source" in name else KINDS[2] if "compiled" in name else KINDS[3] if "light" in name or "usual" in name else KINDS[0]
+    )
+
+
+def steps_of(name: str) -> int:
+    return LIGHT_STEPS if kind(name) == KINDS[3] else FAULTY_STEPS
 
 
 def alone(*command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -64,22 +70,22 @@ def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_no
     names = [name for name in ENTRY_POINTS if name not in BEFORE_TORCH and not name.startswith(ELSEWHERE)]
     command = (sys.executable, str(PROGRAMS / "faults.py"))
     expected = alone(*command, *KINDS)
-    digests = re.findall(rf"{FAULTY_STEPS - 1} (\S+) (\S+)\nexit 7\n", expected.stdout)
+    digests = re.findall(r"(?:\d+ )+(\S+) (\S+)\nexit 7\n", expected.stdout)
     assert expected.returncode == 0 and len(digests) == len(KINDS)
     listener = Listener(tmp_path)
     done = listener.run(*command, *names)
     assert (done.returncode, done.stderr) == (0, expected.stderr)
-    steps = " ".join(map(str, range(FAULTY_STEPS)))
-    assert done.stdout == "".join(f"{steps} {name} {dict(digests)[kind(name)]}\nexit 7\n" for name in names)
+    steps = {name: " ".join(map(str, range(steps_of(name)))) for name in names}
+    assert done.stdout == "".join(f"{steps[name]} {name} {dict(digests)[kind(name)]}\nexit 7\n" for name in names)
     by_script = {watched.first.script: watched for watched in listener.watched if watched.events}
     for name in names:
         watched = by_script[name]
         if name in IN_WORKERS:
-            assert watched.off is None and len(watched.steps) == FAULTY_STEPS, name
+            assert watched.off is None and len(watched.steps) == steps_of(name), name
         elif name.partition(".")[0] in PARTS:
             texts = [event.text for event in watched.events if isinstance(event, Note)]
             assert any(f"{name} failed with RuntimeError: broken by the test" in text for text in texts), (name, texts)
-            assert watched.off is None and len(watched.steps) == FAULTY_STEPS, name
+            assert watched.off is None and len(watched.steps) == steps_of(name), name
         else:
             assert watched.off is not None, name
             assert (watched.off.where, watched.off.cause) == (name, "RuntimeError: broken by the test")

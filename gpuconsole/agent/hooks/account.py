@@ -13,15 +13,22 @@ from collections import deque
 from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..protocol import Message
-from . import described
+from . import described, passes
 from .evidence.communication import exchanges
-from .evidence.steps import own_updates
+from .evidence.steps import iterations, own_updates
 from .guard import switch
 from .optimizer import steppers
 from .recorder import GAP, Recorder, pack
 from .stream import StreamClock
-from .watch import recorder
+from .watch import recorder, watch
 
+LIGHT_BELOW_S = 0.02
+"""Steps that take longer are never light: their marks cost less than half a percent of them."""
+FULL_SPAN_S, FULL_OF = 0.04, (2, 32)
+"""Mean time between two short steps that are not light, and the bounds of one step in so many: 25 a second give each phase of the steps of the last
+two seconds within half a point of a step where it varies by a tenth from step to step."""
+FULL_STEPS = 32
+"""Steps in a row that are not light at the start, and after a change: the console divides the light steps that follow like these."""
 MOST_SPANS = 4
 """A step that is to be sampled later than so many of the usual distances is chosen anew."""
 
@@ -87,18 +94,40 @@ class StepSampler:
         self._last: tuple[int, float] | None = None
         self._next = 0
 
+    @property
+    def usual_s(self) -> float:
+        """The median time of a step lately, in seconds; 0: not known."""
+        return statistics.median(self._step_s) if self._step_s else 0.0
+
     def next(self, index: int, start: float, low_rate: bool) -> int:
         """The step to sample next: `index`, which begins at `start`, or a later one. Call it from time to time."""
         if self._last is not None and index > self._last[0]:
             self._step_s.append((start - self._last[1]) / (index - self._last[0]))
         self._last = index, start
-        usual = statistics.median(self._step_s) if self._step_s else SAMPLE_SPAN_S
+        usual = self.usual_s or SAMPLE_SPAN_S
         every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
         if self._next > index + MOST_SPANS * every:  # a step takes longer than before
             self._next = index
         while self._next < index:
             self._next += self._random.randint(1, 2 * every - 1)
         return self._next
+
+
+class LightSteps:
+    """Decides whether light steps may follow (see `recorder.SELDOM_MARKED`), and how many of them."""
+
+    def __init__(self) -> None:
+        self._from = 0
+        """The first step that may be light."""
+
+    def every(self, usual_s: float, busy: bool) -> int:
+        """One step in so many is to be marked whole, where a step takes `usual_s`; 0: each. `busy`: a trial, a change, a probe or a search is under way."""
+        passing = passes.state.counting is not None or passes.state.tracing_batches is not None or watch.keep_inputs
+        if busy or passing or watch.wrap_forward is not None or iterations.on or own_updates.on:
+            self._from = recorder.index + FULL_STEPS
+        if recorder.index < self._from or not 0 < usual_s < LIGHT_BELOW_S:
+            return 0
+        return min(max(round(FULL_SPAN_S / usual_s), FULL_OF[0]), FULL_OF[1])
 
 
 def _cost_of_a_mark() -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import tracing
 from .guard import NO_LEVEL, entry, hot_entry, switch, wrappers_without_level
-from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, WHOLE, ZERO, get_ident
+from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, UNMARKED, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, program_frame, recorder, watch
 
@@ -77,8 +77,9 @@ writers = Writers()
 @entry("writers.begin")
 def begin_flush() -> bool:
     """Begin the segment of a call that flushes a file. Returns whether there is one to end."""
-    if recorder.thread != get_ident() or recorder.stack[-1] != GAP:
+    if recorder.thread != get_ident() or recorder.stack[-1] not in (GAP, UNMARKED):
         return False
+    recorder.mark_all()
     writers.saw(LOG)
     recorder.enter(LOG)
     return True
@@ -125,7 +126,7 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, as a segment with `code` on the training thread. Its name, module and documentation stay."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tracing.is_compiling() or not begin(code):
+        if tracing.compiles() or (recorder.light and code == ZERO) or tracing.is_compiling() or not begin(code):
             return call(*args, **kwargs)
         try:
             return call(*args, **kwargs)
@@ -146,6 +147,8 @@ def begin(code: int) -> bool:
         stack = recorder.stack
         if code in stack or stack[-1] == OWN_WORK or recorder.thread != get_ident():
             return False
+        if recorder.light and code != LOG:
+            recorder.mark_all()
         if code == WHOLE:
             if not tracing.grad_enabled():
                 return False
@@ -196,7 +199,11 @@ def on_torch(module: Any) -> None:
     """`torch.save` is a name of its own for the function of torch.serialization."""
     import builtins
 
-    tracing.use(module.compiler.is_compiling, module.is_grad_enabled, lambda: module.cuda.is_current_stream_capturing())
+    def capturing() -> bool:
+        return bool(module.cuda.is_current_stream_capturing())
+
+    compiler = module.compiler
+    tracing.use(compiler.is_compiling, compiler.is_dynamo_compiling, module.is_grad_enabled, capturing)
     module.save = sys.modules["torch.serialization"].save
     plain = builtins.print
     builtins.print = spanned(LOG, plain)
@@ -235,6 +242,8 @@ class Compiled:
     @entry("compiled.begin")
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool] | None:
         """Begin the segment. Returns the number of the step, the version of the weights, and whether there is a segment; None: nothing to end."""
+        if recorder.light == get_ident() and recorder.stack[-1] == UNMARKED:
+            recorder.mark_all()
         if switch.failed or (recorder.thread and (recorder.thread != get_ident() or recorder.stack[-1] != GAP)):
             return None
         if not recorder.thread:

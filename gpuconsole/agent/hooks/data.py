@@ -13,10 +13,10 @@ from ..clock import now
 from . import passes, tracing
 from .calls import spanned
 from .changes.servers import belongs_to
-from .evidence.loading import loading
+from .evidence.loading import Place, loading
 from .evidence.steps import iterations
 from .guard import entry, hot_entry, switch, wrappers_without_level
-from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, OWN, get_ident
+from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, OWN, UNMARKED, get_ident
 from .watch import is_program, recorder, watch
 
 TRACE_AT = 2
@@ -46,7 +46,13 @@ def on_dataloader(module: Any) -> None:
         note_iterator(self, loader)
 
     def __next__(self: Any) -> Any:
-        serves = self.__dict__.get("_gpuconsole_serves")
+        noted = self.__dict__
+        serves = noted.get("_gpuconsole_serves")
+        if recorder.light and serves is None and begin_usual_batch(noted.get("_gpuconsole_place")):
+            try:
+                return plain(self)
+            finally:
+                recorder.leave()
         begun = begin_batch(self) if recorder.thread else None
         try:
             return plain(self) if serves is None else serves()
@@ -88,6 +94,32 @@ def note_iterator(iterator: Any, loader: Any) -> None:
     iterator.__dict__["_gpuconsole_number"] = place.code
     watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
     watch.iterators.append(weakref.ref(iterator))
+
+
+@hot_entry("data.begin_usual")
+def begin_usual_batch(place: Place | None) -> bool:
+    """Begin the segment of a batch in a light step, where there is nothing to find out. Returns whether this is so."""
+    try:
+        stack = recorder.stack
+        if (
+            stack[-1] != UNMARKED
+            or place is None
+            or place is not loading.place
+            or place.opened is not None
+            or recorder.light != get_ident()
+        ):
+            return False
+        begun = now()
+        if begun >= loading.due:
+            return False
+        place.batches += 1
+        recorder.codes.append(UNMARKED)
+        recorder.times.append(begun)
+        stack.append(place.code)
+        return True
+    except Exception as problem:
+        switch.part_off("data.begin_usual", problem)
+        return False
 
 
 @hot_entry("data.begin")

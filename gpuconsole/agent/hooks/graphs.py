@@ -97,6 +97,8 @@ def capture_ended(graph: Any) -> None:
 def replay_begins(graph: Any) -> Captured | None:
     """Begin the segment of a replay. Returns what it does for the account; None where there is no segment to end."""
     captured: Captured | None = graph.__dict__.get("_gpuconsole_captured")
+    if captured is not None and recorder.light == get_ident():
+        recorder.mark_all()
     if captured is None or recorder.thread != get_ident() or recorder.stack[-1] != GAP:
         return None
     recorder.enter(WHOLE)

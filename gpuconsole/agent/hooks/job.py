@@ -35,7 +35,7 @@ from ..protocol import (
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import data, described, passes, tracing
-from .account import SegmentAccount, StepSampler
+from .account import LightSteps, SegmentAccount, StepSampler
 from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
@@ -462,7 +462,7 @@ class Agent:
         self._search: data.SourceSearch | None = None
         self._described = 0.0
         self._every_step, self._searched = True, False
-        self._sampler = StepSampler()
+        self._sampler, self._light = StepSampler(), LightSteps()
         self._arithmetic = Arithmetic()
         self._copies: CopyCount | None = None
         self._announced: tuple[Any, ...] = ()
@@ -544,7 +544,11 @@ class Agent:
             connection.flush()
         recorder.sample_all = bool(recorder.arm)
         recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
-        if recorder.sample_all or recorder.sample_at == recorder.index:
+        recorder.every = self._light.every(self._sampler.usual_s, busy=self._every_step or bool(recorder.arm))
+        samples = recorder.sample_all or recorder.sample_at == recorder.index
+        if samples or not recorder.every:
+            recorder.mark_all()
+        if samples:
             recorder.sampled(True)
 
     def _serve(self, service: JobService, connection: Connection) -> None:

@@ -163,7 +163,11 @@ def watch_class(cls: Any) -> None:
         return
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.is_compiling() or not begin(self):
+        if tracing.compiles():
+            return plain(self, *args, **kwargs)
+        if recorder.light and recorder.light == get_ident() and len(recorder.stack) == 1:
+            recorder.stack.append(OPTIMIZER)
+        elif tracing.is_compiling() or not begin(self):
             return plain(self, *args, **kwargs)
         done = False
         try:
@@ -174,7 +178,12 @@ def watch_class(cls: Any) -> None:
             raised(problem)
             raise
         finally:
-            end(self, done)
+            if not recorder.light:
+                end(self, done)
+            elif done and recorder.passes:
+                recorder.cut_light()
+            else:
+                end_light(self, done)
 
     functools.update_wrapper(step, plain)
     setattr(step, MARK, True)
@@ -209,6 +218,8 @@ def note_made(optimizer: Any) -> None:
     watch_retries(sys.modules["torch"].cuda)
     watch_class(type(optimizer))
     if not iterations.on and len(watch.alive(watch.optimizers)) > 1:
+        if recorder.light == get_ident():
+            recorder.mark_all()
         steppers.several()
 
 
@@ -225,16 +236,29 @@ def begin(optimizer: Any) -> bool:
                 return False
             recorder.begin([BACKWARD] if inside else [])  # the first optimizer step of this process: it trains
             memory.first_update(optimizer)
-        if steppers.inside or recorder.thread != get_ident():
+        if steppers.inside or recorder.thread != get_ident() or (recorder.light and OPTIMIZER in recorder.stack):
             if BACKWARD in recorder.stack and _graph_task() != -1:
                 passes.state.inner = True
             return False
+        recorder.mark_all()
         steppers.inside = True
         recorder.enter(OPTIMIZER)
         return True
     except Exception as problem:
         switch.off("optimizer.begin", problem)
         return False
+
+
+@hot_entry("optimizer.end_light")
+def end_light(optimizer: Any, done: bool) -> None:
+    """End an optimizer step in a light step without a pass that was seen. `done`: the optimizer has not raised an exception."""
+    try:
+        recorder.stack.pop()
+        if done:
+            recorder.mark_all()
+            _has_stepped(optimizer)
+    except Exception as problem:
+        switch.off("optimizer.end_light", problem)
 
 
 @hot_entry("optimizer.end")
@@ -275,6 +299,7 @@ def begin_scaled() -> int | None:
         recorder.begin([])  # the first step of this process may be left out
     if recorder.thread != get_ident():
         return None
+    recorder.mark_all()
     recorder.enter(OPTIMIZER)
     return steppers.events
 

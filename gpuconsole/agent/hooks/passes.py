@@ -79,12 +79,20 @@ def watch_class(cls: Any) -> None:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = own.__get__(self) if own is not None else super(cls, self).__call__
-        if (
-            tracing.is_compiling()
-            or not recorder.thread
-            or recorder.stack[-1] not in MAY_HOLD_FORWARD
-            or not begin_pass(self, args, kwargs)
-        ):
+        if tracing.compiles() or not recorder.thread or recorder.stack[-1] not in MAY_HOLD_FORWARD:
+            return call(*args, **kwargs)
+        if recorder.light and begin_light(args, kwargs):
+            try:
+                return call(*args, **kwargs)
+            except RuntimeError as problem:
+                raised(problem)
+                raise
+            finally:
+                if recorder.light:
+                    recorder.stack.pop()
+                else:
+                    end_pass()
+        if tracing.is_compiling() or not begin_pass(self, args, kwargs):
             return call(*args, **kwargs)
         wrap = watch.wrap_forward
         try:
@@ -99,6 +107,26 @@ def watch_class(cls: Any) -> None:
         __call__.__doc__ = own.__doc__
     cls.__call__ = __call__
     setattr(cls, MARK, True)
+
+
+@hot_entry("passes.begin_light")
+def begin_light(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Begin a pass of a light step. Returns whether it is one: not in another thread, and not without gradients."""
+    try:
+        if recorder.light != get_ident():
+            return False
+        if not tracing.grad_enabled():
+            recorder.mark_all()
+            return False
+        recorder.passes += 1
+        recorder.stack.append(FORWARD)
+        if not state.sized:
+            state.sized = True
+            count_samples(args, kwargs)
+        return True
+    except Exception as problem:
+        switch.off("passes.begin_light", problem)
+        return False
 
 
 @hot_entry("passes.begin")
@@ -182,6 +210,23 @@ def on_autograd(module: Any) -> None:
     plain = module.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracing.compiles():
+            return plain(tensors, *args, **kwargs)
+        if recorder.light and recorder.light == get_ident() and BACKWARD not in recorder.stack:
+            recorder.stack.append(BACKWARD)
+            try:
+                return plain(tensors, *args, **kwargs)
+            except RuntimeError as problem:
+                raised(problem)
+                raise
+            finally:
+                if recorder.light and not state.inner:
+                    recorder.stack.pop()
+                    recorder.backwards += 1
+                    state.sized = False
+                else:
+                    recorder.mark_all()
+                    end_backward(tensors)
         if tracing.is_compiling() or not begin_backward():
             return plain(tensors, *args, **kwargs)
         try:

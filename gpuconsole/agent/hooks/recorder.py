@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import base64
+import random
 import struct
 import threading
 from collections.abc import Callable, Container
@@ -15,12 +16,18 @@ from typing import Any, NamedTuple
 
 from ..clock import now
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE = range(13)
+DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED = range(14)
 """Codes: a function of the program that makes a batch; a pass of a root module with gradients, and without; backward; optimizer step; zero_grad;
-saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss."""
+saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss; in a
+light step, all that other steps have the segments of SELDOM_MARKED for."""
 LOADER, LOADERS = 16, 8
 """Code LOADER + n: a batch from the DataLoader number n (of the last LOADERS)."""
-MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG))
+SELDOM_MARKED = frozenset((GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO))
+"""A light step has no segments with these codes. A mark takes 1 µs to 5 µs of the training thread, which is much for short steps. So most short steps
+are light, and the console divides their unmarked time as in the other steps, which are chosen at random."""
+USUAL = frozenset((*SELDOM_MARKED, DATA, LOG, OWN, *range(LOADER, LOADER + LOADERS)))
+"""The codes of a step after which a light step may follow."""
+MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG, UNMARKED))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""
 HEAD = struct.Struct("<IdIIdBBHI")
 """Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, flags, number of segments. Then the codes (a byte each) and the
@@ -63,13 +70,17 @@ class Recorder:
         "copy_loss",
         "done",
         "due",
+        "every",
+        "full_at",
         "index",
         "keeps",
         "kind",
+        "light",
         "loss",
         "on_stream",
         "own_s",
         "passes",
+        "random",
         "read",
         "readings",
         "reads_loss",
@@ -91,7 +102,14 @@ class Recorder:
         """As in a process that has not trained yet."""
         self.thread = 0
         """The training thread; 0: nothing is recorded. A hook compares it itself: the call of a method would double the cost of the comparison."""
+        self.light = 0
+        """The training thread while a light step is under way; 0: all segments are marked."""
+        self.every = 0
+        """One step in so many is not light, on average; 0: no step is light."""
+        self.full_at = 0
+        self.random = random.Random(0)
         self.stack = [GAP]
+        """In a light step, UNMARKED is the outermost."""
         self.codes: list[int] = []
         self.times: list[float] = []
         self.start = 0.0
@@ -143,7 +161,7 @@ class Recorder:
 
     def off(self) -> None:
         """Record nothing any longer."""
-        self.thread = 0
+        self.thread = self.light = 0
 
     def enter(self, code: int) -> None:
         """A segment with `code` begins, within the present one."""
@@ -173,8 +191,8 @@ class Recorder:
             self.readings = [first] * (1 + len(self.codes)) if self.read is not None else None  # the reading may have failed
 
     def cut(self, leaves: bool = False) -> None:
-        """The step ends here, within whatever is going on. `leaves`: the present segment ends too."""
-        end = now()
+        """The step ends here, within whatever is going on. `leaves`: the present segment ends too, and with it the usual step of one optimizer."""
+        end, codes = now(), self.codes
         self.codes.append(self.stack.pop() if leaves and len(self.stack) > 1 else self.stack[-1])
         self.times.append(end)
         if self.readings is not None:
@@ -190,9 +208,49 @@ class Recorder:
         self.loss = None
         if self.readings is not None or self.index == self.sample_at:
             self.sampled(self.sample_all or self.index == self.sample_at)
-        self.reads_loss = self.sample_all or end >= self._loss_t
+        self._plan_loss(end)
+        if self.every:
+            if self.index > self.full_at:
+                self.full_at = self.index + self.random.randint(0, 2 * self.every - 2)
+            if leaves and self.index not in (self.full_at, self.sample_at) and self.readings is None and USUAL.issuperset(codes):
+                self.light, self.stack[0] = self.thread, UNMARKED
+
+    def _plan_loss(self, t: float) -> None:
+        """Whether the loss of the step that begins at `t` is read."""
+        self.reads_loss = self.sample_all or t >= self._loss_t
         if self.reads_loss:
-            self._loss_t = end + LOSS_EVERY_S
+            self._loss_t = t + LOSS_EVERY_S
+
+    def cut_light(self) -> None:
+        """A light step ends here, with its optimizer step; then the agent may work."""
+        end = now()
+        self.stack.pop()
+        self.codes.append(UNMARKED)
+        self.times.append(end)
+        self.done.append((self.index, self.start, self.codes, self.times, self.samples, self.tokens, None, self.arm, self.kind, None))
+        self.index = index = self.index + 1
+        self.start, self.codes, self.times = end, [], []
+        self.samples = self.tokens = self.passes = self.backwards = 0
+        if index == self.full_at or index == self.sample_at:
+            self.mark_all()
+            self._plan_loss(end)
+            if index == self.sample_at:
+                self.sampled(True)
+        if end >= self.due and self.at_end is not None:
+            self.at_end()
+
+    def mark_all(self) -> None:
+        """The step under way is not light any longer: something happens in it that is not usual."""
+        if not self.light:
+            return
+        self.light, self.stack[0] = 0, GAP
+        worked = self.passes or self.backwards
+        if not worked:  # no pass, and so nothing of SELDOM_MARKED but gaps
+            self.codes = [GAP if code == UNMARKED else code for code in self.codes]
+        present = self.stack[-1]
+        if present in SELDOM_MARKED and (worked or present != GAP):
+            self.codes.append(UNMARKED)
+            self.times.append(now())
 
     def work(self) -> None:
         """Let the agent work between two steps, where it is time."""
