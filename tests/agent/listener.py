@@ -65,9 +65,10 @@ class Listener:
     """The console's end of the socket of one job. `watched`: one entry for each connection.
 
     `asks`: commands for the first process that trains, each with the step from which on it is sent. The next one waits for the answer.
+    `leaves`: close the connection after the last answer, as a console that is killed.
     """
 
-    def __init__(self, folder: Path, asks: Sequence[tuple[int, Command]] = ()) -> None:
+    def __init__(self, folder: Path, asks: Sequence[tuple[int, Command]] = (), leaves: bool = False) -> None:
         waiting = list(asks)
         self.folder = JobFolder(folder)
         self.watched: list[Watched] = []
@@ -96,6 +97,8 @@ class Listener:
                         listener.folder.ring()
                     elif answer:
                         one.answered = True
+                        if leaves and not waiting:
+                            return
 
         self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)
         self._server.daemon_threads = False

@@ -95,6 +95,8 @@ class JobLoop:
         """The step from which on steps count again; 0: they count."""
         self._counters = ProcessCounters()
         self._before: Knobs = {}
+        self._outside: Knobs = {}
+        """During a trial: the values before it of the knobs that it changes."""
         self._probe_peak = 0.0
         """The allocator's peak where a probe has made it, in bytes."""
         self._own_peak = 0.0
@@ -130,6 +132,7 @@ class JobLoop:
             for name in done:
                 CHANGES[name].set(watch, before[name])
             raise
+        self._outside = {**{name: before[name] for name in changes}, **self._outside} if arm else {}
         self.arm = 0
 
     def take_back(self, changes: Knobs) -> None:
@@ -137,6 +140,13 @@ class JobLoop:
         for name in changes:
             if name in self._before and CHANGES[name].read(watch) != self._before[name]:
                 CHANGES[name].set(watch, self._before[name])
+
+    def leave_trial(self) -> None:
+        """The console has gone. If that is in the middle of a trial, the program goes on with the settings before the trial."""
+        present = changes_of.observed()
+        changes = {name: value for name, value in self._outside.items() if present.get(name) != value or CHANGES[name].pending(watch)}
+        if changes:
+            self.set_knobs(changes, 0)
 
     def observe(self) -> None:
         """Read the knobs of the program again. One that has changed without the console varies; the first steps only show what it is."""
@@ -583,6 +593,8 @@ class Agent:
         self._every_step = (
             recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or self._copies is not None or service.waits
         )
+        if not goes_on or connection.gone:
+            switch.attempt("changes.leave_trial", service.loop.leave_trial)
         if not goes_on:
             switch.off("", None)
         elif connection.gone:

@@ -59,5 +59,10 @@ def use(
 ) -> None:
     """Take torch's own functions."""
     global is_compiling, compiles, grad_enabled, capturing, _torch_is_capturing
-    is_compiling, compiles, grad_enabled, _torch_is_capturing = torch_is_compiling, torch_compiles, torch_is_grad_enabled, torch_is_capturing
+    is_compiling, compiles, grad_enabled, _torch_is_capturing = (
+        torch_is_compiling,
+        torch_compiles,
+        torch_is_grad_enabled,
+        torch_is_capturing,
+    )
     capturing = _find_out
