@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.exits import FAILED, OK
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import note, problem, screen_colors
-from gpuconsole.cli.session import live_engine
+from gpuconsole.cli.session import live_engine, log_to
 from gpuconsole.cli.values import eco, interval, serve_address, theme, writable
 from gpuconsole.engine.machine.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -54,6 +54,7 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     use_own_keys()
     show_first_picture()
     engine = live_engine(args)
+    feed = log_to(args, engine)
     if getattr(args, "control", False):
         _open_control(engine, getattr(args, "output", None))
     session_file = SessionFile(engine, getattr(args, "snapshot", None))
@@ -88,6 +89,8 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
+        for line in feed.problems if feed is not None else ():
+            problem(line)
         if engine.job is not None:
             from gpuconsole.cli.files import patch_lines
             from gpuconsole.cli.hints import job_hints

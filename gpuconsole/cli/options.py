@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gpuconsole.engine.machine import settings
 from gpuconsole.model.profile import MOST_STEPS, STEPS
+from gpuconsole.report.trackers import choice as trackers
 
 
 class UsageError(Exception):
@@ -262,6 +263,10 @@ ALLOW_NUMERICS = Option(
 )
 OWN_JOB = Group(
     "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, MEMORY, SUMMARY, PATCH, ALLOW_NUMERICS)
+)
+LOG_TO = Option(
+    "--log-to", f"copy the session's figures to a tracker, several allowed: {trackers.USAGE}; address and key as the tracker's own environment variables say",
+    "TRACKER", trackers.choice, NO_RESTARTS, dest="log_to", repeated=True,
 )
 CONTROL = Option(
     "--control", "open a private socket for an agent (gpuconsole mcp --connect); you see what it tries, and a key takes the control back",

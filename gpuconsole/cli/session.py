@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuconsole.cli import output
 from gpuconsole.cli.exits import on_interrupt
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.scenario import launch_of, server_options
@@ -16,6 +17,8 @@ from gpuconsole.cli.values import dcgm, device, interval, price_per_hour, serve_
 if TYPE_CHECKING:
     from gpuconsole.experiments.session import LiveSession
     from gpuconsole.experiments.watch_baseline import Keeps
+    from gpuconsole.report.trackers.choice import Choice
+    from gpuconsole.report.trackers.feed import Feed
 
 Result = TypeVar("Result")
 
@@ -57,6 +60,22 @@ def serve_metrics(engine: LiveSession, host: str, port: int, bearer: bytes | Non
     engine.note(f"serving http://{server.address}/metrics")
 
 
+def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
+    """Feed the trackers of --log-to while the engine is open; None without any. Raises UsageError where one is not installed."""
+    chosen: list[Choice] = getattr(args, "log_to", [])
+    if not chosen:
+        return None
+    from gpuconsole.report.trackers.feed import Feed
+
+    for one in chosen:
+        if why := one.why_not():
+            raise UsageError(f"--log-to {why}")
+    feed = Feed([(one.kind.name, one.make) for one in chosen], engine.view, engine.environment, engine.snapshot)
+    engine.services.append(feed.serve)
+    engine.before_close.append(feed.finish)
+    return feed
+
+
 @contextlib.asynccontextmanager
 async def session(
     args: argparse.Namespace,
@@ -73,6 +92,7 @@ async def session(
     from gpuconsole.session.api import SessionError
 
     engine = live_engine(args)
+    feed = log_to(args, engine)
     prepare(engine)
     warming = asyncio.create_task(engine.keep_warm(True)) if warm else None
     try:
@@ -92,6 +112,8 @@ async def session(
         if warming is not None:
             warming.cancel()
         await engine.close()
+        for line in feed.problems if feed is not None else ():
+            output.problem(line)
 
 
 async def until_interrupt(work: Coroutine[Any, Any, Result]) -> Result | None:

@@ -1,0 +1,1 @@
+"""Copies of a session's figures in experiment trackers: TensorBoard, Weights & Biases, MLflow, OpenTelemetry (`--log-to`)."""

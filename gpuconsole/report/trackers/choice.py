@@ -1,0 +1,63 @@
+"""Which trackers there are, and what the command line says of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuconsole.model.installation import install_command
+
+if TYPE_CHECKING:  # every command imports this module
+    from gpuconsole.report.trackers.feed import Tracker
+
+
+class Kind(NamedTuple):
+    """`needs`: the module without which its extra, which has the name of the tracker, is not installed. `takes`: what may follow `=`."""
+
+    name: str
+    module: str
+    class_name: str
+    needs: str
+    takes: str = ""
+
+
+KINDS = (
+    Kind("tensorboard", "tensorboard", "TensorBoard", "tensorboard", "FOLDER"),
+    Kind("wandb", "wandb", "WeightsAndBiases", "wandb"),
+    Kind("mlflow", "mlflow", "MLflow", "mlflow"),
+    Kind("otlp", "otlp", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http"),
+)
+BY_NAME = {kind.name: kind for kind in KINDS}
+USAGE = ", ".join(kind.name + (f"[={kind.takes}]" if kind.takes else "") for kind in KINDS)
+
+
+class Choice(NamedTuple):
+    """A tracker that the user names."""
+
+    kind: Kind
+    value: str
+
+    def why_not(self) -> str:
+        """Why the tracker cannot be used here, with the command that mends it; empty where it can."""
+        try:
+            found = importlib.util.find_spec(self.kind.needs)
+        except ModuleNotFoundError:
+            found = None
+        return "" if found is not None else f"{self.kind.name} is not installed: {install_command(self.kind.name)}"
+
+    def make(self) -> Tracker:
+        """Open the tracker. Imports its library."""
+        module = importlib.import_module(f"gpuconsole.report.trackers.{self.kind.module}")
+        make: Callable[[str], Tracker] = getattr(module, self.kind.class_name)
+        return make(self.value)
+
+
+def choice(text: str) -> Choice:
+    """`wandb`, or `tensorboard=FOLDER`. Raises ValueError."""
+    name, equals, value = text.partition("=")
+    kind = BY_NAME.get(name)
+    if kind is None or bool(equals) > bool(kind.takes) or (equals and not value):
+        raise ValueError(f"{text}: allowed are {USAGE}")
+    return Choice(kind, value)
