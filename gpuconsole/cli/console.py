@@ -89,7 +89,7 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
-        for line in feed.problems if feed is not None else ():
+        for line in feed.wait(note) if feed is not None else ():
             problem(line)
         if engine.job is not None:
             from gpuconsole.cli.files import patch_lines

@@ -67,10 +67,10 @@ def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
         return None
     from gpuconsole.report.trackers.feed import Feed
 
-    for one in chosen:
-        if why := one.why_not():
+    for tracker in chosen:
+        if why := tracker.why_not():
             raise UsageError(f"--log-to {why}")
-    feed = Feed([(one.kind.name, one.make) for one in chosen], engine.view, engine.environment, engine.snapshot)
+    feed = Feed([(tracker.kind.name, tracker.make) for tracker in chosen], engine.view, engine.environment, engine.snapshot, engine.note)
     engine.services.append(feed.serve)
     engine.before_close.append(feed.finish)
     return feed
@@ -112,7 +112,7 @@ async def session(
         if warming is not None:
             warming.cancel()
         await engine.close()
-        for line in feed.problems if feed is not None else ():
+        for line in await asyncio.to_thread(feed.wait, output.note) if feed is not None else ():
             output.problem(line)
 
 

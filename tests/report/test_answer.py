@@ -104,6 +104,15 @@ def test_without_torch_the_first_hint_says_how_to_install_it() -> None:
     assert len(f"step 1 of 4  Scenarios need torch: {command}") <= 80
 
 
+def test_where_the_command_that_installs_torch_does_not_fit_the_first_hint_says_what_prints_it() -> None:
+    command = "/home/user/environments/console/bin/python -m pip install -e '/home/user/gpuconsole[torch]'"
+    for choosing in (False, True):
+        hint = guide(idle_view(), keys.written(), choosing=choosing, install_torch=command, room=67)
+        assert hint == (1, "Scenarios need torch: `gpuconsole doctor` prints the command.")
+    without_the_rest = guide(idle_view(), keys.written(), install_torch=command, room=120)
+    assert without_the_rest == (1, f"Scenarios need torch: {command}")
+
+
 def test_the_first_win_has_a_last_hint_that_says_what_to_do_with_it() -> None:
     view = situation("kept")
     trial = next(one for one in view.trials if one.kept)

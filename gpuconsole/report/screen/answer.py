@@ -283,9 +283,10 @@ CLOSING_S = 60.0
 """Seconds for which the hint after the first win is shown."""
 
 
-def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, install_torch: str = "") -> tuple[int, str]:
+def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, install_torch: str = "", room: int = 200) -> tuple[int, str]:
     """The present step (1 to STEPS) and what to do; (0, "") where no hint is useful. `keys`: what to press, by action.
-    `choosing`: the list of scenarios is open. `install_torch`: the command that the scenarios need first, or empty.
+    `choosing`: the list of scenarios is open. `install_torch`: the command that the scenarios need first, or empty. `room`: columns for the hint;
+    a command that does not fit is not shown in part.
 
     A recording takes no keys. After the first win the last hint says what to do with it: the user has seen the whole way.
     """
@@ -297,7 +298,11 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, instal
     start = f"Press {keys['scenarios']}, choose a scenario, press {keys['start']}."
     another = "" if run is not None and run.is_job else f" Press {keys['scenarios']} for a scenario with a fault."
     if install_torch and (choosing or run is None):
-        return 1, f"Scenarios need torch: {install_torch}{'' if choosing else '   Your own job starts in a shell, see above.'}"
+        hint = f"Scenarios need torch: {install_torch}"
+        if cell_width(hint) > room:
+            return 1, "Scenarios need torch: `gpuconsole doctor` prints the command."
+        shell = "   Your own job starts in a shell, see above."
+        return 1, hint if choosing or cell_width(hint + shell) > room else hint + shell
     if choosing:
         return 1, f"{keys['start']} starts the selected scenario. Choose one with a fault."
     if run is None:

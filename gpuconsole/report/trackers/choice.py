@@ -7,8 +7,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuconsole.model.installation import install_command
-
 if TYPE_CHECKING:  # every command imports this module
     from gpuconsole.report.trackers.feed import Tracker
 
@@ -42,10 +40,14 @@ class Choice(NamedTuple):
     def why_not(self) -> str:
         """Why the tracker cannot be used here, with the command that mends it; empty where it can."""
         try:
-            found = importlib.util.find_spec(self.kind.needs)
+            library = importlib.util.find_spec(self.kind.needs)
         except ModuleNotFoundError:
-            found = None
-        return "" if found is not None else f"{self.kind.name} is not installed: {install_command(self.kind.name)}"
+            library = None
+        if library is not None:
+            return ""
+        from gpuconsole.model.installation import install_command  # it reads the metadata of packages, which takes 16 ms
+
+        return f"{self.kind.name} is not installed: {install_command(self.kind.name)}"
 
     def make(self) -> Tracker:
         """Open the tracker. Imports its library."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -22,7 +23,9 @@ MOST_WAITING = 600
 SETTINGS_S = 15.0
 """How long the first point waits for the settings of a user's job, which are known after its first steps."""
 END_S = 10.0
-"""How long the end of the session waits for all trackers together."""
+"""How long the end of the program waits for all trackers together."""
+SHORT_S = 0.5
+"""A wait of this time needs no line."""
 
 
 class Tracker(Protocol):
@@ -38,11 +41,12 @@ class Tracker(Protocol):
 
 
 class Delivery(NamedTuple):
-    """What a tracker got: points delivered and lost, and its last failure."""
+    """What a tracker got: points delivered and lost, and its last failure. `ended`: the tracker has taken all that it got."""
 
     delivered: int
     lost: int
     failure: str
+    ended: bool = True
 
 
 class _Worker:
@@ -52,7 +56,8 @@ class _Worker:
         self.name, self._make = name, make
         self._queue: queue.Queue[Any] = queue.Queue(MOST_WAITING)
         self._delivered = self._lost = 0
-        self._failure = ""
+        self.failure = ""
+        """The last failure of the tracker, in one line."""
         self._under_way: Any = None
         self._tracker: Tracker | None = None
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
@@ -71,25 +76,36 @@ class _Worker:
         """Wait for the end; what has not been delivered by then is lost."""
         self._thread.join(seconds)
         if not self._thread.is_alive():
-            return Delivery(self._delivered, self._lost, self._failure)
+            return Delivery(self._delivered, self._lost, self.failure)
         waiting = sum(isinstance(item, Point) for item in [self._under_way, *self._queue.queue])
-        return Delivery(self._delivered, self._lost + waiting, self._failure or f"it did not end within {END_S:g} s")
+        return Delivery(self._delivered, self._lost + waiting, self.failure, ended=False)
 
     def _run(self) -> None:
+        self._attempt(self._open)  # before there is an item: the import of a library may take ten seconds
         while True:
             self._under_way = item = self._queue.get()
-            try:
-                self._pass_on(item)
-                self._delivered += isinstance(item, Point)
-            except Exception as problem:  # of the tracker's library: anything
-                self._lost += isinstance(item, Point)
-                self._failure = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            done = self._attempt(lambda item=item: self._pass_on(item))  # type: ignore[misc]
+            if isinstance(item, Point):
+                self._delivered, self._lost = self._delivered + done, self._lost + (not done)
             if isinstance(item, Final):
                 return
 
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Whether `action` has not failed. A tracker's library may raise anything."""
+        try:
+            action()
+        except Exception as problem:
+            self.failure = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            return False
+        return True
+
+    def _open(self) -> None:
+        self._tracker = self._make()
+
     def _pass_on(self, item: Facts | Point | Event | Final) -> None:
         if self._tracker is None:
-            self._tracker = self._make()
+            self._open()
+        assert self._tracker is not None
         match item:
             case Facts():
                 self._tracker.begin(item)
@@ -102,7 +118,8 @@ class _Worker:
 
 
 class Feed:
-    """Feeds the trackers of one session, from its first run on."""
+    """Feeds the trackers of one session, from its first run on. `serve` runs while the session is open, `finish` when its runs have ended, and
+    `wait` once the session is closed, so that no tracker delays the end of the screen."""
 
     def __init__(
         self,
@@ -110,51 +127,77 @@ class Feed:
         view: Callable[[], View],
         environment: Callable[[], Environment],
         snapshot: Callable[[], Snapshot],
+        note: Callable[[str], None],
     ) -> None:
-        """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread."""
-        self._makers, self._view, self._environment, self._snapshot = makers, view, environment, snapshot
+        """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread. `note`: a line for the user."""
+        self._view, self._environment, self._snapshot, self._note = view, environment, snapshot, note
         self._reader = Reader()
+        self._makers = makers
         self._workers: list[_Worker] = []
-        self.problems: list[str] = []
-        """After `finish`: a line for each tracker that did not get everything."""
+        self._has_begun = False
+        """Whether the trackers have the facts."""
+        self._failing: set[str] = set()
+        """The trackers whose failure the user has been told."""
 
     async def serve(self) -> None:
-        """Pass on what is new, until this task is cancelled."""
+        """Pass on what is new, and name each tracker that fails, until this task is cancelled."""
+        self._open()
         while True:
             self._take()
+            for worker in self._workers:
+                if worker.failure and worker.name not in self._failing:
+                    self._failing.add(worker.name)
+                    self._note(f"--log-to {worker.name}: {worker.failure}")
             await asyncio.sleep(EVERY_S)
 
     async def finish(self) -> None:
-        """Pass on the end of the session, and wait for the trackers. Call it when all runs have ended."""
+        """Queue the last values and the end of the session for each tracker. Waits for none."""
         self._take(ends=True)
-        if not self._workers:
+        if not self._has_begun:
             return
-        view = self._view()
-        snapshot = self._snapshot()
-        page = await asyncio.to_thread(lambda: html_page(session_document(snapshot)))
+        view, snapshot = self._view(), self._snapshot()
+        page = functools.cache(lambda: html_page(session_document(snapshot)))
         final = Final(summary_point(snapshot, view.wall or time.time(), view.now), page)
-        for worker in self._workers:
-            worker.put(final)
-        until = time.monotonic() + END_S
-        for worker in self._workers:
-            delivery = await asyncio.to_thread(worker.join, max(0.0, until - time.monotonic()))
-            if delivery.lost or delivery.failure:
+        self._put(final)
+
+    def wait(self, say: Callable[[str], None], seconds: float | None = None) -> list[str]:
+        """Wait for the end of all trackers, `seconds` together (default END_S); Ctrl-C ends the wait. Returns a line for each tracker that did not
+        get everything. `say`: takes a line for the user if the wait is not short."""
+        seconds = END_S if seconds is None else seconds
+        workers = self._workers if self._has_begun else []
+        with contextlib.suppress(KeyboardInterrupt):
+            if slow := [worker.name for worker in workers if not worker.join(SHORT_S / len(workers)).ended]:
+                say(f"waiting up to {seconds:g} s for {', '.join(slow)}: Ctrl-C ends the wait")
+            until = time.monotonic() + seconds
+            for worker in workers:
+                worker.join(max(0.0, until - time.monotonic()))
+        problems = []
+        for worker in workers:
+            delivery = worker.join(0.0)
+            why = delivery.failure or ("" if delivery.ended else "the tracker did not end")
+            if delivery.lost or why:
                 lost = f"{delivery.lost} of {delivery.lost + delivery.delivered} points were not delivered"
-                self.problems.append(f"--log-to {worker.name}: {lost}" + (f" ({delivery.failure})" if delivery.failure else ""))
+                problems.append(f"--log-to {worker.name}: {lost}" + (f" ({why})" if why else ""))
+        return problems
 
     def _take(self, ends: bool = False) -> None:
         view = self._view()
         run = view.run
-        if run is None or not (self._workers or ends or run.settings or view.running_s > SETTINGS_S):
+        if run is None or not (self._has_begun or ends or run.settings or view.running_s > SETTINGS_S):
             return
+        if not self._has_begun:
+            self._open()
+            self._has_begun = True
+            self._put(facts_of(self._environment(), view))
+        if (point := self._reader.point(view)) is not None:
+            self._put(point)
+        for event in self._reader.events(view):
+            self._put(event)
+
+    def _open(self) -> None:
         if not self._workers:
-            facts = facts_of(self._environment(), view)
             self._workers = [_Worker(name, make) for name, make in self._makers]
-            for worker in self._workers:
-                worker.put(facts)
-        point, events = self._reader.point(view), self._reader.events(view)
+
+    def _put(self, item: Facts | Point | Event | Final) -> None:
         for worker in self._workers:
-            if point is not None:
-                worker.put(point)
-            for event in events:
-                worker.put(event)
+            worker.put(item)

@@ -35,5 +35,5 @@ class MLflow:
 
     def end(self, final: Final) -> None:
         self.log(final.point)
-        self._client.log_text(self._run, final.page, "report.html")
+        self._client.log_text(self._run, final.page(), "report.html")
         self._client.set_terminated(self._run)

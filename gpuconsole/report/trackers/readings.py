@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gpuconsole.model.knobs.catalogue import describe_changes
@@ -44,10 +44,10 @@ class Event(NamedTuple):
 
 
 class Final(NamedTuple):
-    """The end of the session: the figures of its last run, and the page of the session as HTML."""
+    """The end of the session: the figures of its last run. `page` makes the page of the session as HTML, which takes a second for a long session."""
 
     point: Point
-    page: str
+    page: Callable[[], str]
 
 
 class Facts(NamedTuple):

@@ -22,9 +22,9 @@ class TensorBoard:
 
     def __init__(self, folder: str = "") -> None:
         self._folder = Path(folder) if folder else Path(FOLDER) / time.strftime("gpuconsole-%Y%m%d-%H%M%S")
-        self._writer = EventFileWriter(str(self._folder))
 
     def begin(self, facts: Facts) -> None:
+        self._writer = EventFileWriter(str(self._folder))
         rows = "\n".join(f"| {name} | {value} |" for name, value in facts.values.items())
         self._add(text_pb("facts", f"{facts.title}\n\n| | |\n|---|---|\n{rows}"), time.time(), 0.0)
 
@@ -39,7 +39,7 @@ class TensorBoard:
     def end(self, final: Final) -> None:
         self.log(final.point)
         self._writer.close()
-        (self._folder / "report.html").write_text(final.page, encoding="utf-8")
+        (self._folder / "report.html").write_text(final.page(), encoding="utf-8")
 
     def _add(self, summary: Any, wall: float, elapsed_s: float) -> None:
         """The step of the record is the second of the session."""

@@ -33,7 +33,7 @@ class WeightsAndBiases:
         self._run.summary.update({reading.name: reading.value for reading in final.point.readings})
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "report.html"
-            page.write_text(final.page, encoding="utf-8")
+            page.write_text(final.page(), encoding="utf-8")
             artifact = wandb.Artifact("gpuconsole-report", "report")
             artifact.add_file(str(page))
             self._run.log_artifact(artifact)

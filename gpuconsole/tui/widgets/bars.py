@@ -23,6 +23,7 @@ Place = tuple[int, int, keys.Action]
 RECORDING: Segment = (" RECORDING ", "mark")
 GUIDED = ("main", "scenarios")
 """The screens with a hint line during the first steps of a session."""
+TITLE = "step {} of {}  "
 
 
 @functools.cache
@@ -51,20 +52,21 @@ class KeyBar(Zone):
 
     def rows_for(self, view: View) -> int:
         """The rows that the bar takes in this state."""
-        return 2 if self._hint(view)[0] else 1
+        return 2 if self._hint(view, self.size.width)[0] else 1
 
-    def _hint(self, view: View) -> tuple[int, str]:
+    def _hint(self, view: View, width: int) -> tuple[int, str]:
         if self.screen_name not in GUIDED:
             return 0, ""
         if KeyBar.demo:
             return narrate(view)
-        return guide(view, keys.written(), choosing=self.screen_name == "scenarios", install_torch=torch_command())
+        room = width - len(TITLE.format(STEPS, STEPS))
+        return guide(view, keys.written(), choosing=self.screen_name == "scenarios", install_torch=torch_command(), room=room)
 
     def paint(self, width: int, height: int) -> list[Row]:
         if self._view is None:
             return []
-        step, text = self._hint(self._view)
-        hint = [line(width, (f"step {step} of {STEPS}", "key"), f"  {text}")] if step and height > 1 else []
+        step, text = self._hint(self._view, width)
+        hint = [line(width, (TITLE.format(step, STEPS), "key"), text)] if step and height > 1 else []
         row, self._places = paint_keys(*keys.bar(self.screen_name, self._view), width)
         return [*hint, row]
 
