@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,16 +62,24 @@ def serve_metrics(engine: LiveSession, host: str, port: int, bearer: bytes | Non
 
 
 def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
-    """Feed the trackers of --log-to while the engine is open; None without any. Raises UsageError where one is not installed."""
+    """Feed the trackers of --log-to while the engine is open; None without any. Raises UsageError where one cannot be used."""
     chosen: list[Choice] = getattr(args, "log_to", [])
     if not chosen:
         return None
+    from gpuconsole.report.trackers.choice import SAME_RUN, join_run, open_tracker, why_not
     from gpuconsole.report.trackers.feed import Feed
 
-    for tracker in chosen:
-        if why := tracker.why_not():
+    makers = []
+    for kind, value in chosen:
+        if kind is None:
+            if not getattr(args, "job", []):
+                raise UsageError(f"--log-to {SAME_RUN}: needs a job of your own: gpuconsole run --log-to {SAME_RUN} -- COMMAND")
+            continue
+        if why := why_not(kind):
             raise UsageError(f"--log-to {why}")
-    feed = Feed([(tracker.kind.name, tracker.make) for tracker in chosen], engine.view, engine.environment, engine.snapshot, engine.note)
+        makers.append((kind.name, functools.partial(open_tracker, kind, value)))
+    join = join_run if any(kind is None for kind, _ in chosen) else None
+    feed = Feed(makers, engine.view, engine.environment, engine.snapshot, engine.note, join)
     engine.services.append(feed.serve)
     engine.before_close.append(feed.finish)
     return feed

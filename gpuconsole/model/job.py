@@ -51,6 +51,17 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     library: str = ""
 
 
+class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A run that the program has open in an experiment tracker. `tracker`: `wandb` or `mlflow`. `run`: the id of the run. `project`, `entity`: of
+    Weights & Biases. `address`: the server, or MLflow's folder, without name and password; empty for a run of Weights & Biases that is offline."""
+
+    tracker: str
+    run: str
+    project: str = ""
+    entity: str = ""
+    address: str = ""
+
+
 class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about the program. `script`: the name of the file without its folder. `frameworks`: name and version of the libraries that
     drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are. `device_uuid`: the uuid of that GPU
@@ -64,6 +75,7 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     device_uuid: str = ""
     frameworks: dict[str, str] = {}
     sites: list[Site] = []
+    trackers: list[TrackerRun] = []
 
 
 # --- a knob that is a flag of the user's command -------------------------------------------------------------

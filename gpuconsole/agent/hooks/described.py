@@ -12,6 +12,7 @@ from . import changes
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
+from .trackers import open_runs
 from .watch import watch
 
 DDP = "DistributedDataParallel"
@@ -164,6 +165,7 @@ def job_facts() -> dict[str, Any]:
         "device_uuid": device_uuid(),
         "frameworks": versions,
         "sites": sites(),
+        "trackers": open_runs(),
     }
 
 

@@ -5,61 +5,87 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # every command imports this module
+    from gpuconsole.model.job import TrackerRun
     from gpuconsole.report.trackers.feed import Tracker
 
 
 class Kind(NamedTuple):
-    """`needs`: the module without which its extra, which has the name of the tracker, is not installed. `takes`: what may follow `=`."""
+    """`needs`: the module without which its extra, which has the name of the tracker, is not installed. `takes`: what may follow `=`. `joined`: the
+    class for a run that a user's job has opened."""
 
     name: str
     module: str
     class_name: str
     needs: str
     takes: str = ""
+    joined: str = ""
 
 
+SAME_RUN = "same-run"
+"""The choice that joins the runs which the user's job itself has opened."""
 KINDS = (
     Kind("tensorboard", "tensorboard", "TensorBoard", "tensorboard", "FOLDER"),
-    Kind("wandb", "wandb", "WeightsAndBiases", "wandb"),
-    Kind("mlflow", "mlflow", "MLflow", "mlflow"),
+    Kind("wandb", "wandb", "WeightsAndBiases", "wandb", joined="JoinedWeightsAndBiases"),
+    Kind("mlflow", "mlflow", "MLflow", "mlflow", joined="JoinedMLflow"),
     Kind("otlp", "otlp", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http"),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
-USAGE = ", ".join(kind.name + (f"[={kind.takes}]" if kind.takes else "") for kind in KINDS)
+USAGE = ", ".join([*(kind.name + (f"[={kind.takes}]" if kind.takes else "") for kind in KINDS), SAME_RUN])
+
+
+class CannotLog(RuntimeError):
+    """A tracker that cannot be used here; the message says why in one line."""
 
 
 class Choice(NamedTuple):
-    """A tracker that the user names."""
+    """A tracker that the user names; without a kind the runs that the job itself opens."""
 
-    kind: Kind
-    value: str
-
-    def why_not(self) -> str:
-        """Why the tracker cannot be used here, with the command that mends it; empty where it can."""
-        try:
-            library = importlib.util.find_spec(self.kind.needs)
-        except ModuleNotFoundError:
-            library = None
-        if library is not None:
-            return ""
-        from gpuconsole.model.installation import install_command  # it reads the metadata of packages, which takes 16 ms
-
-        return f"{self.kind.name} is not installed: {install_command(self.kind.name)}"
-
-    def make(self) -> Tracker:
-        """Open the tracker. Imports its library."""
-        module = importlib.import_module(f"gpuconsole.report.trackers.{self.kind.module}")
-        make: Callable[[str], Tracker] = getattr(module, self.kind.class_name)
-        return make(self.value)
+    kind: Kind | None
+    value: str = ""
 
 
 def choice(text: str) -> Choice:
-    """`wandb`, or `tensorboard=FOLDER`. Raises ValueError."""
+    """`wandb`, `tensorboard=FOLDER`, `same-run`. Raises ValueError."""
+    if text == SAME_RUN:
+        return Choice(None)
     name, equals, value = text.partition("=")
     kind = BY_NAME.get(name)
     if kind is None or bool(equals) > bool(kind.takes) or (equals and not value):
         raise ValueError(f"{text}: allowed are {USAGE}")
     return Choice(kind, value)
+
+
+def why_not(kind: Kind) -> str:
+    """Why the tracker cannot be used here, with the command that mends it; empty where it can."""
+    try:
+        library = importlib.util.find_spec(kind.needs)
+    except ModuleNotFoundError:
+        library = None
+    if library is not None:
+        return ""
+    from gpuconsole.model.installation import install_command  # it reads the metadata of packages, which takes 16 ms
+
+    return f"{kind.name} is not installed: {install_command(kind.name)}"
+
+
+def open_tracker(kind: Kind, value: str) -> Tracker:
+    """Import the library of the tracker, and make the tracker."""
+    make: Callable[[str], Tracker] = getattr(_module(kind), kind.class_name)
+    return make(value)
+
+
+def join_run(run: TrackerRun) -> Tracker:
+    """A tracker that writes into a run of the job's own. Raises CannotLog."""
+    kind = BY_NAME[run.tracker]
+    if why := why_not(kind):
+        raise CannotLog(why)
+    make: Callable[[TrackerRun], Tracker] = getattr(_module(kind), kind.joined)
+    return make(run)
+
+
+def _module(kind: Kind) -> ModuleType:
+    return importlib.import_module(f"gpuconsole.report.trackers.{kind.module}")
