@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # every command imports this module
     from gpuconsole.model.job import TrackerRun
-    from gpuconsole.report.trackers.feed import Tracker
+    from gpuconsole.report.trackers.readings import Tracker
 
 
 class Kind(NamedTuple):

@@ -9,14 +9,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gpuconsole.model.job import TrackerRun
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.session import session_document
 from gpuconsole.report.trackers.choice import SAME_RUN
-from gpuconsole.report.trackers.readings import Event, Facts, Final, Point, Reader, facts_of, summary_point
+from gpuconsole.report.trackers.readings import Event, Facts, Final, Point, Reader, Tracker, facts_of, summary_point
 from gpuconsole.session.api import View
 
 EVERY_S = 1.0
@@ -29,18 +29,6 @@ END_S = 10.0
 NO_RUN = "the job had no run open, neither wandb.run nor MLflow's active run"
 SHORT_S = 0.5
 """A wait of this time needs no line."""
-
-
-class Tracker(Protocol):
-    """A tracker that is open. Each method may take long, and may raise anything. All calls come from one thread."""
-
-    def begin(self, facts: Facts) -> None: ...
-
-    def log(self, point: Point) -> None: ...
-
-    def note(self, event: Event) -> None: ...
-
-    def end(self, final: Final) -> None: ...
 
 
 class Delivery(NamedTuple):

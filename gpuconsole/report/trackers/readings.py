@@ -1,9 +1,9 @@
-"""What a tracker gets of a session: values by name, facts, and events."""
+"""What a tracker is, and what a tracker gets of a session: values by name, facts, and events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.snapshot import Environment, Snapshot
@@ -58,6 +58,18 @@ class Facts(NamedTuple):
 
     title: str
     values: Mapping[str, str]
+
+
+class Tracker(Protocol):
+    """A tracker that is open. Each method may take long, and may raise anything. All calls come from one thread."""
+
+    def begin(self, facts: Facts) -> None: ...
+
+    def log(self, point: Point) -> None: ...
+
+    def note(self, event: Event) -> None: ...
+
+    def end(self, final: Final) -> None: ...
 
 
 class Reader:
