@@ -125,8 +125,8 @@ class Texts(Dataset):
         ids = self.tokenizer(self.texts[index % 64])["input_ids"] if self.slow else self.ids
         table = np.zeros(3 * SIDE * SIDE, dtype=np.float32)
         table[: len(ids)] = ids
-        table = np.sort(table + np.sin(np.arange(table.size)))
-        return torch.from_numpy(table.astype(np.float32)).view(3, SIDE, SIDE)
+        table[: SIDE * SIDE] = np.sort(table[: SIDE * SIDE] + np.sin(np.arange(SIDE * SIDE)))
+        return torch.from_numpy(table).view(3, SIDE, SIDE)
 
 
 class Points(Dataset):
