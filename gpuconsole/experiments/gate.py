@@ -335,8 +335,8 @@ def work_key(run: Run, environment: Environment) -> str:
     """
     name = next((device.name for device in environment.devices if device.id == run.device), run.device)
     parts = (run.scenario, run.command_digest, run.workload, name, environment.cpu, str(environment.cores))
-    words = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{run.scenario}-{name}")
-    short = "-".join(part for part in words.split("-") if part)[:60]
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{run.scenario}-{name}")
+    short = "-".join(part for part in letters.split("-") if part)[:60]
     return f"{short}-{hashlib.blake2s(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
 
 
@@ -402,9 +402,9 @@ def _findings(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[GateFin
 
 def _differences(comparisons: Sequence[Comparison]) -> list[Difference]:
     """Versions and settings that differ between the first base run and a new run, each once."""
-    found = [
+    differences = [
         changed
         for comparison in comparisons
         for changed in (*(changed for changed in comparison.unlike if changed.name in VERSIONS), *comparison.knobs)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(differences))

@@ -193,8 +193,8 @@ class Tools:
         run = self._run()
         answer = readings.explain(given.finding, run, given.all)
         if answer is None:
-            known = ", ".join(finding.rule for finding in facts.firing(run)) or "none fires"
-            raise ToolError(f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {known}")
+            firing = ", ".join(finding.rule for finding in facts.firing(run)) or "none fires"
+            raise ToolError(f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {firing}")
         return answer
 
     async def settings(self, given: OfSetting, progress: Progress) -> answers.Settings:
@@ -316,8 +316,8 @@ class Tools:
         if job is None:
             return None
         in_force = {PROBES: job.allows_probes, NUMERICS: job.allows_numerics}
-        words = {what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO for what, on in in_force.items()}
-        return Permissions(words[PROBES], words[NUMERICS])
+        states = {what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO for what, on in in_force.items()}
+        return Permissions(states[PROBES], states[NUMERICS])
 
     def _last_output(self) -> tuple[str, str] | None:
         """The file with the output of the job, and its last lines."""
