@@ -41,13 +41,13 @@ FAMILIES = {
 }
 SUBJECTS = {"training": "training jobs", "serving": "model servers", "hardware": "training jobs and model servers"}
 GUIDES = {
-    "training": "a job of your own see [Your own training job](../own-job.md)",
-    "serving": "a server that runs already see [Model servers](../serving.md)",
+    "training": "a job of your own, see [Your own training job](../own-job.md)",
+    "serving": "a server that runs already, see [Model servers](../serving.md)",
 }
-NEEDS_GPU = " They come from CPUs and a simulated GPU, and this rule is about GPUs."
+NO_GPU = " Those runs used CPUs and a simulated GPU, no real GPU."
 CONTENTION = "host.cpu_contention"
 EFFECTS_TO_AVOID: dict[str, Callable[[Knob], bool]] = {
-    "The numbers of a step must stay the same bits": lambda knob: knob.changes_numerics,
+    "The numbers of a step must stay the same, bit for bit": lambda knob: knob.changes_numerics,
     "What the model learns per step must stay the same": lambda knob: knob.changes_training,
     "The answers of the server must stay the same": lambda knob: knob.changes_output,
 }
@@ -57,10 +57,10 @@ INDEX = """# Rules
 Made by `python docs/make_rules.py` from the files in `gpuconsole/diagnosis/rules/`; a test checks that these pages are current.
 
 Each rule names one cause of lost time or memory. `gpuconsole rules` lists the rules, and `gpuconsole rules ID` explains one. [Diagnosis](../diagnosis.md)
-explains how findings arise.
+explains how the rules reach a finding.
 """
 SURVEY = '\n"survey" is the project\'s survey of published diagnosis rules, with the number of the entry.\n'
-NO_SETTING = "The rule suggests no change of a setting. Where it can tell what to change, the finding says so in words.\n"
+NO_SETTING = "The rule suggests no setting. Where the cure is known, the text of the finding names it.\n"
 SETTINGS = """The finding may suggest a change of these settings. `Enter` tries a suggestion, and the trial measures its effect. The column "takes effect" is about the
 built-in scenarios; for {}.
 
@@ -72,10 +72,10 @@ built-in scenarios; for {}.
 def page(rule: Rule) -> str:
     file = Path(inspect.getfile(type(rule))).name
     subject = f"{SUBJECTS[rule.subject]}{' on a GPU' if rule.gpu_only else ''}"
-    memory = " It is about memory: its fix frees memory and may cost time." if rule.resource == "memory" else ""
+    memory = " Its fix frees memory and may cost time." if rule.resource == "memory" else ""
     return f"""# {rule.title}
 
-Rule `{rule.id}`, for {subject}.{memory} In the terminal: `gpuconsole rules {rule.id}`. If the rule finds nothing, it reads "{rule.clear_title}".
+Rule `{rule.id}`, for {subject}.{memory} In the terminal: `gpuconsole rules {rule.id}`. If the rule finds nothing, its title is "{rule.clear_title}".
 
 ## What it means
 
@@ -117,7 +117,7 @@ def evidence(rule: Rule) -> Iterable[str]:
     yield f"\nSignals that the rule reads, some of them only in certain cases: {listed(rule.reads)}.\n"
     probes = dict.fromkeys(PROBE_OF[name] for name in rule.reads if name in PROBE_OF)
     if probes:
-        yield f"\nThese [probes](../diagnosis.md#how-it-works) measure some of them: {listed(probes)}.\n"
+        yield f"\nThese [probes](../diagnosis.md#how-it-works) measure some of these signals: {listed(probes)}.\n"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -147,12 +147,12 @@ def example(rule: Rule) -> Iterable[str]:
     """A recorded finding with the source of its figures, then the scenarios that show the finding."""
     recorded = EXAMPLES.get(rule.id)
     if recorded is None:
-        yield f"No recorded run shows this finding: the results of the benchmarks have no run in which the rule fires.{NEEDS_GPU * rule.gpu_only}\n"
+        yield f"There is no recorded example: the rule fires in no run of `benchmarks/results/`.{NO_GPU * rule.gpu_only}\n"
     else:
         yield f"The finding on the screen of details (key `d`):\n\n```text\n{recorded.text}\n```\n\n"
         yield f"The figures come from {recorded.source}\n"
     if recorded is not None and recorded.trial:
-        yield f"\nA trial of the first suggestion in the same run: {recorded.trial}.\n"
+        yield f"\nIn the same run, a trial of the first suggestion {recorded.trial}.\n"
     shown = [scenario for scenario in SCENARIOS if scenario.teaches.rule == rule.id]
     if shown:
         yield "\nThese built-in scenarios show this finding:\n\n"
@@ -165,30 +165,33 @@ def example(rule: Rule) -> Iterable[str]:
 def reasons_to_ignore(rule: Rule) -> Iterable[str]:
     """The rule's own reason, or the reason of its kind; then what speaks against its changes, and against its figures."""
     if rule.id.endswith(HEALTHY):
-        yield "- It names no fault: there is nothing to mend.\n"
+        yield "- The finding names no fault: there is nothing to fix.\n"
     elif rule.ignore:
         yield f"- {rule.ignore}\n"
     elif rule.resource == "memory":
         yield "- The run fits into the memory, and you need no larger batch, model or context.\n"
     else:
-        yield '- The recoverable share is worth less to you than the change. A trial that ends "not faster" is the answer for this run.\n'
+        yield '- The time that you can recover is not worth the change.\n- A trial of the change has ended "not faster".\n'
     for effect, changes in EFFECTS_TO_AVOID.items():
         if names := [name for name in rule.knobs if changes(CATALOGUE[name])]:
-            yield f"- {effect}: {listed(names)} {'changes' if len(names) == 1 else 'change'} that.\n"
+            yield f"- {effect}: do not change {listed(names)}.\n"
     if rule.subject == "training" and rule.resource == "time" and not rule.ignore and not rule.id.endswith(HEALTHY):
-        yield f"- {link(CONTENTION)} fires too: other programs use the cores, and all times are less certain. Measure again on a quiet machine.\n"
+        yield f"- {link(CONTENTION)} fires too: other programs use the cores, which makes all times less certain. Measure again on a quiet machine.\n"
 
 
 def related(rule: Rule) -> Iterable[str]:
-    lines = [
-        f'- Where both apply{unless(entry)}, this rule is clear, "{COVERED} {entry.winner}": {entry.why}. See {link(entry.winner)}.\n'
-        for entry in PRECEDENCE
-        if entry.loser == rule.id
-    ]
-    lines += [f"- {link(entry.loser)} is clear where both apply{unless(entry)}.\n" for entry in PRECEDENCE if entry.winner == rule.id]
+    lines = []
+    yields_to = [entry for entry in PRECEDENCE if entry.loser == rule.id]
+    for (why, condition), entries in groupby(yields_to, lambda entry: (entry.why, unless(entry))):
+        winners = [entry.winner for entry in entries]
+        links = ", ".join(map(link, winners))
+        which, covered = (links, winners[0]) if len(winners) == 1 else (f"one of {links}", "…")
+        lines.append(f'- If {which} applies too{condition}, this rule is clear ("{COVERED} {covered}"): {why}.\n')
+    covers = [entry for entry in PRECEDENCE if entry.winner == rule.id]
+    lines += [f"- If this rule applies{unless(entry)}, {link(entry.loser)} is clear.\n" for entry in covers]
     if rule.id in INPUT:
         order = ", ".join(link(cause) if cause != rule.id else f"`{cause}`" for cause in INPUT)
-        lines.append(f"- A wait for data has one cause, the first that applies of: {order}.\n")
+        lines.append(f"- One rule names the cause of a wait for data, the first of these that applies: {order}.\n")
     if lines:
         yield "\n## Related rules\n\n"
         yield from lines

@@ -1,6 +1,6 @@
 """An example for each rule: a finding of a recorded run, as the screen shows it. The figures come from the files in benchmarks/results alone.
 
-A run of DiagBench has kept its signals, so the rules are asked again: the text is that of the rules of today. A run of findings-*.json has kept its
+A run of DiagBench has kept its signals, so the rules are evaluated again: the text is that of the present rules. A run of findings-*.json has kept its
 findings. Where several runs show a rule, a run whose built-in fault the rule names comes first, then one in which a trial of the fix was decided.
 """
 
@@ -38,7 +38,7 @@ VERDICTS = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undeci
 
 
 class Example(NamedTuple):
-    """`source`: where the figures come from, one sentence. `trial`: what a trial of the first suggestion measured in the same run, or empty."""
+    """`source`: where the figures come from, the end of a sentence. `trial`: what a trial of the first suggestion measured in the same run, or empty."""
 
     finding: Finding
     run: Run
@@ -72,7 +72,7 @@ def _newest(pattern: str) -> tuple[str, Any]:
 def _of_diagbench() -> Iterable[Example]:
     name, content = _newest("diagbench-reporting-[0-9]*.json")
     machine = content["machine"]
-    where = f"on a CPU ({machine['cores']} cores), {machine['date']}: no number is GPU data. File `benchmarks/results/{name}`"
+    where = f"on a CPU with {machine['cores']} cores, not on a GPU, on {machine['date']} (file `benchmarks/results/{name}`)"
     for row in content["rows"]:
         yield from _of_row(row, "cpu", where, 0)
 
@@ -80,9 +80,7 @@ def _of_diagbench() -> Iterable[Example]:
 def _of_simulated() -> Iterable[Example]:
     name, content = _newest("gpu-day-simulated-[0-9]*.json")
     machine = content["machine"]
-    where = (
-        f"on a {machine['gpus'][0]}, {machine['date']}: **the card is simulated, no number is GPU data**. File `benchmarks/results/{name}`"
-    )
+    where = f"on a **{machine['gpus'][0]}**, not on a real GPU, on {machine['date']} (file `benchmarks/results/{name}`)"
     for check in content["checks"].values():
         if row := (check.get("data") or {}).get("row"):
             yield from _of_row(row, "gpu", where, 2)
@@ -101,7 +99,7 @@ def _of_row(row: dict[str, Any], scale: str, where: str, tier: int) -> Iterable[
             continue
         named, first = finding.rule in row["truth"], fired[0] == finding.rule
         trial = _trial(row, finding) if first else ""
-        source = f"{mark}, the case `{row['name']}` in the scenario {scenario.name}: a run {where}."
+        source = f"{mark} (case `{row['name']}`, scenario `{scenario.name}`): a run {where}."
         rank = (tier if named else tier + 1, not first, "x [" not in trial or "faster" not in trial, int(row["seed"]))
         yield Example(finding, run, source, rank, trial)
 
@@ -111,22 +109,22 @@ def _of_runs() -> Iterable[Example]:
     name, content = _newest("findings-[0-9]*.json")
     machine = content["machine"]
     for run in msgspec.convert(content["runs"], list[Run]):
-        beside = "; other programs used the cores, too" * any(finding.rule == CONTENTION for finding in run.findings)
-        where = f"on a CPU ({machine['cores']} cores{beside}), {machine['date']}: no number is GPU data. File `benchmarks/results/{name}`"
+        beside = " that other programs used too" * any(finding.rule == CONTENTION for finding in run.findings)
+        where = f"on a CPU with {machine['cores']} cores{beside}, not on a GPU, on {machine['date']} (file `benchmarks/results/{name}`)"
         taught = SCENARIOS[run.scenario].teaches.rule
         for position, finding in enumerate(finding for finding in run.findings if finding.state == "fires"):
-            source = f"`gpuconsole run {run.scenario}`, a run {where}."
+            source = f"`gpuconsole run {run.scenario}`: a run {where}."
             yield Example(finding, run, source, (1 if finding.rule == taught else 2, position))
 
 
 def _trial(row: dict[str, Any], finding: Finding) -> str:
-    """`num_workers 0 -> 4: 3.94x [3.80, 4.08], faster`; empty where the first suggestion had no trial."""
+    """`(num_workers 4) measured 3.94x [3.80, 4.08]: faster`; empty where the first suggestion had no trial."""
     top = row.get("top") or {}
     speedup = top.get("speedup")
     if not speedup or not finding.suggestions or top["changes"] != finding.suggestions[0].changes:
         return ""
     measured = units.measured(speedup["estimate"], speedup["low"], speedup["high"])
-    return f"{describe_changes(top['changes'])}: {measured}, {VERDICTS.get(top['verdict'], top['verdict'])}"
+    return f"({describe_changes(top['changes'])}) measured {measured}: {VERDICTS.get(top['verdict'], top['verdict'])}"
 
 
 def _unit(signal: str) -> str:

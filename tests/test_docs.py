@@ -231,9 +231,9 @@ def test_every_page_of_a_rule_shows_a_recorded_finding_or_says_that_there_is_non
         text = (ROOT / "docs" / "rules" / f"{rule.id}.md").read_text(encoding="utf-8")
         assert "\n## When to ignore it\n\n- " in text, rule.id
         example = text.partition("\n## Example\n")[2].partition("\n## Evidence\n")[0]
-        if "No recorded run shows this finding" in example:
+        if "There is no recorded example" in example:
             continue
-        source = re.search(r"The figures come from .* File `(benchmarks/results/[\w.-]+)`", example)
+        source = re.search(r"The figures come from .* \(file `(benchmarks/results/[\w.-]+)`", example)
         assert source and (ROOT / source[1]).exists() and f"rule {rule.id}\n" in example, rule.id
         recorded += 1
     assert recorded >= 39

@@ -14,21 +14,21 @@ the same kind, temperature, load of the day) is the same for all runs of an occa
   unit, with the mean of its runs.
 
 **The interval.** The ratio is the difference of the mean log rates, with the pooled standard deviation s between units of the same side, and Student's t.
-From DEGREES degrees of freedom on (three units of each side), s is the measured one. Below, few runs can agree by chance: s is also combined with RUN_TO_RUN,
-which has the weight of USUAL_RUNS degrees of freedom, as in `rate_change`, and the wider of the two intervals counts. One unit on each side has RUN_TO_RUN alone,
-plus the noise within a run; the interval then reaches 7.6 % below the ratio or further.
+With DEGREES degrees of freedom or more (three units of each side), s is the measured value. With fewer, the runs can agree by chance. A second interval then has s
+combined with RUN_TO_RUN, which has the weight of USUAL_RUNS degrees of freedom, as in `rate_change`. The wider interval counts. With one unit of each side, s is
+RUN_TO_RUN plus the noise within a run, and the interval reaches 7.6 % below the ratio or further.
 
 **The decision.** `regression`: the whole interval is below the limit. `no regression`: the whole interval is above it. Otherwise `undecided`. So a change
 whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often, as soon as a side has two units. One run of
 each side relies on RUN_TO_RUN: of A/A pairs, 0 % are false alarms where equal runs differ by 2 %, 3 % where they differ by 5 %, but 10 % where they differ by 10 %
 (limit 0.97, simulated; tests/experiments/test_gate.py). The limit is at most MOST_LIMIT: then a
-regression is also a proven loss by the rule of a trial (`verdict`), which takes differences below 2 % for none. Other load on the CPUs (OTHERS_DIFFER or
-more apart) can explain a difference of its own size; a decision must hold with that allowance.
+regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the CPU load of other programs differs
+between the sides by OTHERS_DIFFER or more, this load can explain a difference of its own size: a decision must hold with that allowance.
 
-**How many runs.** An undecided answer names the runs of each side, in turn, that decide a ratio as measured, at this noise, with the probability POWER.
-Its distance from the limit counts as a third of that between 1 and the limit at least: nearer than that, the ratio is on the limit by chance, or the true ratio is
-the limit, which no number of runs decides. While the noise is assumed, the ratio of so few runs says little: its distance then counts as that between 1 and the limit
-at least. Each look at more runs is one more chance of 1 in 40; two looks are no harm, twenty are.
+**How many runs.** An undecided answer gives a number of runs of each side, measured in turn. So many runs decide the measured ratio, at this noise, with the probability
+POWER. The distance of the ratio from the limit counts as at least a third of the distance between 1 and the limit: a ratio nearer than that is there by chance, or the
+true ratio is the limit, which no number of runs decides. While the noise is assumed, the ratio of so few runs says little: its distance then counts as at least
+the distance between 1 and the limit. Each decision with more runs adds a chance of 1 in 40 of a false alarm: two decisions do no harm, twenty do.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from gpuconsole.session.facts import firing
 OCCASION_S = 600.0
 """Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
 DEGREES = 4
-"""Degrees of freedom from which the noise is the measured one: three units on each side. Student's t is then 2.8."""
+"""From this number of degrees of freedom on, the noise is the measured one: three units on each side. Student's t is then 2.8."""
 MOST_LIMIT = 0.98
 """The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
 LEAST_LIMIT = 0.5
@@ -102,7 +102,7 @@ class GateSide(NamedTuple):
 
 
 class RunRate(NamedTuple):
-    """What counts of a run: the log of its rate, the standard error of it by the steps of the run, and when and where it was measured.
+    """What counts of a run: the log of its rate, the standard error of this log by the steps of the run, and when and where the run was measured.
 
     `begun` and `ended`: Unix seconds, None where the snapshot does not have them.
     """
@@ -174,7 +174,7 @@ def _variance_within(runs: Sequence[RunRate]) -> float:
 
 
 def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVerdict:
-    """The verdict. `excused`: the share of the CPUs that other programs used more of during the new runs (below 0: during the base runs)."""
+    """The verdict. `excused`: see `_excused`."""
     if ratio.high < fail_below * (1 - max(0.0, excused)):
         return "regression"
     return "no regression" if ratio.low * (1 - max(0.0, -excused)) > fail_below else "undecided"
@@ -233,7 +233,7 @@ def judge(base: Sequence[GateSide], new: Sequence[GateSide], fail_below: float) 
 
 
 def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below: float) -> tuple[str, int]:
-    """Why the noise leaves it undecided, and the number of runs that are needed."""
+    """Why the noise leaves the gate undecided, and the number of runs that are needed."""
     spread = ratio.spread
     if not ratio.in_turn:
         squares, degrees = _squares([[run.log_rate for run in unit] for side in rates for unit in occasions(side)])
@@ -314,7 +314,7 @@ def _seconds(started: str) -> float | None:
 
 
 def _excused(base: Sequence[GateSide], new: Sequence[GateSide]) -> float:
-    """The share of the CPUs that other programs used more of during the new runs, where it is OTHERS_DIFFER or more in size; else 0."""
+    """How much more of the CPUs, as a share, other programs used during the new runs than during the base runs; 0 where the difference is below OTHERS_DIFFER."""
     sides = [
         [side.run.signals[name].value for side in runs if (name := "host.others_cpu_ratio") in side.run.signals] for runs in (base, new)
     ]
@@ -335,8 +335,8 @@ def work_key(run: Run, environment: Environment) -> str:
     """
     name = next((device.name for device in environment.devices if device.id == run.device), run.device)
     parts = (run.scenario, run.command_digest, run.workload, name, environment.cpu, str(environment.cores))
-    words = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{run.scenario}-{name}")
-    short = "-".join(part for part in words.split("-") if part)[:60]
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{run.scenario}-{name}")
+    short = "-".join(part for part in letters.split("-") if part)[:60]
     return f"{short}-{hashlib.blake2s(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
 
 
@@ -402,9 +402,9 @@ def _findings(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[GateFin
 
 def _differences(comparisons: Sequence[Comparison]) -> list[Difference]:
     """Versions and settings that differ between the first base run and a new run, each once."""
-    found = [
+    differences = [
         changed
         for comparison in comparisons
         for changed in (*(changed for changed in comparison.unlike if changed.name in VERSIONS), *comparison.knobs)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(differences))

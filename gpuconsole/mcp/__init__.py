@@ -1,1 +1,1 @@
-"""The interface for agents (MCP): tools on a SessionApi, the server on stdin and stdout, and the socket of an open console."""
+"""The interface for agents (MCP): the tools, the server on stdin and stdout, and the socket through which an agent works on an open console."""

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpuconsole.model.experiments import Speedup
+from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import clean
 
@@ -46,21 +48,6 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-class Range(msgspec.Struct, frozen=True):
-    """A speedup is the throughput with the change over the throughput without."""
-
-    low: float
-    high: float
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """A measured speedup with its 95 % interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-
 class Throughput(msgspec.Struct, frozen=True):
     mean: float
     unit: str
@@ -87,7 +74,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """A suggested change. `effect`: what it does to the numbers of the job. `not_possible`: why it cannot be tried from here."""
 
     changes: Knobs
-    predicted_speedup: Range | None = None
+    predicted_speedup: Interval | None = None
     effect: str = ""
     why: str = ""
     not_possible: str = ""
@@ -121,8 +108,8 @@ class TrialAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     state: str
     kept: bool
     verdict: str | None = None
-    speedup: Measured | None = None
-    predicted_speedup: Range | None = None
+    speedup: Speedup | None = None
+    predicted_speedup: Interval | None = None
     measured_against_predicted: str = ""
     blocks: int = 0
     elapsed_s: float = 0.0

@@ -103,7 +103,7 @@ class ControlServer(RemoteApi):
     # --- for the screen -------------------------------------------------------------------------------------
 
     @property
-    def words(self) -> str:
+    def activity(self) -> str:
         if self._taken_back:
             return "you have the control: agents are refused"
         if self._client is None:
@@ -185,12 +185,12 @@ class ControlServer(RemoteApi):
             self._send(writer, Progressed(request.id, seconds, limit_s, text))
 
         tool = BY_NAME.get(request.tool)
-        self._doing[request.id] = words = _words(request)
+        self._doing[request.id] = clause = _clause(request)
         answer: Message = Refused(request.id, TAKEN_BACK)
         try:
             if not self._taken_back:
                 if tool is not None and tool.changes:
-                    self._note(f"the agent: {words}")
+                    self._note(f"the agent: {clause}")
                 answer = Answered(request.id, await self._tools.call(request.tool, request.arguments, progress))
         except ToolError as error:
             answer = Refused(request.id, str(error))
@@ -210,7 +210,7 @@ class ControlServer(RemoteApi):
             writer.write(_encode(message) + b"\n")
 
 
-def _words(call: Call) -> str:
+def _clause(call: Call) -> str:
     """What a call does, in a clause for the screen."""
     given = call.arguments if isinstance(call.arguments, dict) else {}
     changes = given.get("changes")
@@ -227,12 +227,12 @@ class NoConsole(Exception):
 
 def open_consoles() -> dict[int, Path]:
     """The sockets of this user's consoles by pid. Raises OSError."""
-    found = {}
+    sockets = {}
     for path in runtime_folder().glob(f"scratch-*/{SOCKET}"):
         pid = path.parent.name.split("-")[-2]
         if pid.isdecimal() and Path("/proc", pid).exists():
-            found[int(pid)] = path
-    return found
+            sockets[int(pid)] = path
+    return sockets
 
 
 def choose_console(pid: int) -> Path:

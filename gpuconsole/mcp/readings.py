@@ -16,11 +16,9 @@ from gpuconsole.mcp.answers import (
     DeviceAnswer,
     Devices,
     FromJob,
-    Measured,
     Output,
     Permissions,
     ProfileAnswer,
-    Range,
     SettingAnswer,
     Settings,
     Share,
@@ -36,7 +34,7 @@ from gpuconsole.mcp.answers import (
     rounded,
 )
 from gpuconsole.model.device_columns import CORES, HBM, HBM_BANDWIDTH, HOST_MEMORY, POWER, RUN_QUEUE_DELAY, SM, TEMPERATURE, TENSOR
-from gpuconsole.model.experiments import Trial
+from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
@@ -181,8 +179,8 @@ def change(suggestion: Suggestion, run: Run, short: bool = False) -> Change:
     )
 
 
-def predicted(interval: Interval | None) -> Range | None:
-    return Range(rounded(interval.low) or 0.0, rounded(interval.high) or 0.0) if interval is not None else None
+def predicted(interval: Interval | None) -> Interval | None:
+    return Interval(rounded(interval.low) or 0.0, rounded(interval.high) or 0.0) if interval is not None else None
 
 
 def prediction_of(view: View, changes: Knobs) -> Interval | None:
@@ -206,7 +204,7 @@ def trial_answer(trial: Trial, next_step: str = "") -> TrialAnswer:
         trial.state,
         trial.kept,
         trial.verdict,
-        speedup=Measured(*(rounded(value) or 0.0 for value in (speedup.estimate, speedup.low, speedup.high))) if speedup else None,
+        speedup=Speedup(*(rounded(value) or 0.0 for value in (speedup.estimate, speedup.low, speedup.high))) if speedup else None,
         predicted_speedup=predicted(expected),
         measured_against_predicted=against,
         blocks=trial.blocks,

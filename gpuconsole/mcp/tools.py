@@ -1,4 +1,4 @@
-"""The tools of an agent: each is one request to a SessionApi and one small answer. No other code decides what an agent may do."""
+"""The tools of an agent: a call of a tool makes one request to a SessionApi and returns one small answer. No other code decides what an agent may do."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Tool(NamedTuple):
 TOOLS = (
     Tool(
         "status",
-        "What limits the run, where the time of a step goes, throughput, findings with evidence and what each still needs. wait_s: wait up to "
+        "What limits the run, where the time of a step goes, throughput, findings with evidence and with the signals that each still needs. wait_s: wait up to "
         f"so many seconds (at most {MOST_WAIT_S:g}) until the diagnosis is complete.",
         WaitFor,
         answers.Status,
@@ -105,14 +105,14 @@ TOOLS = (
     ),
     Tool(
         "settings",
-        "What can change, whether live, its effect on the numbers, and the allowed values. name: one setting.",
+        "Which settings can change, whether live, with what effect on the numbers, and the allowed values. name: one setting.",
         OfSetting,
         answers.Settings,
     ),
     Tool(
         "try_change",
         'Measure a change in paired blocks on the running program, for example {"num_workers": 4}: verdict, interval, predicted against measured. '
-        "The change is then taken back, and `keep` keeps a win. keep=true keeps a win at once: needed where a change needs a restart.",
+        "The change is then taken back, and `keep` keeps a win. keep=true keeps a win at once: pass it for a change that needs a restart.",
         Changes,
         answers.TrialAnswer,
         True,
@@ -193,8 +193,8 @@ class Tools:
         run = self._run()
         answer = readings.explain(given.finding, run, given.all)
         if answer is None:
-            known = ", ".join(finding.rule for finding in facts.firing(run)) or "none fires"
-            raise ToolError(f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {known}")
+            firing = ", ".join(finding.rule for finding in facts.firing(run)) or "none fires"
+            raise ToolError(f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {firing}")
         return answer
 
     async def settings(self, given: OfSetting, progress: Progress) -> answers.Settings:
@@ -316,8 +316,8 @@ class Tools:
         if job is None:
             return None
         in_force = {PROBES: job.allows_probes, NUMERICS: job.allows_numerics}
-        words = {what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO for what, on in in_force.items()}
-        return Permissions(words[PROBES], words[NUMERICS])
+        states = {what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO for what, on in in_force.items()}
+        return Permissions(states[PROBES], states[NUMERICS])
 
     def _last_output(self) -> tuple[str, str] | None:
         """The file with the output of the job, and its last lines."""

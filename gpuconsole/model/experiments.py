@@ -39,7 +39,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Speedup(msgspec.Struct, frozen=True):
-    """Throughput with the change divided by throughput without the change."""
+    """Throughput with the change divided by throughput without the change, with its 95 % interval."""
 
     estimate: float
     low: float

@@ -154,8 +154,8 @@ def trial_rows(trial: Trial | None) -> int:
 
 
 def _left(trial: Trial, since_report_s: float) -> str:
-    """`, up to about 9 s left`: the trial may be decided sooner, and blocks that have begun run to their end. Nothing before the measurement has
-    begun."""
+    """The time until the limit of a trial, `, up to about 9 s left`. A verdict can come sooner, and a block that has begun is finished. Empty before
+    the first block."""
     if trial.limit_s is None or not trial.blocks:
         return ""
     left_s = trial.limit_s - trial.elapsed_s - since_report_s

@@ -52,7 +52,7 @@ class View(msgspec.Struct, frozen=True):
     - `ended`: a replayed recording is at its end.
     - `run_times`: for each run, when it was opened. `trial_times`: for each trial by id, when it began and when it was last reported.
     - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
-    - `remote`: what an agent on the console's socket does (`RemoteApi.words`).
+    - `remote`: what an agent on the console's socket does (`RemoteApi.activity`).
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
@@ -173,7 +173,7 @@ class RemoteApi(Protocol):
     """What a screen can do with an agent that works on the session through the console's socket."""
 
     @property
-    def words(self) -> str:
+    def activity(self) -> str:
         """What the agent does, or that agents are refused, in a clause; empty while no agent is connected."""
         ...
 

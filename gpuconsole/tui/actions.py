@@ -284,7 +284,7 @@ class Actions:
         """Take the control back from an agent, or let agents in again."""
         if self._api.remote is None:
             self.report("no agent can connect: the console was started without --control")
-        elif not self._api.remote.words:
+        elif not self._api.remote.activity:
             self.report("no agent is connected")
         else:
             self.report(self._api.remote.switch())

@@ -197,7 +197,7 @@ def tuned_view(under_way: bool) -> View:
 class FakeRemote:
     """An agent on the console's socket."""
 
-    words = "an agent is connected: it waits"
+    activity = "an agent is connected: it waits"
 
     def __init__(self, session: FakeSession) -> None:
         self._session = session

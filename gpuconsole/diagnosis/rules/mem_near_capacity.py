@@ -14,6 +14,7 @@ class MemNearCapacity(Rule):
     thresholds = (USED,)
     knobs = ("gradient_checkpointing", "batch_size")
     reads = ("memory_used_ratio",)
+    ignore = "The run fits into the memory, and its inputs do not grow."
     text = """Device memory in use by all processes over its size; on a CPU, host memory that is not available to new programs. Near the limit, an allocation
 may fail at the next larger input. On a GPU, the caching allocator also starts to free and retry, which stalls the step."""
 

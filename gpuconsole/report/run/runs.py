@@ -128,7 +128,7 @@ def _began(trial: Trial, before: Run, after: Run) -> bool:
 
 def runs_report(runs: Sequence[Run], trials: Sequence[Trial]) -> Report:
     """The table, and why rates and speedups in it differ."""
-    return [runs_table(runs, trials), *(Line([(words, "dim")]) for words in all_apart(runs, trials))]
+    return [runs_table(runs, trials), *(Line([(sentence, "dim")]) for sentence in all_apart(runs, trials))]
 
 
 # --- on the main screen --------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     rows += [_row(entry, change, rates, full, inner) for entry in shown[-(room - len(rows)) :] if room > len(rows)]
     if not shown:
         rows.append(line(inner, ("nothing was tried yet", "dim")))
-    why = [words for apart in all_apart(view.runs, view.trials)[-1:] for words in wrap(apart, inner)]
+    why = [row for sentence in all_apart(view.runs, view.trials)[-1:] for row in wrap(sentence, inner)]
     if len(rows) + len(why) <= room:
-        rows += [line(inner, (words, "dim")) for words in why]
+        rows += [line(inner, (row, "dim")) for row in why]
     return panel("tried", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
 
 

@@ -21,10 +21,10 @@ from gpuconsole.report.share.comparison import Side, comparison_document
 from gpuconsole.report.share.markdown import parts_markdown
 
 HELP = "compare two runs, metric by metric; or decide in CI"
-DESCRIPTION = """Compare two runs from snapshots. The differences of the environment come first, because they may explain the others.
+DESCRIPTION = """Compare two runs from snapshots. Differences in hardware, software and settings come first: they may explain differences in speed.
 
-With --fail-below, decide whether NEW is slower than BASE. Each side is one snapshot, or better a folder of several: a run counts once, and the noise
-is the spread between the runs of a side."""
+With --fail-below, decide whether NEW is slower than BASE. Each side is one snapshot, or better a folder of several. A run counts once, and the
+noise is the spread between the runs of a side."""
 EXAMPLES = """examples:
   gpuconsole compare before.json after.json           the last run of each
   gpuconsole compare session.json#1 session.json#2    two runs of one session
