@@ -1,4 +1,4 @@
-"""The rhythm of a machine, as the blocks of a trial show it: a disturbance that comes and goes with a period."""
+"""The rhythm of a machine, as the blocks of a trial or a sweep show it: a disturbance that comes and goes with a period."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpuconsole.model.experiments import Rhythm
+import msgspec
+
+from gpuconsole.experiments.statistics import rate
+from gpuconsole.model.experiments import Clock, Rhythm
+from gpuconsole.model.run import Step
 
 FALSE_ALARM = 0.001
 """Largest probability that noise alone has a wave like the one found. The noise is not exactly as assumed, so false names are more frequent than
@@ -23,18 +27,42 @@ SHORTEST = 1.25
 PER_RESOLUTION = 3
 """Frequencies tried per 1 / duration of the trial."""
 LEAST_BLOCKS = 10
-FITTED = 5
-"""Numbers that the fit takes from the blocks: the level of each side, the trend, and two for the wave."""
+FITTED = 3
+"""Numbers that the fit takes from the blocks, beside the level of each side: the trend, and two for the wave."""
 MOST_CORRELATED = 0.9
 
 
+OnClock = dict[Clock, list["MeasuredBlock"]]
+"""The blocks of a trial or a sweep with their rates on each clock, the more sensitive clock first: the contention-free clock leaves out most of what a
+neighbour takes, and the user sees the wall clock."""
+
+
 class MeasuredBlock(NamedTuple):
-    """A block of a trial: its arm, when its counted steps began and ended (seconds of any clock), and its log rate."""
+    """A block of a trial or a sweep: its arm, when its counted steps began and ended (seconds of any clock), and its log rate."""
 
     arm: int
     start_s: float
     end_s: float
     log_rate: float
+
+
+def no_blocks(contention_free: bool) -> OnClock:
+    return {"contention_free": [], "wall": []} if contention_free else {"wall": []}
+
+
+def add_block(on_clock: OnClock, arm: int, steps: Sequence[Step]) -> None:
+    """Add a block between its first and its last counted step; `Step.t` is the end of a step."""
+    for clock, blocks in on_clock.items():
+        log_rate = math.log(rate(steps, clock == "contention_free"))
+        blocks.append(MeasuredBlock(arm, steps[0].t - steps[0].wall_s, steps[-1].t, log_rate))
+
+
+def first_rhythm(on_clock: OnClock) -> Rhythm | None:
+    """The rhythm on the first clock that shows one."""
+    for clock, blocks in on_clock.items():
+        if (rhythm := rhythm_of(blocks)) is not None:
+            return msgspec.structs.replace(rhythm, clock=clock)
+    return None
 
 
 def _mean_wave(start: float, end: float, frequency: float) -> complex:
@@ -61,7 +89,8 @@ def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
     lowest, highest = LEAST_CYCLES / span_s, n / (SHORTEST * span_s)
     values = [block.log_rate for block in blocks]
     middles = [(block.start_s + block.end_s) / 2 - begin for block in blocks]
-    base = _orthonormal([[float(block.arm == arm) for block in blocks] for arm in sorted({block.arm for block in blocks})] + [middles])
+    arms = sorted({block.arm for block in blocks})
+    base = _orthonormal([[float(block.arm == arm) for block in blocks] for arm in arms] + [middles])
     correlation = _correlation(_without(values, base))
     filtered = [_filtered(column, correlation) for column in base]
     base = _orthonormal(filtered)
@@ -91,7 +120,7 @@ def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
     near = (best + step * offset / 10 for offset in range(-10, 11))
     best = max((frequency for frequency in near if lowest <= frequency <= highest), key=lambda frequency: wave(frequency)[0])
     explained, amplitude = wave(best)
-    by_chance = span_s * (highest - lowest) * max(0.0, 1 - explained) ** ((n - FITTED) / 2)
+    by_chance = span_s * (highest - lowest) * max(0.0, 1 - explained) ** ((n - len(arms) - FITTED) / 2)
     if by_chance >= FALSE_ALARM or amplitude < LEAST_AMPLITUDE:
         return None
     return Rhythm(1 / best, amplitude)

@@ -17,6 +17,7 @@ from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import random_stretch
+from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
 from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, rate, simultaneous_interval
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
@@ -101,6 +102,7 @@ class Sweeper:
         clock: Literal["wall", "contention_free"] = "contention_free" if free else "wall"
         sweep = Sweep(self._chosen.name, self._device.id, "tokens/s", self._base, [SweepPoint(point) for point in points], repeats, clock)
         sweep.order_seed = seed = secrets.randbits(32)
+        on_clock = no_blocks(free)
         for number, order in enumerate(rounds(len(points), repeats + 1, seed)):
             for index, stretch in order:
                 point = sweep.points[index]
@@ -114,11 +116,13 @@ class Sweeper:
                     sweep.unit = "tokens/s" if any(step.tokens for step in steps) else "samples/s"
                     if number:
                         point.rates.append(rate(steps, free))
+                        add_block(on_clock, index, steps)
                 sweep.elapsed_s = round(time.monotonic() - begun, 1)
                 on_update(sweep)
             evaluate(sweep)
         if all(point.error for point in sweep.points):
             raise SessionError(sweep.points[0].error)
+        sweep.rhythm = first_rhythm(on_clock)
         return sweep
 
     def _check_count(self, points: list[Knobs]) -> None:

@@ -8,7 +8,7 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.engine.devices import lacks_memory
 from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.block_order import Block, order
-from gpuconsole.experiments.rhythm import MeasuredBlock, rhythm_of
+from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
 from gpuconsole.experiments.statistics import (
     BASELINE,
     BETWEEN,
@@ -34,7 +34,7 @@ from gpuconsole.experiments.statistics import (
     speedup,
     verdict,
 )
-from gpuconsole.model.experiments import Clock, HeldOutLoss, Method, Perplexity, Rhythm, Trial
+from gpuconsole.model.experiments import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
 from gpuconsole.session.api import SessionError
@@ -272,7 +272,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     pairs, wall_pairs = Pairs(), Pairs()
     ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
     losses: list[tuple[list[float], list[float]]] = []
-    on_clock: dict[Clock, list[MeasuredBlock]] = {"contention_free": [], "wall": []} if contention_free else {"wall": []}
+    on_clock = no_blocks(contention_free)
     between = BETWEEN[sides.method]
     start = time.monotonic()
     cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
@@ -296,8 +296,8 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
             for measured, free in ((pairs, contention_free), (wall_pairs, False)):
                 measured.add(pair[0].arm, {arm: math.log(rate(steps, free)) for arm, steps in blocks.items()})
-            for clock, seen in on_clock.items():
-                seen += [_measured(arm, steps, clock) for arm, steps in blocks.items()]
+            for arm, steps in blocks.items():
+                add_block(on_clock, arm, steps)
             decided = verdict(ratios, nulls, between)
             trial = msgspec.structs.replace(
                 trial,
@@ -316,7 +316,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
         # where the job itself ended, the cause of the end is in the error of the run
         why = JOB_ENDED if run.is_job and isinstance(error, WorkerGone) else str(error)
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=why, elapsed_s=time.monotonic() - start)
-    trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided", rhythm=_rhythm(on_clock))
+    trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided", rhythm=first_rhythm(on_clock))
     return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial
 
 
@@ -329,19 +329,6 @@ async def _block(sides: Sides, block: Block, plan: BlockPlan) -> list[Step]:
         if plan.complete(counted, block.stretch):
             return list(plan.trimmed(counted))
         await worker.next_steps()
-
-
-def _measured(arm: int, steps: Sequence[Step], clock: Clock) -> MeasuredBlock:
-    """A block between its first and its last counted step; `Step.t` is the end of a step."""
-    return MeasuredBlock(arm, steps[0].t - steps[0].wall_s, steps[-1].t, math.log(rate(steps, clock == "contention_free")))
-
-
-def _rhythm(on_clock: Mapping[Clock, Sequence[MeasuredBlock]]) -> Rhythm | None:
-    """The rhythm on the first clock that shows one. The contention-free clock leaves out most of what a neighbour takes; the user sees the wall clock."""
-    for clock, blocks in on_clock.items():
-        if (rhythm := rhythm_of(blocks)) is not None:
-            return msgspec.structs.replace(rhythm, clock=clock)
-    return None
 
 
 async def with_quality(trial: Trial, sides: Sides) -> Trial:

@@ -87,7 +87,7 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Rhythm(msgspec.Struct, frozen=True):
-    """A disturbance that comes and goes with a period, on both sides of a trial alike. `amplitude_ratio`: how far the rate rises above its mean and
+    """A disturbance that comes and goes with a period, on all sides of a trial or a sweep alike. `amplitude_ratio`: how far the rate rises above its mean and
     falls below it, as a share, on `clock` (see `Trial.clock`)."""
 
     period_s: float
@@ -185,7 +185,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     """`base` holds the knobs that were not varied too. `points` have the order of the command line.
 
     Repeats are interleaved: each round measures all points in random order, so that drift affects all points alike. From `order_seed` follow the
-    order and the lengths of the blocks (`sweep.rounds`).
+    order and the lengths of the blocks (`sweep.rounds`). `rhythm`: of the machine, as the blocks show it.
     """
 
     scenario: str
@@ -197,6 +197,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     clock: Clock = "wall"
     elapsed_s: float = 0.0
     order_seed: int | None = None
+    rhythm: Rhythm | None = None
 
     @property
     def varied(self) -> list[str]:

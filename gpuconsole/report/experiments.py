@@ -56,14 +56,15 @@ def verdict(trial: Trial) -> str:
 # --- before the start ----------------------------------------------------------------------------------------
 
 
-def rhythm_note(trial: Trial) -> str:
-    """One sentence about the rhythm that the blocks of the trial show; empty without a rhythm."""
-    rhythm = trial.rhythm
+def rhythm_note(measured: Trial | Sweep) -> str:
+    """One sentence about the rhythm that the blocks of a trial or a sweep show; empty without a rhythm."""
+    rhythm = measured.rhythm
     if rhythm is None:
         return ""
-    on_clock = " on the wall clock" if rhythm.clock != trial.clock else ""
+    on_clock = " on the wall clock" if rhythm.clock != measured.clock else ""
+    sides = "both sides" if isinstance(measured, Trial) else "all settings"
     times = f"{units.about_period(rhythm.period_s)} (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
-    return f"The rate of both sides rises and falls with a period of {times}: another process may have a rhythm."
+    return f"The rate of {sides} rises and falls with a period of {times}: another process may have a rhythm."
 
 
 # --- the whole trial -----------------------------------------------------------------------------------------
@@ -365,6 +366,7 @@ def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
         text(head, "title"),
         Table(columns, [_row(sweep, point, names) for point in sweep.points]),
         text(f"The intervals of all {len(sweep.points)} settings hold together with 95 % probability, after every round.", "dim"),
+        *([text(rhythm_note(sweep), "wait")] if sweep.rhythm is not None else []),
     ]
 
 

@@ -15,11 +15,16 @@ from benchmarks.trial_statistics import trial as simulated
 from gpuconsole.experiments.block_order import order
 from gpuconsole.experiments.rhythm import MeasuredBlock, rhythm_of
 from gpuconsole.experiments.statistics import CHANGED
+from gpuconsole.experiments.sweep import JobSweeper
 from gpuconsole.experiments.trial import run_trial
 from gpuconsole.model.experiments import Rhythm, Speedup, Trial
+from gpuconsole.model.job import JOB
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Run, Step
-from gpuconsole.report.experiments import paint_done, rhythm_note, trial_report, verdict_line
+from gpuconsole.report.experiments import paint_done, rhythm_note, sweep_report, trial_report, verdict_line
 from gpuconsole.report.parts import printed
+from gpuconsole.wire.events import KnobsSet
 
 SHORTEST_S, STEP_S, PERIOD_S = 0.35, 0.05, 2.4
 
@@ -99,6 +104,31 @@ def test_a_trial_names_the_rhythm_of_its_job(waits: bool, clock: str) -> None:
     assert ended.rhythm is not None
     assert ended.rhythm.period_s == pytest.approx(PERIOD_S, rel=0.05) and ended.rhythm.clock == clock
     assert msgspec.json.decode(msgspec.json.encode(ended), type=Trial).rhythm == ended.rhythm
+
+
+class Job(Sides):
+    """The same job for a sweep."""
+
+    alive, last_started = True, None
+
+    async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
+        await self.switch_to(arm)
+        return KnobsSet(0.0, 0, 0, changes)
+
+
+@pytest.mark.parametrize(("waits", "clock"), [(False, "contention_free"), (True, "wall")])
+def test_a_sweep_names_the_rhythm_of_its_job(waits: bool, clock: str) -> None:
+    run = Run("1", "train.py", JOB, {"optim": "adamw", "precision": "fp32"}, "cpu")
+    sweeper = JobSweeper(run, Job(waits), Device("cpu", "cpu"))  # type: ignore[arg-type]
+    points: list[Knobs] = [{"optim": "adamw", "precision": precision} for precision in ("fp32", "bf16")] + [
+        {"optim": "adamw_fused", "precision": "fp32"}
+    ]
+    sweep = asyncio.run(sweeper.run(points, 8, False, lambda sweep: None))
+    assert sweep.clock == "contention_free" and sweep.rhythm is not None
+    assert sweep.rhythm.period_s == pytest.approx(PERIOD_S, rel=0.05) and sweep.rhythm.clock == clock
+    said = printed(sweep_report(sweep, ["optim", "precision"]), 200)
+    assert "The rate of all settings rises and falls with a period of about 2.4 s" in said
+    assert ("on the wall clock" in said) == waits
 
 
 def test_times_out_of_order_are_no_rhythm() -> None:
