@@ -329,7 +329,8 @@ class RunRecord:
             self.run.knobs = event.knobs
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
-            self.run.unavailable |= {
+            others = {name: why for name, why in self.run.unavailable.items() if not name.startswith("knob.")}
+            self.run.unavailable = others | {
                 f"knob.{name.removeprefix(prefix)}": why
                 for name, why in event.notes.items()
                 for prefix in (NO_EFFECT, FIXED)

@@ -89,6 +89,21 @@ def test_an_undecided_trial_beside_other_programs_names_them() -> None:
         assert guide(shown, keys.written()) == (3, f"The trial was undecided: {why}. Press Enter to try again.")
 
 
+def test_after_a_trial_that_failed_the_hint_says_so_and_the_answer_has_the_effect_that_it_showed() -> None:
+    view = situation("finding")
+    suggestion = next(iter(facts.suggestions(view).values()))[1]
+    assert view.run is not None
+    failed = Trial("9", view.run.id, suggestion.changes, state="failed", verdict="undecided", error="the dataset is random")
+    hint = "The trial failed, see above. Enter tries again."
+    assert guide(msgspec.structs.replace(view, trials=(failed,)), keys.written()) == (3, hint)
+    run = msgspec.structs.replace(view.run, workload="job", effects=dict.fromkeys(suggestion.changes, "changes numerics"))
+    shown = msgspec.structs.replace(view, trials=(failed,), runs=(*view.runs[:-1], run))
+    hint = "The trial failed, see above. Enter asks for your permission."
+    assert guide(shown, keys.written()) == (3, hint)
+    answer = text(paint_answer(shown, next(iter(facts.suggestions(shown))), [], 120, 2))
+    assert "tried: failed   changes numerics" in answer
+
+
 def test_the_end_of_a_job_has_no_empty_hint() -> None:
     view = situation("healthy")
     ended = msgspec.structs.replace(view.runs[-1], state="finished", workload="job")

@@ -219,7 +219,7 @@ def test_a_message_is_whole_and_covers_neither_the_answer_nor_the_trial(size: tu
         (cpu_view(), "step 2 of 4  Wait for the finding"),
         (msgspec.structs.replace(gpu_view(), trials=()), "step 3 of 4  Press Enter"),
         (msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]), "step 4 of 4  Wait for the verdict"),
-        (broken_off_view(), "step 3 of 4  Press Enter"),
+        (broken_off_view(), "step 3 of 4  The trial failed, see above. Enter tries again"),
         (gpu_view(), ""),
         (msgspec.structs.replace(cpu_view(), recording=True), ""),
     ],

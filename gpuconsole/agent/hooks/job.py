@@ -704,12 +704,13 @@ class Agent:
         assert self._service is not None
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
         facts |= self._arithmetic.facts
-        if (knobs, facts, about) == self._announced:
-            return
-        self._announced = (knobs, facts, about)
-        self._send("jobknown", rank=self.rank, facts=about)
         varies = {f"varies: {name}": "the program changes it by itself" for name in self._service.loop.varies}
-        self._send("started", knobs=knobs, facts=facts, notes=described.notes(knobs) | varies)
+        notes = described.notes(knobs) | varies
+        if (knobs, facts, about, notes) == self._announced:
+            return
+        self._announced = (knobs, facts, about, notes)
+        self._send("jobknown", rank=self.rank, facts=about)
+        self._send("started", knobs=knobs, facts=facts, notes=notes)
 
     def _send_observed(self, signals: Signals | None) -> None:
         """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step. None: it could not

@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.job import AGENT
+from gpuconsole.model.job import AGENT, CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width
@@ -229,7 +229,8 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
     ]
     if done:
         outcome = f"{measured(done[-1])} {verdict(done[-1])}" if done[-1].speedup else verdict(done[-1])
-        return [*parts, (f"tried: {outcome}", "dim")]
+        effect = [effect_on_numbers(run, suggestion.changes)] if done[-1].state == "failed" else []  # a trial may show another effect
+        return [*parts, (f"tried: {outcome}", "dim"), *effect]
     predicted = suggestion.predicted_speedup
     parts.append((f"predicted {units.interval(predicted.low, predicted.high)}", "good") if predicted else ("no prediction", "dim"))
     if why := run.why_not(suggestion.changes):
@@ -316,6 +317,10 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, instal
         return 3, f"The trial was undecided: {why}. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
         return 2, f"This run is healthy.{another}"
+    if facts.suggestions(view) and view.trials and view.trials[-1].state == "failed":
+        if run.effect(view.trials[-1].changes) == CHANGES_NUMERICS:
+            return 3, f"The trial failed, see above. {keys['try_selected']} asks for your permission."
+        return 3, f"The trial failed, see above. {keys['try_selected']} tries again."
     if facts.suggestions(view):
         return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
     if facts.firing(run):

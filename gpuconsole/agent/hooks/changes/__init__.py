@@ -67,5 +67,5 @@ def begin(knob: str, value: Value, prepare: bool = False) -> None:
     if change is None or (reason := why_fixed(knob)):
         raise Refused(f"{knob}: {why_fixed(knob) if change is None else reason}")
     if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
-        raise Refused(f"{knob} changes numerics: it needs your permission (--allow-numerics)")
+        raise Refused(f"{knob} changes numerics: it needs your permission: N, or --allow-numerics")
     (change.prepare if prepare else change.set)(watch, value)

@@ -25,6 +25,29 @@ UNUSED_S = 18.0
 """A change is refused where the program asks for no batch within this time."""
 
 
+RANDOM = "the dataset is random: workers draw other random numbers, so this change needs your permission: N, or --allow-numerics"
+_random: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()
+"""Datasets of which a change has shown that they draw random numbers, by class and length. A program may make its loader anew in each epoch."""
+
+
+def is_random(dataset: Any) -> bool:
+    """Whether a change has shown that `dataset` draws random numbers: workers draw others."""
+    return _length(dataset) in _random.get(type(dataset), ())
+
+
+def _note_random(dataset: Any, random: bool) -> None:
+    lengths = _random.setdefault(type(dataset), set())
+    (lengths.add if random else lengths.discard)(_length(dataset))
+
+
+def _length(dataset: Any) -> int:
+    """-1 where the dataset has no length."""
+    try:
+        return len(dataset)
+    except Exception:  # the program's own `__len__` may raise anything
+        return -1
+
+
 class Epoch:
     """One iterator of the program, from now on. `line`: the servers in the order in which they deliver; only the last one draws indices."""
 
@@ -142,8 +165,6 @@ class Control:
         self.wanted: Settings | None = None
         self.held = False
         self.allows_numerics = False
-        self.random = False
-        """Whether a change has shown that the dataset draws random numbers: workers draw others."""
         self.likeness: Any = None
         """What the DataLoader that replaces this one has in common with it."""
         self.inherited = False
@@ -340,12 +361,12 @@ class Control:
     def _end_rehearsal(self, wanted: Settings) -> None:
         rehearsal, self.rehearsal = self.rehearsal, None
         assert rehearsal is not None
-        self.random = not rehearsal.same
-        if self.random and not self.allows_numerics:
+        loader = self._loader()
+        if loader is not None:
+            _note_random(loader.dataset, not rehearsal.same)
+        if not rehearsal.same and not self.allows_numerics:
             rehearsal.server.close()
-            raise Refused(
-                "the dataset is random: workers draw other random numbers, so this change needs your permission (--allow-numerics)"
-            )
+            raise Refused(RANDOM)
         self._servers[wanted] = rehearsal.server
 
     def _server(self, settings: Settings, epoch: Epoch) -> Server:

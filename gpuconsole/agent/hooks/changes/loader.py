@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol import Value
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
-from .control import Control
+from .control import Control, is_random
 from .servers import Settings, loader_of, missing_names, settings_of
 
 if TYPE_CHECKING:
@@ -340,8 +340,7 @@ class NumWorkers(LoaderChange):
 
     def effect_here(self, watch: Watch) -> str:
         loader, _ = training_loader(watch)
-        control = control_of(loader) if loader is not None else None
-        return CHANGES_NUMERICS if control is not None and control.random else self.effect
+        return CHANGES_NUMERICS if loader is not None and is_random(loader.dataset) else self.effect
 
     def value(self, settings: Settings) -> Value:
         return settings.num_workers

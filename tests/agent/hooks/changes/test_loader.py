@@ -222,6 +222,25 @@ def test_a_sampler_that_draws_for_each_batch_is_refused(watch: Watch) -> None:
     assert seen == expected
 
 
+def test_the_next_loader_of_a_random_dataset_is_known_as_random(watch: Watch) -> None:
+    """Programs make a new DataLoader in each epoch. The validation data have the class of the training data, and another length."""
+
+    class Validation(Faulty):
+        def __len__(self) -> int:
+            return 40
+
+    _, answer, _ = train(watch, DataLoader(Faulty("random"), 4), 2)
+    assert answer is not None and answer.endswith("so this change needs your permission: N, or --allow-numerics")
+    for dataset, effect in (
+        (Faulty("random"), "changes numerics"),
+        (Validation("none"), "same samples"),
+        (Faulty("none", 1), "changes numerics"),
+    ):
+        iterator = iter(DataLoader(dataset, 4))
+        next(iterator)
+        assert WORKERS.effect_here(watch) == effect
+
+
 def test_random_datasets_are_allowed_where_the_user_agrees(watch: Watch) -> None:
     loader = DataLoader(Faulty("random"), 4)
     iterator = iter(loader)
