@@ -6,6 +6,7 @@ On a CPU times are wall time less the run-queue delay of the training thread, un
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -345,6 +346,10 @@ def swap_optim(subject: Timed, present: Callable[[], object], fused: Callable[[]
 # --- the lines in which the training thread spends its time (P15) -------------------------------------------
 
 
+SWITCH_S, SWITCH_OF_SEVERAL_S = 1e-5, 2e-4
+"""Switch intervals of the interpreter while a sample is waited for: with the training thread alone, and with further threads of the program."""
+
+
 class StackSamples:
     """A hundred samples a second of the thread that makes this object, taken by another thread until `stop`. `places`: `file:line function` of the
     script's own work in each sample; empty in a named phase."""
@@ -367,11 +372,23 @@ class StackSamples:
         raise NotImplementedError
 
     def _run(self) -> None:
-        while not self.stopping.wait(self.EVERY_S):
-            try:
-                self.sample()
-            except Exception:  # the training thread has just changed what the sample reads: the next sample will do
-                continue
+        usual_s = sys.getswitchinterval()
+        try:
+            while not self._is_over(usual_s):
+                try:
+                    self.sample()
+                except Exception:  # the training thread has just changed what the sample reads: the next sample will do
+                    continue
+        finally:
+            sys.setswitchinterval(usual_s)
+
+    def _is_over(self, usual_s: float) -> bool:
+        """Wait for the next sample. With the usual switch interval of 5 ms a sample would come with the next function of torch, which releases the
+        interpreter lock, and never find the script's own lines before it. Other threads of the program share the interval."""
+        sys.setswitchinterval(SWITCH_S if threading.active_count() <= 2 else SWITCH_OF_SEVERAL_S)
+        over = self.stopping.wait(self.EVERY_S)
+        sys.setswitchinterval(usual_s)  # the stack must not change while it is read
+        return over
 
     def signals(self) -> tuple[Signals, str]:
         """The shares of the script's own lines, and the line with most samples. Raises ProbeError where no sample was possible."""

@@ -18,7 +18,7 @@ import msgspec
 
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, Exchanges
-from gpuconsole.wire.events import Segments, Steps
+from gpuconsole.wire.events import JobKnown, Segments, Started, Steps
 
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED = range(14)
 LOADER = 16
@@ -39,6 +39,8 @@ FIXED = {
     WHOLE: P_FORWARD,
 }
 """The phase of a segment that needs no neighbours."""
+BETWEEN_TORCH = "between_torch_ratio"
+"""A fact of the run: see `agent.hooks.evidence.between`."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
 SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
 """Segments that a light step does not have: their time is in its segments UNMARKED (see `agent.hooks.recorder`)."""
@@ -109,6 +111,8 @@ class SegmentFold:
 
     def __init__(self) -> None:
         self.on_device = False
+        self.between_torch_ratio = 1.0
+        """The share of the time between two forward passes that functions of torch take, as the agent has timed them in one step."""
         self._loaders: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
         self._waiting: int | None = None
@@ -125,6 +129,13 @@ class SegmentFold:
         self._backward_s: deque[float] = deque(maxlen=BACKWARD_STEPS)
         self._passed_without: deque[bool] = deque(maxlen=RECENT)
         """For each of the last steps, whether it had a pass without gradients."""
+
+    def learn(self, event: JobKnown | Started) -> None:
+        """Take from what the agent says of the program what the phases depend on."""
+        if isinstance(event, JobKnown):
+            self.on_device = event.facts.device.startswith("cuda")
+        else:
+            self.between_torch_ratio = event.facts.get(BETWEEN_TORCH, 1.0)
 
     def add(self, event: Segments) -> Steps:
         """The same message with steps. Raises ValueError where it is damaged."""
@@ -191,11 +202,15 @@ class SegmentFold:
                 phase = self._phase(code, before[i], BACKWARD if i in unseen else after[i], fed[i])
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
-            phases[phase] += seconds
-            if code in SELDOM_MARKED and phase not in RARE:
-                seldom[part][phase] += seconds
-            if raw.runq is not None:
-                delays[phase] += raw.runq[i + 1] - raw.runq[i]
+            shares = {phase: 1.0}
+            if code == GAP and phase == P_FORWARD and before[i] == FORWARD and after[i] in (FORWARD, NO_GRAD):
+                shares = self._between_passes()
+            for phase, share in shares.items():
+                phases[phase] += share * seconds
+                if code in SELDOM_MARKED and phase not in RARE:
+                    seldom[part][phase] += share * seconds
+                if raw.runq is not None:
+                    delays[phase] += share * (raw.runq[i + 1] - raw.runq[i])
         wall = raw.ends[-1] - raw.start - own
         if UNMARKED in codes:
             for part, seconds in enumerate(unmarked_s):
@@ -277,6 +292,14 @@ class SegmentFold:
         if fed and self.on_device:
             return P_H2D
         return P_OTHER
+
+    def _between_passes(self) -> dict[int, float]:
+        """The phases of the time between two forward passes, with their shares. Without a loader, the lines between them make the input of the next
+        pass: an environment."""
+        if self.on_device or self.between_torch_ratio >= 1:  # the host times torch's functions, and a GPU works after they return
+            return {P_FORWARD: 1.0}
+        rest = P_OTHER if self._has_data else P_DATA
+        return {P_FORWARD: self.between_torch_ratio, rest: 1 - self.between_torch_ratio}
 
     def _unwrapped(self, codes: list[int]) -> list[int]:
         """Of an optimizer step that holds its own passes (a closure), only what follows a backward pass is the optimizer's; the rest is a gap."""

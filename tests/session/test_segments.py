@@ -118,3 +118,20 @@ def test_rare_work_in_a_light_step_keeps_its_own_times() -> None:
 
 def test_without_any_step_with_all_segments_the_time_is_not_named() -> None:
     assert after_full_steps((UNMARKED, 0.001), (LOADER, 0.002), (UNMARKED, 0.01), full=0) == {"data_wait": 2.0, "other": 11.0}
+
+
+@pytest.mark.parametrize(("batches", "rest"), [(False, "data_wait"), (True, "other")])
+def test_lines_without_torch_between_two_passes_are_no_forward_pass(batches: bool, rest: str) -> None:
+    """A loop of reinforcement learning runs its environment between two passes with gradients."""
+
+    def step(ratio: float) -> dict[str, float]:
+        fold = SegmentFold()
+        fold.between_torch_ratio = ratio
+        codes = [LOADER] * batches + [FORWARD, GAP, FORWARD, GAP, BACKWARD, OPTIMIZER]
+        raw = RawStep(1, 0.0, codes, [0.01 * (n + 1) for n in range(len(codes))], 8, 0, None, 0, 0, None)
+        fold.step(raw)
+        return dict(zip(PHASES, fold.step(raw._replace(index=2)).phases, strict=True))
+
+    usual, environment = step(1.0), step(0.3)
+    assert usual["forward"] == pytest.approx(0.04), "two passes, what lies between them, and the loss"
+    assert environment["forward"] == pytest.approx(0.033) and environment[rest] == pytest.approx(usual[rest] + 0.007)

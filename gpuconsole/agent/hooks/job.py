@@ -663,6 +663,8 @@ class Agent:
         keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
         if self._service is not None:
             self._service.forget_window()
+        if passes.state.counting is not None:
+            passes.state.counting.between.stop()
         passes.state.counting, watch.keep_inputs = None, False
         tracing.forked()
         recorder.reset()

@@ -47,6 +47,8 @@ class Watch:
         """The DataLoader of the last training pass."""
         self.last_loader: weakref.ref[Any] | None = None
         """The DataLoader of the last batch."""
+        self.works_between_passes = False
+        """Whether the program spends much time without torch between its forward passes: see `evidence.between`."""
         self.allows_numerics = False
         """Whether the user has agreed to changes that alter the numbers of the program."""
         self.wrap_forward: Callable[..., Any] | None = None

@@ -397,8 +397,8 @@ class JobChild(Child):
                 self._ranks[rank] = writer
                 if event.world_size == 1:
                     return
-            elif isinstance(event, JobKnown):
-                fold.on_device = event.facts.device.startswith("cuda")
+            elif isinstance(event, JobKnown | Started):
+                fold.learn(event)
             elif isinstance(event, OutOfMemory):  # the process may not have made a step yet
                 self._memory_failed(event)
                 return

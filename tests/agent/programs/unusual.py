@@ -108,6 +108,39 @@ def ppo(steps):
     return policy
 
 
+def reinforce(steps):
+    """Passes with gradients in turn with a simulator in Python: its time is no part of the forward pass."""
+    policy = network(64, 16, 4)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
+    state = torch.ones(1, 16)
+    for _ in range(steps):
+        logs = []
+        with phase("forward"):
+            for _ in range(8):
+                chances = torch.distributions.Categorical(logits=policy(state))
+                action = chances.sample()
+                logs.append(chances.log_prob(action))
+                with phase("data_wait"):
+                    state = torch.full((1, 16), simulated(action.item()))
+            loss = torch.stack(logs).sum()
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return policy
+
+
+def simulated(number, turns=20_000):
+    """A number after some turns of pure Python."""
+    for turn in range(turns):
+        number = (number * 31 + turn) % 1009
+    return number / 1009
+
+
 def dqn(steps):
     """One step of the environment, one sample of the memory, one update; the target network is copied now and then."""
     online = network(512, 16, 4)
@@ -743,7 +776,7 @@ LOOPS.update(
     for loop in (
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
-        growing, own_generator, zeroed_before_backward,
+        growing, own_generator, zeroed_before_backward, reinforce,
     )
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ from ..memory import tensors_of_program
 from ..passes import state
 from ..recorder import NO_GRAD, OWN, get_ident
 from ..watch import program_frame, recorder, watch
+from .between import BetweenPasses
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
 
@@ -30,7 +31,7 @@ COMPILED = "the model is compiled: torch would run it uncompiled while its opera
 
 
 class StepCount:
-    """Counts the FLOPs of the passes of one step. `flops`: forward and backward, recomputation included; None where a formula failed.
+    """Counts the FLOPs of the passes of one step, and times what lies between them. `flops`: forward and backward, recomputation included; None where a formula failed.
 
     `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out; `flops` counts all scores.
     """
@@ -57,6 +58,7 @@ class StepCount:
                 return out
 
         self._mode = Counts()
+        self.between = BetweenPasses()
 
     def note(self, operator: Any, flops: float, args: Any, kwargs: dict[str, Any]) -> None:
         """An operator with a known formula has run."""
@@ -75,6 +77,7 @@ class StepCount:
         """A pass begins."""
         self._depth += 1
         if self._depth == 1:
+            self.between.end()
             self._mode.__enter__()
 
     @entry("arithmetic.leave")
@@ -83,17 +86,19 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._mode.__exit__(None, None, None)
+            self.between.begin()
 
     def stop(self) -> None:
         """Count nothing any longer, wherever the program is."""
         state.counting = None
+        self.between.stop()
         if self._depth > 0:
             self._depth = 0
             self._mode.__exit__(None, None, None)
 
 
 class Arithmetic:
-    """Counts one whole step, as soon as the program runs evenly. `per_sample`: FLOPs of a sample; `reason`: why there is no figure."""
+    """Counts one whole step, as soon as the program runs evenly, and times what lies between its passes. `per_sample`: FLOPs of a sample; `reason`: why there is no figure."""
 
     def __init__(self) -> None:
         self.per_sample: float | None = None
@@ -117,10 +122,13 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting = self._count, None, None
+        count.between.stop()
+        self.facts = count.between.facts()
+        watch.works_between_passes = bool(self.facts)
         self.done = True
         if count.flops and last_samples:
             self.per_sample = count.flops / last_samples
-            self.facts = {"flops_per_sample": self.per_sample, "convolution_flops_ratio": count.convolved / count.flops}
+            self.facts |= {"flops_per_sample": self.per_sample, "convolution_flops_ratio": count.convolved / count.flops}
             if count.masked:
                 self.facts["causal_flops_per_sample"] = (count.flops - count.masked) / last_samples
         else:

@@ -508,6 +508,7 @@ class JobSamples(StackSamples):
     def __init__(self, times: ThreadTimes) -> None:
         self.looked: dict[str, tuple[float, float]] = {}
         self._times = times
+        self._torch = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
         self._cpu_clock = time.pthread_getcpuclockid(get_ident()) if times.available else 0
         if not _registered:
             _registered.append(True)
@@ -529,11 +530,14 @@ class JobSamples(StackSamples):
                 self._look(place)
 
     def _place(self) -> str:
-        if recorder.codes and recorder.codes[-1] == FORWARD:
-            return ""  # the loss, most often
-        frame = program_frame(sys._current_frames().get(recorder.thread))
-        if frame is None:
+        present = sys._current_frames().get(recorder.thread)
+        frame = program_frame(present)
+        if frame is None or present is None:
             return ""
+        if recorder.codes and recorder.codes[-1] == FORWARD:
+            in_torch = present.f_code.co_filename.startswith(self._torch)
+            if in_torch or not watch.works_between_passes:
+                return ""  # the loss, most often
         code = frame.f_code
         return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
 

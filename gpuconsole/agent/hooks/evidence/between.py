@@ -1,0 +1,91 @@
+"""What the program does between two forward passes of one step: torch's functions on what the passes return, or lines without torch.
+
+Most programs go on with the model there: a second module, a penalty, the loss. A loop of reinforcement learning runs its environment there. The
+segments are the same, so torch's functions are timed between the passes of one step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from ...clock import now
+from ..recorder import FORWARD, GAP, NO_GRAD
+from ..watch import recorder
+
+RATIO = "between_torch_ratio"
+"""The fact: the share of the time between two forward passes in which a function of torch runs. It is given only where the rest is large."""
+LEAST_S, LEAST_RATIO = 0.0001, 1 / 3
+"""Seconds without torch in the median gap, and their share of it. Below, they are the cost of Python between the parts of a model."""
+
+
+class BetweenPasses:
+    """Times the gaps between the forward passes of one step. `begin` and `end` are called by the pass before a gap and by the pass after it."""
+
+    def __init__(self) -> None:
+        from torch.overrides import TorchFunctionMode
+
+        between = self
+        self.gaps: list[tuple[float, float]] = []
+        """For each gap its seconds, and those in functions of torch."""
+        self._torch_s = 0.0
+        self._segments: int | None = None
+
+        class Times(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                begun = now()
+                try:
+                    return func(*args, **(kwargs or {}))
+                finally:
+                    between._torch_s += now() - begun
+
+        self._mode = Times()
+
+    def begin(self) -> None:
+        """A pass ends, and is still the present segment. Where the program has entered a mode, nothing is timed: the program would leave ours in its
+        place."""
+        if recorder.stack[-1] == FORWARD and not depth():
+            self._torch_s, self._segments = 0.0, len(recorder.codes)
+            self._mode.__enter__()
+
+    def end(self) -> None:
+        """A pass has begun. A gap with other segments in it, such as a batch or an optimizer step, is not counted."""
+        segments, self._segments = self._segments, None
+        if segments is None:
+            return
+        remove(self._mode)
+        if len(recorder.codes) == segments + 2 and recorder.codes[-2:] == [FORWARD, GAP] and recorder.stack[-1] in (FORWARD, NO_GRAD):
+            self.gaps.append((recorder.times[-1] - recorder.times[-2], self._torch_s))
+
+    def stop(self) -> None:
+        """The step is over."""
+        if self._segments is not None:
+            self._segments = None
+            remove(self._mode)
+
+    def facts(self) -> dict[str, float]:
+        """RATIO where much of the time is spent without torch; else nothing."""
+        without = [gap_s - torch_s for gap_s, torch_s in self.gaps]
+        if not self.gaps or statistics.median(without) < LEAST_S:
+            return {}
+        if statistics.median(rest_s / gap_s for rest_s, (gap_s, _) in zip(without, self.gaps, strict=True)) < LEAST_RATIO:
+            return {}
+        return {RATIO: 1 - sum(without) / sum(gap_s for gap_s, _ in self.gaps)}
+
+
+def depth() -> int:
+    """The number of modes that are entered."""
+    import torch
+
+    return int(torch._C._len_torch_function_stack())
+
+
+def remove(mode: Any) -> None:
+    """Take `mode` from the stack of modes. The program may have entered modes of its own since: they stay."""
+    import torch
+
+    above = []
+    while depth() and (top := torch._C._pop_torch_function_stack()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)

@@ -1,0 +1,120 @@
+"""What the program does between two forward passes: functions of torch, or lines without torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gpuconsole.agent.hooks.evidence.between import RATIO, BetweenPasses
+from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD
+from gpuconsole.agent.hooks.watch import recorder
+
+
+def turn() -> None:
+    until = time.perf_counter() + 0.001
+    while time.perf_counter() < until:
+        pass
+
+
+def multiply() -> None:
+    torch.ones(400, 400) @ torch.ones(400, 400)
+
+
+@pytest.fixture(autouse=True)
+def recording() -> Iterator[None]:
+    recorder.begin([])
+    yield
+    recorder.reset()
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def gaps(between: BetweenPasses, work: Callable[[], None], count: int = 5) -> None:
+    """Passes with `work` between them, and a backward pass."""
+    for _ in range(count + 1):
+        recorder.enter(FORWARD)
+        between.end()
+        between.begin()
+        recorder.leave()
+        work()
+    recorder.enter(BACKWARD)
+    between.end()
+    recorder.leave()
+
+
+def test_lines_without_torch_and_functions_of_torch_are_told_apart() -> None:
+    python, products = BetweenPasses(), BetweenPasses()
+    gaps(python, turn)
+    gaps(products, multiply)
+    assert python.facts()[RATIO] < 0.2
+    assert products.facts() == {}, "work of the model"
+    assert len(python.gaps) == 5, "the lines before the backward pass are the loss"
+
+
+def test_python_between_the_parts_of_a_model_is_no_work_of_its_own() -> None:
+    between = BetweenPasses()
+    gaps(between, lambda: None)
+    assert between.gaps and between.facts() == {}
+
+
+def test_a_gap_with_another_segment_in_it_is_not_counted() -> None:
+    between = BetweenPasses()
+
+    def backward() -> None:
+        recorder.enter(BACKWARD)
+        recorder.leave()
+
+    gaps(between, backward)
+    assert between.gaps == [] and between.facts() == {}
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        return 2 * out if func is torch.ones else out
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), Doubling], ids=["device", "mode"])
+@pytest.mark.parametrize("device", ["", "meta"])
+def test_modes_that_the_program_enters_and_leaves_in_gaps_are_its_own(mode: Callable[[], Any], device: str) -> None:
+    """In each order: a mode is left in the gap in which it was entered, or in a later one."""
+    between = BetweenPasses()
+
+    def told() -> tuple[str, Any]:
+        made = torch.ones(1)
+        return made.device.type, None if made.device.type == "meta" else made.item()
+
+    def passes() -> None:
+        recorder.enter(FORWARD)
+        between.end()
+        between.begin()
+        recorder.leave()
+
+    def program(works: Callable[[], None]) -> list[tuple[str, Any]]:
+        seen = []
+        if device:
+            torch.set_default_device(device)
+        try:
+            for _ in range(2):
+                works()
+                with mode():
+                    seen.append(told())
+                    works()
+                    seen.append(told())
+                    with mode():
+                        works()
+                        seen.append(told())
+                    seen.append(told())
+                seen.append(told())
+                works()
+        finally:
+            torch.set_default_device(None)
+        return [*seen, told()]
+
+    expected = program(lambda: None)
+    assert program(passes) == expected
+    between.stop()
