@@ -93,7 +93,6 @@ class JoinedSession(HeadlessJob):
 
     async def _leave(self, state: RunState, error: str | None) -> Left:
         """The block of the process is over."""
-        self._job.detach()
         self._job.leave(state, error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._job.exited.wait(), LEAVES_S)

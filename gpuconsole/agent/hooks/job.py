@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -606,7 +607,7 @@ class Agent:
             recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or self._copies is not None or service.waits
         )
         if not goes_on or connection.gone:
-            switch.attempt("changes.leave_trial", service.loop.take_all_back if self._joined else service.loop.leave_trial)
+            switch.attempt("changes.leave_trial", partial(self.leave, None) if self._joined else service.loop.leave_trial)
         if not goes_on:
             switch.off("", None)
         elif connection.gone:
@@ -670,10 +671,12 @@ class Agent:
         """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
         if problem is not None and self._connection is not None:
             memory_raised(problem)
-        if self._service is None or switch.failed or self._connection is None or self._connection.gone:
+        if self._service is None or switch.failed:
+            return
+        self._service.loop.take_all_back()
+        if self._connection is None or self._connection.gone:
             return
         steppers.close()
-        self._service.loop.take_all_back()
         self._service.end()
         self._send_notes()
 

@@ -594,8 +594,9 @@ class JoinedJob(JobChild):
         return int(self._state[0] == "failed") if self._ended.is_set() else None
 
     def leave(self, state: RunState, error: str | None) -> None:
-        """The process goes on alone, or has ended. `state`, `error`: those of its run."""
+        """The process goes on alone, or has ended. An agent that is still there sends its last steps. `state`, `error`: those of the run."""
         self._state = state, error
+        self.send(Stop())
         self._ended.set()
 
     def ending(self, code: int) -> tuple[RunState, str | None]:
