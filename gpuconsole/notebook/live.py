@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gpuconsole.notebook.session import Session
+from collections.abc import Callable
+from typing import Any
 
 EVERY_S = 1.0
 STOP_S = 2.0
@@ -17,8 +15,9 @@ STOP_S = 2.0
 class LiveTable:
     """One output of a cell, which is replaced."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, shown: Callable[[], object]) -> None:
+        """`shown`: what the output is now."""
+        self._shown = shown
         self._handle: Any = None
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
@@ -34,7 +33,7 @@ class LiveTable:
     def begin(self) -> None:
         from IPython.display import display
 
-        self._handle = display(self._session.shown(), display_id=True)  # type: ignore[no-untyped-call]
+        self._handle = display(self._shown(), display_id=True)  # type: ignore[no-untyped-call]
         # what a thread shows belongs to a cell by the context of the thread
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._update,), name="gpuconsole-table", daemon=True)
         self._thread.start()
@@ -47,8 +46,8 @@ class LiveTable:
     def show(self) -> None:
         """Show the state as it is now."""
         if self._handle is not None:
-            self._handle.update(self._session.shown())
+            self._handle.update(self._shown())
 
     def _update(self) -> None:
-        while not self._ends.wait(EVERY_S) and not self._session.problem:
+        while not self._ends.wait(EVERY_S):
             self.show()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -62,15 +63,27 @@ def load_ipython_extension(shell: Any) -> None:
 def run_cell(shell: Any, cell: str) -> None:
     """Run a cell as ever, and show what it returns. An error of the cell is raised from here, and IPython shows it once."""
     __tracebackhide__ = True
-    show, show_syntax = shell.showtraceback, shell.showsyntaxerror
+    show, show_syntax, count = shell.showtraceback, shell.showsyntaxerror, shell.execution_count
     shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
+    shell.execution_count = _number_of_cell(shell) or count  # IPython 9 has counted on by now, and would call these lines the next cell
     try:
         result = shell.run_cell(cell, store_history=False)
     finally:
-        shell.showtraceback, shell.showsyntaxerror = show, show_syntax
+        shell.showtraceback, shell.showsyntaxerror, shell.execution_count = show, show_syntax, count
     problem = result.error_before_exec or result.error_in_exec
     if problem is not None:
         raise problem.with_traceback(_of_cell(problem.__traceback__))
+
+
+def _number_of_cell(shell: Any) -> int:
+    """The number of the cell that runs; 0 where it is not known."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        named = shell.compile.format_code_name(frame.f_code.co_filename)  # ("Cell", "In[3]")
+        if named is not None:
+            return int(named[1].strip("In[]") or 0)
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0
 
 
 def _of_cell(traceback: TracebackType | None) -> TracebackType | None:

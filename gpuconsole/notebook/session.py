@@ -84,7 +84,7 @@ class Session:
 
     def __init__(self, options: list[str], live: bool, quiet: bool) -> None:
         self._options, self._quiet = options, quiet
-        self._live = LiveTable(self) if live else None
+        self._live = LiveTable(self.shown) if live else None
         self._console: Console | None = None
         self._agent: here.Agent | None = None
         self._snapshot: Snapshot | None = None
