@@ -25,7 +25,11 @@ class Agent:
 
     def __init__(self, joined: Joined) -> None:
         self._install: ModuleType = importlib.import_module(f"{AGENT}.hooks.install")
-        self._install.begin_here(joined.folder, joined.token)
+        try:
+            self._install.begin_here(joined.folder, joined.token)
+        except BaseException:
+            self.leave(None)
+            raise
 
     @property
     def trains_elsewhere(self) -> bool:

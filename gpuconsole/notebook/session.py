@@ -108,15 +108,21 @@ class Session:
         _watching.append(self)
         try:
             self._console = Console(self._options)
-            self._agent = here.Agent(self._console.joined)
-            if self._live is not None:
-                self._live.begin()
+            self._begin(self._console)
         except (ConsoleLost, OSError) as problem:
             self._go_on_without(str(problem))
-        except BaseException as problem:
+        except BaseException as problem:  # bad usage, or an interrupt
             self._end(problem)
             raise
         return self
+
+    def _begin(self, console: Console) -> None:
+        try:
+            self._agent = here.Agent(console.joined)
+        except Exception as failure:  # for example a version of torch that the hooks do not know
+            self._go_on_without(f"the agent cannot start: {failure!r}")
+        if self._live is not None:
+            self._live.begin()
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None) -> None:
         if self in _watching:
@@ -143,12 +149,18 @@ class Session:
         finally:
             try:
                 if agent is not None:
-                    agent.leave(problem)
+                    self._leave(agent, problem)
                 self._take_leave(problem)
             finally:
                 _watching.clear()
                 if self._console is not None:
                     self._console.close()
+
+    def _leave(self, agent: here.Agent, problem: BaseException | None) -> None:
+        try:
+            agent.leave(problem)
+        except Exception as failure:
+            self._go_on_without(f"the agent could not leave: {failure!r}")
 
     def _take_leave(self, problem: BaseException | None) -> None:
         """End the run, and keep its last state. A second call changes nothing."""

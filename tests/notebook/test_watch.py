@@ -79,6 +79,7 @@ tell(digest=digest())
 """
 
 
+@pytest.mark.slow
 def test_the_training_computes_the_same_bits(tmp_path: Path) -> None:
     plain, _ = run(tmp_path, "import contextlib" + BITS.format(block="contextlib.nullcontext()"))
     watched, _ = run(tmp_path, BITS.format(block="gpuconsole.watch()"))
@@ -251,6 +252,7 @@ def test_a_training_in_another_thread_is_watched(tmp_path: Path) -> None:
     assert (facts["after"], facts["problem"]) == ([], "")
 
 
+@pytest.mark.slow
 def test_bad_usage_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     facts, _ = run(
         tmp_path,

@@ -262,6 +262,15 @@ def watch_writer(code: CodeType, function: FunctionType | None, segment: int) ->
             _replace_code(referrer, segment)
 
 
+def give_back_monitoring() -> None:
+    """The agent leaves the program: a later agent registers functions of its own."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is not None and monitoring.get_tool(MONITORING_TOOL) == "gpuconsole":
+        for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME, monitoring.events.PY_RETURN, monitoring.events.PY_YIELD):
+            monitoring.register_callback(MONITORING_TOOL, event, None)
+        monitoring.free_tool_id(MONITORING_TOOL)
+
+
 def watch_function(code: CodeType) -> None:
     """Make calls of the function a DATA segment from now on: by sys.monitoring; before Python 3.12 by other code in the function itself."""
     monitoring = getattr(sys, "monitoring", None)

@@ -45,7 +45,7 @@ from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
-from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
+from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, stop_all, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
 from .memory import at_end, memory
@@ -671,6 +671,10 @@ class Agent:
         """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
         if problem is not None and self._connection is not None:
             memory_raised(problem)
+        stop_all()
+        window.end()
+        if passes.state.counting is not None:
+            passes.state.counting.stop()
         if self._service is None or switch.failed:
             return
         self._service.loop.take_all_back()
@@ -678,6 +682,8 @@ class Agent:
             return
         steppers.close()
         self._service.end()
+        device = self._service.loop.device
+        memory.end(device.index if device.type == "cuda" else None)
         self._send_notes()
 
     def forked(self) -> None:

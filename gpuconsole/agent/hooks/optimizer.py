@@ -244,10 +244,10 @@ def on_scaler(module: Any) -> None:
 @entry("optimizer.made")
 def note_made(optimizer: Any) -> None:
     watch.note_made("optimizer", optimizer)
-    _add(optimizer)
     own_updates.optimizer_made()
     watch_retries(sys.modules["torch"].cuda)
     watch_class(type(optimizer))
+    _add(optimizer)
 
 
 earlier: set[int] = set()
