@@ -26,10 +26,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(root)]), "CUDA_VISIBLE_DEVICES": ""}
 
 
-def start(tmp_path: Path, code: str, **options: Any) -> subprocess.Popen[str]:
-    """`code` as a file, after `training.py`."""
+def start(tmp_path: Path, code: str, first: str = FIRST, **options: Any) -> subprocess.Popen[str]:
+    """`code` as a program, after the lines `first`."""
     program = tmp_path / "program.py"
-    program.write_text(FIRST + textwrap.dedent(code))
+    program.write_text(first + textwrap.dedent(code))
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env=environment(), **{**pipes, **options})
 

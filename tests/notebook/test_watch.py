@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebook.running import environment, run, start
+from tests.notebook.running import environment, run, start, told
 from tests.waiting import gone, wait_until
 
 pytestmark = pytest.mark.xdist_group("a job")
@@ -68,6 +68,26 @@ def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert "The DataLoader waits for storage" in shown.stdout
     assert "The DataLoader waits for storage" in (tmp_path / "a.html").read_text()
+
+
+def test_torch_may_be_imported_in_the_block(tmp_path: Path) -> None:
+    code = """
+        import json
+        import gpuconsole
+        with gpuconsole.watch(quiet=True) as session:
+            from training import *
+            from torch import save
+            train(60)
+            hooks = of_gpuconsole()
+        told = {"steps": session.snapshot.runs[0].summary.steps, "inside": hooks, "after": of_gpuconsole(), "save": save is torch.serialization.save}
+        print("told:" + json.dumps(told))
+        """
+    with start(tmp_path, code, first="") as program:
+        out, err = program.communicate(timeout=120)
+    assert program.returncode == 0, err
+    facts = told(out)
+    assert facts["steps"] >= 50 and {"torch.save", "Optimizer.__init__", "torch.autograd.backward"} <= set(facts["inside"])
+    assert facts["after"] == [] and facts["save"]
 
 
 BITS = """

@@ -9,7 +9,7 @@ import functools
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -144,7 +144,16 @@ def put_back(stays: Callable[[Any], bool] = lambda holder: False) -> None:
             delattr(holder, hook.name)
         else:
             setattr(holder, hook.name, hook.before)
+    _put_back_elsewhere([hook for hook in reversed(_hooks) if isinstance(hook.holder(), ModuleType) and hook.before is not hook.value])
     _hooks[:] = [hook for hook in _hooks if (holder := hook.holder()) is not None and stays(holder)]
+
+
+def _put_back_elsewhere(of_modules: Sequence[Hook]) -> None:
+    """The same in modules that have taken a hook since then, under the same name: torch itself takes `save` from torch.serialization."""
+    for module in list(sys.modules.values()):
+        for hook in of_modules if isinstance(module, ModuleType) else ():
+            if vars(module).get(hook.name) is hook.value and hook.before is not _MISSING:
+                setattr(module, hook.name, hook.before)
 
 
 def put_under_other_names() -> None:

@@ -476,7 +476,7 @@ class JobService(Service):
 class Agent:
     """The agent of this process. `_join` is called after the first step, of an optimizer or of the program itself."""
 
-    def __init__(self, folder: str, token: str, joined: bool = False) -> None:
+    def __init__(self, folder: str, token: str = "", joined: bool = False) -> None:
         """`joined`: the program itself has started the agent, see `leave`."""
         self._folder, self._token, self._joined = folder, token, joined
         self._connection: Connection | None = None

@@ -4,6 +4,7 @@ import hashlib
 import sys
 import time
 import warnings
+from types import FunctionType
 
 import torch
 from torch import nn
@@ -71,6 +72,15 @@ def attributes():
         for holder in holders.values()
         for name, value in list(vars(holder).items())
     }
+
+
+def of_gpuconsole():
+    """The functions of torch and of Python that are hooks: those whose code belongs to the agent."""
+    return sorted(
+        f"{holder}.{name}"
+        for (_, holder, name), value in attributes().items()
+        if isinstance(value, FunctionType) and "gpuconsole" in value.__code__.co_filename
+    )
 
 
 def changed(before):
