@@ -25,7 +25,7 @@ def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
         before = attributes()
         with gpuconsole.watch() as session:
             inside = changed(before)
-            train(700)
+            train(1 << 14, lambda n: n % 200 == 0 and session.findings)
             status = session.status
             try:
                 with gpuconsole.watch():

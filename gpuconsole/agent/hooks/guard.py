@@ -9,7 +9,7 @@ import functools
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -144,26 +144,30 @@ def put_back(stays: Callable[[Any], bool] = lambda holder: False) -> None:
             delattr(holder, hook.name)
         else:
             setattr(holder, hook.name, hook.before)
-    _put_back_elsewhere([hook for hook in reversed(_hooks) if isinstance(hook.holder(), ModuleType) and hook.before is not hook.value])
+    of_modules = {
+        id(hook.value): hook for hook in _hooks if isinstance(hook.holder(), ModuleType) and hook.before not in (hook.value, _MISSING)
+    }
+    for module, name, hook in _held(of_modules):  # torch itself takes `save` from torch.serialization
+        setattr(module, name, hook.before)
     _hooks[:] = [hook for hook in _hooks if (holder := hook.holder()) is not None and stays(holder)]
 
 
-def _put_back_elsewhere(of_modules: Sequence[Hook]) -> None:
-    """The same in modules that have taken a hook since then, under the same name: torch itself takes `save` from torch.serialization."""
-    for module in list(sys.modules.values()):
-        for hook in of_modules if isinstance(module, ModuleType) else ():
-            if vars(module).get(hook.name) is hook.value and hook.before is not _MISSING:
-                setattr(module, hook.name, hook.before)
-
-
 def put_under_other_names() -> None:
-    """Other modules have taken some functions before these were hooked, under the same name: `torch.distributed.all_reduce`, or what a program imports
-    by `from torch import save`. Put the hooks there too. Where the agent starts before torch is imported, this is not needed."""
-    of_modules = [hook for hook in _hooks if isinstance(hook.holder(), ModuleType) and isinstance(hook.before, FunctionType)]
+    """Other modules have taken some functions before these were hooked: `torch.distributed.all_reduce`, or what a program imports by
+    `from torch import save`. Put the hooks there too. Where the agent starts before torch is imported, this is not needed."""
+    of_modules = {
+        id(hook.before): hook for hook in _hooks if isinstance(hook.holder(), ModuleType) and isinstance(hook.before, FunctionType)
+    }
+    for module, name, hook in _held(of_modules):
+        put(module, name, hook.value)
+
+
+def _held(hooks: Mapping[int, Hook]) -> Iterator[tuple[ModuleType, str, Hook]]:
+    """Where modules hold one of these functions, under whatever name. `hooks`: by the identity of the function."""
     for module in list(sys.modules.values()):
-        for hook in of_modules if isinstance(module, ModuleType) else ():
-            if vars(module).get(hook.name) is hook.before:
-                put(module, hook.name, hook.value)
+        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            if (hook := hooks.get(id(value))) is not None:
+                yield module, name, hook
 
 
 _entries_of: dict[str, list[tuple[dict[str, Any], str]]] = {}

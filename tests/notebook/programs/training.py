@@ -41,11 +41,10 @@ def step(batch):
 
 
 def train(steps, each=lambda n: None):
-    """`each` is called after each step."""
+    """`each` is called after each step, and ends the training where it returns something."""
     for n, batch in enumerate(loader, 1):
         step(batch)
-        each(n)
-        if n == steps:
+        if each(n) or n == steps:
             break
 
 
