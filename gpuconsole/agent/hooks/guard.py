@@ -144,11 +144,10 @@ def put_back(stays: Callable[[Any], bool] = lambda holder: False) -> None:
             delattr(holder, hook.name)
         else:
             setattr(holder, hook.name, hook.before)
-    of_modules = {
-        id(hook.value): hook for hook in _hooks if isinstance(hook.holder(), ModuleType) and hook.before not in (hook.value, _MISSING)
-    }
-    for module, name, hook in _held(of_modules):  # torch itself takes `save` from torch.serialization
-        setattr(module, name, hook.before)
+    taken = {id(hook.value): hook for hook in _hooks if isinstance(hook.before, FunctionType) and hook.before is not hook.value}
+    for module, name, hook in _held(taken):  # torch itself takes `save` from torch.serialization
+        if (holder := hook.holder()) is None or not stays(holder):
+            setattr(module, name, hook.before)
     _hooks[:] = [hook for hook in _hooks if (holder := hook.holder()) is not None and stays(holder)]
 
 
