@@ -97,9 +97,8 @@ def console_of(kernel: psutil.Process) -> list[psutil.Process]:
 
 def interrupted(manager: KernelManager, client: Any, kernel: psutil.Process) -> dict[str, Any]:
     """What is known after the interrupt of a training."""
-    number = client.execute(
-        "with gpuconsole.watch(quiet=True) as session:\n    train(100000, lambda n: print(n, flush=True) if n == 60 else None)"
-    )
+    cell = "with gpuconsole.watch(quiet=True) as session:\n    train(100000, lambda n: print(n, flush=True) if n == 60 else None)"
+    number = client.execute(cell, stop_on_error=False)  # else the kernel leaves out what follows soon
     wait_until(lambda: client.get_iopub_msg(timeout=30)["content"].get("text") == "60\n", 60, "steps")
     manager.interrupt_kernel()
     reply = client.get_shell_msg(timeout=30)
@@ -107,9 +106,11 @@ def interrupted(manager: KernelManager, client: Any, kernel: psutil.Process) -> 
         reply = client.get_shell_msg(timeout=30)
     assert reply["content"]["ename"] == "KeyboardInterrupt"
     told = "import json; print('told:' + json.dumps({'state': session.status.state, 'after': changed(before), 'problem': session.problem, 'steps': session.snapshot.runs[0].summary.steps}))"
-    lines: list[str] = []
-    client.execute_interactive(told, timeout=30, output_hook=lambda message: lines.append(message["content"].get("text", "")))
-    facts: dict[str, Any] = json.loads("".join(lines).partition("told:")[2])
+    shown: list[dict[str, Any]] = []
+    client.execute_interactive(told, timeout=30, output_hook=lambda message: shown.append(message["content"]))
+    text = "".join(content.get("text", "") for content in shown)
+    assert "told:" in text, shown
+    facts: dict[str, Any] = json.loads(text.partition("told:")[2])
     return facts
 
 
