@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 OF_THE_SITE = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/results/README.md", "docs/**/*.md", "docs/*.yml", "docs/*.json", "screenshots/*.svg",
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/results/README.md", "docs/**/*.md", "docs/*.yml", "docs/*.json", "docs/examples/*.ipynb", "screenshots/*.svg",
     "screenshots/*.png",
 )  # fmt: skip
 

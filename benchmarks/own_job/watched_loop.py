@@ -2,11 +2,12 @@
 
 Prints one JSON line. `plain_s`, `added_s`: for each pair of steps the CPU seconds of the step without hooks, and what the step with them takes more.
 `new_work_s`, `work_s`: CPU seconds of the agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the low rate
-that follows.
+that follows. The last argument says who starts the agent: `run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -19,9 +20,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import gpuconsole
 from gpuconsole.agent.service import LOW_RATE_AFTER_S
 
-recorder = sys.modules["_gpuconsole_agent.hooks.watch"].recorder
 WARM = 300
 """Pairs before the first one that counts: Python specializes its code for the classes that it meets."""
 SAMPLE = torch.randn(256)
@@ -72,9 +73,15 @@ plain_step = FunctionType(step.__code__.replace(co_name="plain_step"), globals()
 
 def main() -> None:
     pairs, width, batch = (int(word) for word in sys.argv[1:4])
-    device = sys.argv[4]
+    device, by_run = sys.argv[4], sys.argv[5] == "run"
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    with contextlib.nullcontext() if by_run else gpuconsole.watch(quiet=True):
+        agent = "_gpuconsole_agent" if by_run else "gpuconsole.agent"
+        measure(sys.modules[f"{agent}.hooks.watch"].recorder, pairs, width, batch, device)
+
+
+def measure(recorder: Any, pairs: int, width: int, batch: int, device: str) -> None:
     loop = Loop(width, batch, device)
 
     def steps(n: int) -> None:
@@ -82,7 +89,7 @@ def main() -> None:
             step(loop)
 
     steps(100)
-    work = Work()
+    work = Work(recorder.at_end)
     recorder.at_end = work
     begun = time.monotonic()
     new_work_s = work.of(steps, pairs // 4)
@@ -108,9 +115,9 @@ def main() -> None:
 class Work:
     """The agent's work between two steps, with its CPU time."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain: Callable[[], None]) -> None:
         self.cpu_s = 0.0
-        self._plain = recorder.at_end
+        self._plain = plain
 
     def of(self, steps: Callable[[int], None], n: int) -> float:
         """Its CPU seconds for each of `n` steps."""

@@ -20,6 +20,7 @@ from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import plain
 from gpuconsole.report.session import session_text
@@ -63,11 +64,7 @@ class HeadlessJob:
             self._pass_signals_on(job)
             working = asyncio.create_task(self._do_work(engine))
             await job.exited.wait()
-            if self._work is not None and self._work.settles and any(trial.state == "running" for trial in engine.snapshot().trials):
-                await asyncio.wait([working], timeout=TRIAL_ENDS_S)
-            working.cancel()
-            await asyncio.wait([working])
-            await engine.baselines.settled()
+            await self._end_work(engine, working)
             assert job.returncode is not None
             return FAILED if self._report(engine) and job.returncode == 0 else job.returncode
 
@@ -77,6 +74,14 @@ class HeadlessJob:
                 await self._work.run(engine, output.note)
             except SessionError as error:
                 self._notes.append(str(error))
+
+    async def _end_work(self, engine: LiveSession, working: asyncio.Task[None]) -> None:
+        """The job has ended: end what was done on it."""
+        if self._work is not None and self._work.settles and any(trial.state == "running" for trial in engine.snapshot().trials):
+            await asyncio.wait([working], timeout=TRIAL_ENDS_S)
+        working.cancel()
+        await asyncio.wait([working])
+        await engine.baselines.settled()
 
     def _pass_signals_on(self, job: JobChild) -> None:
         loop = asyncio.get_running_loop()
@@ -106,10 +111,7 @@ class HeadlessJob:
         if self._work is not None:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
-        patch = patch_lines(snapshot, getattr(self._args, "patch", None), self._args.snapshot)
-        hints = job_hints(snapshot, self._work.tries if isinstance(self._work, TrialOnJob) else None)
-        problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch, *hints]
-        lines += [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]  # it may come from the job
+        lines += self._last_lines(snapshot)
         self._write_summary("\n".join(lines) + "\n")
         if self._args.snapshot is not None:
             try:
@@ -119,6 +121,13 @@ class HeadlessJob:
         report_baselines(engine)
         slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
         return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
+
+    def _last_lines(self, snapshot: Snapshot) -> list[str]:
+        """What a person should read after the report: problems, the patch, what could be tried."""
+        patch = patch_lines(snapshot, getattr(self._args, "patch", None), getattr(self._args, "snapshot", None))
+        hints = job_hints(snapshot, self._work.tries if isinstance(self._work, TrialOnJob) else None)
+        problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch, *hints]
+        return [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]  # it may come from the job
 
     def _write_summary(self, text: str) -> None:
         if self._args.summary is None:

@@ -1,6 +1,6 @@
 """The private socket of an open console (`run --control`): an agent works on the session of the screen, and the person can take the control back.
 
-One client at a time, of the same user. Lines of JSON: a `Call`, or a `Cancel`; the answers are `Progressed`, `Answered` and `Refused`.
+One client at a time, of the same user. `messages.py` has what both say.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Protocol
 
 from gpuconsole.mcp.answers import name
-from gpuconsole.mcp.tools import BY_NAME, Progress, ToolError, Tools
+from gpuconsole.mcp.messages import (
+    Answered,
+    Call,
+    Cancel,
+    Message,
+    Progressed,
+    Refused,
+    Welcome,
+    decode_message,
+    decode_request,
+    encode,
+)
+from gpuconsole.mcp.tools import BY_NAME, Progress, ToolError
 from gpuconsole.model.folders import Scratch, runtime_folder
 from gpuconsole.session.api import RemoteApi
 
@@ -29,45 +39,6 @@ MOST_CALLS = 16
 TAKEN_BACK = "the person has taken the control"
 _PEER = struct.Struct("3i")
 """pid, uid and gid, as SO_PEERCRED has them."""
-
-
-class Call(msgspec.Struct, tag="call"):
-    id: int
-    tool: str
-    arguments: Any = None
-
-
-class Cancel(msgspec.Struct, tag="cancel"):
-    id: int
-
-
-class Progressed(msgspec.Struct, tag="progress"):
-    id: int
-    seconds: float
-    limit_s: float | None
-    text: str
-
-
-class Answered(msgspec.Struct, tag="answer"):
-    id: int
-    answer: Any
-
-
-class Refused(msgspec.Struct, tag="refused"):
-    """A call is refused; with the id 0 the whole connection."""
-
-    id: int
-    why: str
-
-
-class Welcome(msgspec.Struct, tag="welcome"):
-    """The first line to a client that has the control."""
-
-
-Message = Progressed | Answered | Refused | Welcome
-_decode_request = msgspec.json.Decoder(Call | Cancel).decode
-_decode_message = msgspec.json.Decoder(Message).decode
-_encode = msgspec.json.encode
 
 
 def is_own(connection: socket.socket) -> bool:
@@ -89,10 +60,16 @@ def short_path(path: Path) -> Iterator[str]:
 # --- in the console ------------------------------------------------------------------------------------------
 
 
+class Called(Protocol):
+    """What answers the calls of a client: `Tools`, or more than these."""
+
+    async def call(self, tool_name: str, arguments: object, progress: Progress) -> object: ...
+
+
 class ControlServer(RemoteApi):
     """Serves the tools to one client at a time. `serve` runs until it is cancelled."""
 
-    def __init__(self, tools: Tools, note: Callable[[str], None]) -> None:
+    def __init__(self, tools: Called, note: Callable[[str], None]) -> None:
         """`note`: a line for the person, which a recording keeps too."""
         self._tools, self._note = tools, note
         self._client: asyncio.StreamWriter | None = None
@@ -128,7 +105,7 @@ class ControlServer(RemoteApi):
         try:
             path = scratch.path / SOCKET
             with short_path(path) as address:
-                server = await asyncio.start_unix_server(self._connected, address, limit=LONGEST_LINE)
+                server = await asyncio.start_unix_server(self.attend, address, limit=LONGEST_LINE)
             os.chmod(path, 0o600)  # nobody else could reach it before: its folder has mode 0700
             async with server:
                 await server.serve_forever()
@@ -137,7 +114,8 @@ class ControlServer(RemoteApi):
                 self._client.close()
             scratch.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a client until it goes."""
         with contextlib.suppress(asyncio.CancelledError, OSError):
             try:
                 if not is_own(writer.get_extra_info("socket")):
@@ -160,7 +138,7 @@ class ControlServer(RemoteApi):
         """Take requests until the client goes, or sends something that is none."""
         with contextlib.suppress(ValueError):  # msgspec.DecodeError, a line that is too long
             while line := await reader.readline():
-                request = _decode_request(line)
+                request = decode_request(line)
                 call = self._calls.get(request.id)
                 if isinstance(request, Cancel):
                     if call is not None:
@@ -207,7 +185,7 @@ class ControlServer(RemoteApi):
         if writer.transport.get_write_buffer_size() > LONGEST_LINE:
             writer.transport.abort()
         elif not writer.is_closing():
-            writer.write(_encode(message) + b"\n")
+            writer.write(encode(message) + b"\n")
 
 
 def _clause(call: Call) -> str:
@@ -275,7 +253,7 @@ class ControlClient:
         try:
             with short_path(path) as address:
                 reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_LINE)
-            first = _decode_message(await reader.readline())
+            first = decode_message(await reader.readline())
         except (OSError, ValueError):
             raise NoConsole("the console does not answer") from None
         if isinstance(first, Refused):
@@ -289,11 +267,11 @@ class ControlClient:
         self._number += 1
         number, answer = self._number, asyncio.get_running_loop().create_future()
         self._waiting[number] = answer, progress
-        self._writer.write(_encode(Call(number, tool, arguments)) + b"\n")
+        self._writer.write(encode(Call(number, tool, arguments)) + b"\n")
         try:
             return await answer
         except asyncio.CancelledError:
-            self._writer.write(_encode(Cancel(number)) + b"\n")
+            self._writer.write(encode(Cancel(number)) + b"\n")
             raise
         finally:
             self._waiting.pop(number, None)
@@ -307,7 +285,7 @@ class ControlClient:
         try:
             with contextlib.suppress(OSError, ValueError):
                 while line := await self._reader.readline():
-                    await self._take(_decode_message(line))
+                    await self._take(decode_message(line))
         finally:
             for answer, _ in self._waiting.values():
                 if not answer.done():

@@ -13,7 +13,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from . import tracing
-from .guard import NO_LEVEL, entry, hot_entry, switch, wrappers_without_level
+from .guard import NO_LEVEL, entry, hot_entry, put, switch, wrappers_without_level
 from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, UNMARKED, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, program_frame, recorder, watch
@@ -190,7 +190,7 @@ def around(*entries: tuple[str, str, int]) -> Callable[[Any], None]:
             target = getattr(module, holder, None) if holder else module
             for name in names.split():
                 if hasattr(target, name):
-                    setattr(target, name, spanned(code, getattr(target, name)))
+                    put(target, name, spanned(code, getattr(target, name)))
 
     return hook
 
@@ -204,9 +204,9 @@ def on_torch(module: Any) -> None:
 
     compiler = module.compiler
     tracing.use(compiler.is_compiling, compiler.is_dynamo_compiling, module.is_grad_enabled, capturing)
-    module.save = sys.modules["torch.serialization"].save
+    put(module, "save", sys.modules["torch.serialization"].save)
     plain = builtins.print
-    builtins.print = spanned(LOG, plain)
+    put(builtins, "print", spanned(LOG, plain))
     switch.undo.append(lambda: setattr(builtins, "print", plain))
     on_os()
 
@@ -287,7 +287,7 @@ def on_dynamo(module: Any) -> None:
         wrapped = plain(self, fn)
         return compiled.made(wrapped) if type(self).__name__ == "OptimizeContext" and isinstance(wrapped, FunctionType) else wrapped
 
-    context.__call__ = __call__
+    put(context, "__call__", __call__)
     skip = getattr(module, "skip_code", None)
     if skip is not None:
         for code in own_code():

@@ -15,7 +15,7 @@ from .calls import spanned
 from .changes.servers import belongs_to
 from .evidence.loading import Place, loading
 from .evidence.steps import iterations
-from .guard import entry, hot_entry, switch, wrappers_without_level
+from .guard import entry, hot_entry, put, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, OWN, UNMARKED, get_ident
 from .watch import is_program, recorder, watch
 
@@ -73,16 +73,25 @@ def on_dataloader(module: Any) -> None:
         note_loader(self)
 
     made.__doc__, made.__wrapped__ = loader_init.__doc__, loader_init  # type: ignore[attr-defined]
-    base.__init__, base.__next__ = __init__, __next__
-    base._gpuconsole_plain_next = plain
-    module.DataLoader.__init__ = made
-    module.DataLoader.__iter__ = __iter__
+    put(base, "__init__", __init__)
+    put(base, "__next__", __next__)
+    put(base, "_gpuconsole_plain_next", plain)
+    put(module.DataLoader, "__init__", made)
+    put(module.DataLoader, "__iter__", __iter__)
 
 
 @entry("data.loader_made")
 def note_loader(loader: Any) -> None:
     watch.note_made("loader", loader)
     loading.made(loader)
+
+
+def had_made(loaders: list[Any], iterators: list[Any]) -> None:
+    """DataLoaders and iterators of them that the program had made before the agent began."""
+    for iterator in iterators:
+        loader = next((loader for loader in loaders if iterator._index_sampler is loader._index_sampler), None)
+        if loader is not None:
+            note_iterator(iterator, loader)
 
 
 @entry("data.iterator_made")
@@ -251,6 +260,15 @@ def watch_writer(code: CodeType, function: FunctionType | None, segment: int) ->
     for referrer in [function] if function is not None else gc.get_referrers(code):
         if isinstance(referrer, FunctionType) and referrer.__code__ is code:
             _replace_code(referrer, segment)
+
+
+def give_back_monitoring() -> None:
+    """The agent leaves the program: a later agent registers functions of its own."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is not None and monitoring.get_tool(MONITORING_TOOL) == "gpuconsole":
+        for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME, monitoring.events.PY_RETURN, monitoring.events.PY_YIELD):
+            monitoring.register_callback(MONITORING_TOOL, event, None)
+        monitoring.free_tool_id(MONITORING_TOOL)
 
 
 def watch_function(code: CodeType) -> None:

@@ -13,7 +13,7 @@ from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
 from .trackers import open_runs
-from .watch import watch
+from .watch import cell_of, watch
 
 DDP = "DistributedDataParallel"
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -176,6 +176,6 @@ def sites() -> list[dict[str, Any]]:
     order = {id(used_object): place for place, used_object in enumerate(used) if used_object is not None}
     places = sorted(watch.made.items(), key=lambda item: order.get(id(item[1].ref()), len(order)))
     return [
-        {"kind": kind, "file": file, "line": line, "function": record.function, "library": record.library}
+        {"kind": kind, "file": cell_of(file) or file, "line": line, "function": record.function, "library": record.library}
         for (kind, file, line), record in places
     ]

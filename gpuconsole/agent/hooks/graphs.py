@@ -10,7 +10,7 @@ import functools
 from typing import Any, NamedTuple
 
 from ..protocol import SETTLING
-from .guard import entry, switch, wrappers_without_level
+from .guard import entry, put, switch, wrappers_without_level
 from .optimizer import end_whole, steppers
 from .recorder import GAP, WHOLE, get_ident
 from .watch import recorder
@@ -65,7 +65,7 @@ def watch_class(cls: Any) -> None:
 
     for wrapper, plain in ((capture_begin, plain_begin), (capture_end, plain_end), (replay, plain_replay)):
         functools.update_wrapper(wrapper, plain)
-        setattr(cls, wrapper.__name__, wrapper)
+        put(cls, wrapper.__name__, wrapper)
 
 
 @entry("graphs.capture_begins")

@@ -6,10 +6,12 @@ A failure in a part without which the rest still holds (PARTS) switches only thi
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
-from collections.abc import Callable
-from types import CodeType
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -107,6 +109,66 @@ class Switch:
 
 
 switch = Switch()
+
+# --- hooks of attributes -------------------------------------------------------------------------------------
+
+_MISSING = object()
+
+
+class Hook(NamedTuple):
+    """`name` of `holder` (a module, a class or an object), which was `before`. Nothing here keeps the holder alive."""
+
+    holder: weakref.ref[Any]
+    name: str
+    value: Any
+    before: Any
+
+
+_hooks: list[Hook] = []
+
+
+def put(holder: Any, name: str, value: Any) -> None:
+    """Put `value` in place of an attribute of the program's modules, classes or objects, until `put_back`."""
+    _hooks.append(Hook(weakref.ref(holder), name, value, vars(holder).get(name, _MISSING)))
+    setattr(holder, name, value)
+
+
+def put_back(stays: Callable[[Any], bool] = lambda holder: False) -> None:
+    """Put the attributes back, but not those of holders that stay. What the program has put in place of a hook since then is left alone: it may call
+    the hook, which does nothing where the agent is off."""
+    for hook in reversed(_hooks):
+        holder = hook.holder()
+        if holder is None or stays(holder) or vars(holder).get(hook.name) is not hook.value:
+            continue
+        if hook.before is _MISSING:
+            delattr(holder, hook.name)
+        else:
+            setattr(holder, hook.name, hook.before)
+    taken = {id(hook.value): hook for hook in _hooks if isinstance(hook.before, FunctionType) and hook.before is not hook.value}
+    for module, name, hook in _held(taken):  # torch itself takes `save` from torch.serialization
+        if (holder := hook.holder()) is None or not stays(holder):
+            setattr(module, name, hook.before)
+    _hooks[:] = [hook for hook in _hooks if (holder := hook.holder()) is not None and stays(holder)]
+
+
+def put_under_other_names() -> None:
+    """Other modules have taken some functions before these were hooked: `torch.distributed.all_reduce`, or what a program imports by
+    `from torch import save`. Put the hooks there too. Where the agent starts before torch is imported, this is not needed."""
+    of_modules = {
+        id(hook.before): hook for hook in _hooks if isinstance(hook.holder(), ModuleType) and isinstance(hook.before, FunctionType)
+    }
+    for module, name, hook in _held(of_modules):
+        put(module, name, hook.value)
+
+
+def _held(hooks: Mapping[int, Hook]) -> Iterator[tuple[ModuleType, str, Hook]]:
+    """Where modules hold one of these functions, under whatever name. `hooks`: by the identity of the function."""
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            if (hook := hooks.get(id(value))) is not None:
+                yield module, name, hook
+
+
 _entries_of: dict[str, list[tuple[dict[str, Any], str]]] = {}
 """The module and the name of each function that is an entry point of a part, by part."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from . import calls, data, graphs, optimizer, passes
+from .changes import loader
 from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT, history
-from .guard import entry, switch, wrappers_without_level
+from .guard import entry, put_back, put_under_other_names, switch, wrappers_without_level
 from .job import Agent
+from .recorder import get_ident
 from .watch import recorder
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
@@ -77,9 +80,10 @@ def installed(name: str, module: ModuleType) -> None:
 _agent: list[Agent] = []
 
 
-def begin(folder: str) -> Finder:
-    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch."""
-    agent = Agent(folder)
+def begin(folder: str, token: str, joined: bool = False) -> Finder:
+    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch. `joined`: the program itself has started
+    the agent, and ends it by `leave`."""
+    agent = Agent(folder, token, joined)
     loading_parts.begin(folder)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT))
     _agent.append(agent)
@@ -91,6 +95,59 @@ def begin(folder: str) -> Finder:
     finder = Finder()
     sys.meta_path.insert(0, finder)
     return finder
+
+
+def begin_here(folder: str, token: str) -> None:
+    """Start the agent in a program that may have imported torch, and made its model, optimizer and DataLoaders. `leave` ends the agent."""
+    begin(folder, token, joined=True)
+    present = [name for name in AFTER_IMPORT if name in sys.modules]
+    for name in sorted(present, key=lambda name: name == "torch"):  # torch itself takes names of its parts
+        installed(name, sys.modules[name])
+    put_under_other_names()
+    if "torch" in present:
+        _adopt_objects()
+
+
+@entry("install.adopt")
+def _adopt_objects() -> None:
+    """Watch what the program has made before; one look at all objects. Modules are found after the first step, as ever."""
+    torch = sys.modules["torch"]
+    dataloader, ddp = (sys.modules.get(name) for name in ("torch.utils.data.dataloader", "torch.nn.parallel.distributed"))
+    kinds = [torch.optim.Optimizer]
+    kinds += [dataloader.DataLoader, dataloader._BaseDataLoaderIter] if dataloader is not None else []
+    kinds += [ddp.DistributedDataParallel] if ddp is not None else []
+    objects = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), tuple(kinds))]
+    for found in objects:
+        if isinstance(found, torch.optim.Optimizer):
+            optimizer.had_made(found)
+        elif ddp is not None and isinstance(found, ddp.DistributedDataParallel):
+            communication.exchanges.made(found)
+    if dataloader is not None:
+        loaders = [found for found in objects if isinstance(found, dataloader.DataLoader)]
+        data.had_made(loaders, [found for found in objects if isinstance(found, dataloader._BaseDataLoaderIter)])
+
+
+def trains_elsewhere() -> bool:
+    """Whether another thread than the present one trains."""
+    return recorder.thread not in (0, get_ident())
+
+
+def is_off() -> bool:
+    return switch.failed
+
+
+def leave(problem: BaseException | None) -> None:
+    """End the agent. The program goes on: its own settings are in force again, and its modules and classes are as before. `problem`: what the program
+    has raised. Not while another thread trains."""
+    try:
+        _agent[0].leave(problem)
+    finally:
+        switch.off("", None)
+        data.give_back_monitoring()
+        served = loader.leave()
+        put_back(lambda holder: served and getattr(holder, "__module__", "") == loader.DATALOADER)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+        atexit.unregister(_agent[0].ended)
 
 
 def _recorder_off() -> None:

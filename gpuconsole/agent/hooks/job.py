@@ -9,8 +9,9 @@ import platform
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,11 @@ from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
-from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
+from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, stop_all, why_refused
 from .evidence.steps import own_updates
 from .guard import entry, switch
 from .memory import at_end, memory
+from .memory import raised as memory_raised
 from .optimizer import steppers
 from .recorder import OWN
 from .watch import recorder, watch
@@ -95,6 +97,8 @@ class JobLoop:
         """The step from which on steps count again; 0: they count."""
         self._counters = ProcessCounters()
         self._before: Knobs = {}
+        self._own: Knobs = {}
+        """The values that the program itself has set, of the knobs that the console has changed."""
         self._outside: Knobs = {}
         """During a trial: the values before it of the knobs that it changes."""
         self._probe_peak = 0.0
@@ -123,6 +127,7 @@ class JobLoop:
         Refused where one is not possible; those before it are taken back."""
         self._before = before = changes_of.observed()
         self._asked |= changes.keys()
+        self._own = {**{name: before[name] for name in changes if name in before}, **self._own}
         done = list[str]()
         try:
             for name, value in changes.items():
@@ -147,6 +152,13 @@ class JobLoop:
         changes = {name: value for name, value in self._outside.items() if present.get(name) != value or CHANGES[name].pending(watch)}
         if changes:
             self.set_knobs(changes, 0)
+
+    def take_all_back(self) -> None:
+        """The agent leaves a program that goes on: the settings are those that the program itself has made."""
+        for name, value in self._own.items():
+            with suppress(Exception):  # the program has dropped what the change was about
+                if CHANGES[name].read(watch) != value or CHANGES[name].pending(watch):
+                    CHANGES[name].set(watch, value)
 
     def observe(self) -> None:
         """Read the knobs of the program again. One that has changed without the console varies; the first steps only show what it is."""
@@ -464,8 +476,9 @@ class JobService(Service):
 class Agent:
     """The agent of this process. `_join` is called after the first step, of an optimizer or of the program itself."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, token: str = "", joined: bool = False) -> None:
+        """`joined`: the program itself has started the agent, see `leave`."""
+        self._folder, self._token, self._joined = folder, token, joined
         self._connection: Connection | None = None
         self._service: JobService | None = None
         self._inbox = Inbox()
@@ -494,7 +507,7 @@ class Agent:
             cuda=str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
             rank=self.rank,
             world_size=self._world_size,
-            token=os.environ.get("GPUCONSOLE_TOKEN", ""),
+            token=self._token,
         )
 
     def _send(self, tag: str, **fields: object) -> None:
@@ -594,7 +607,7 @@ class Agent:
             recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or self._copies is not None or service.waits
         )
         if not goes_on or connection.gone:
-            switch.attempt("changes.leave_trial", service.loop.leave_trial)
+            switch.attempt("changes.leave_trial", partial(self.leave, None) if self._joined else service.loop.leave_trial)
         if not goes_on:
             switch.off("", None)
         elif connection.gone:
@@ -654,12 +667,33 @@ class Agent:
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
 
+    def leave(self, problem: BaseException | None) -> None:
+        """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
+        if problem is not None and self._connection is not None:
+            memory_raised(problem)
+        stop_all()
+        window.end()
+        if passes.state.counting is not None:
+            passes.state.counting.stop()
+        if self._service is None or switch.failed:
+            return
+        self._service.loop.take_all_back()
+        if self._connection is None or self._connection.gone:
+            return
+        steppers.close()
+        self._service.end()
+        device = self._service.loop.device
+        memory.end(device.index if device.type == "cuda" else None)
+        self._send_notes()
+
     def forked(self) -> None:
         """In a forked child: the connection and the account are those of the parent.
 
-        What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
+        Nothing is left to do after `leave`. What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
         that was forked after it began.
         """
+        if self._joined and switch.failed:
+            return
         keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
         if self._service is not None:
             self._service.forget_window()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..clock import now
 from . import tracing
 from .evidence.memory_lines import history
-from .guard import wrappers_without_level
+from .guard import put, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
 from .watch import is_program, program_frame, recorder, watch
 
@@ -469,7 +469,7 @@ def watch_retries(cuda: Any) -> None:
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(empty_cache, name, getattr(plain, name, ""))
     setattr(empty_cache, MARK, True)
-    cuda.empty_cache = empty_cache
+    put(cuda, "empty_cache", empty_cache)
     defined_in = getattr(cuda, "memory", None)
     if defined_in is not None and defined_in.empty_cache is plain:  # pickle finds the function by the name of its module
-        defined_in.empty_cache = empty_cache
+        put(defined_in, "empty_cache", empty_cache)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.steps import Stack, iterations, own_updates, stack_of
-from .guard import entry, hot_entry, switch, wrappers_without_level
+from .guard import entry, hot_entry, put, switch, wrappers_without_level
 from .memory import memory, raised, watch_retries
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
@@ -22,6 +22,7 @@ HELD = 12
 ALONE = 3
 """The same, where the program has made only one optimizer: slow steps are then sent soon."""
 MARK = "_gpuconsole_watched"
+"""An attribute of a hooked function: the switch of the agent that has hooked it. Where a later agent starts in the process, it hooks again."""
 
 
 class Stepped(NamedTuple):
@@ -141,7 +142,7 @@ steppers = Steppers()
 @wrappers_without_level
 def on_optimizer(module: Any) -> None:
     """Steps of all optimizers; `zero_grad`; and where optimizers are made."""
-    module.Optimizer.zero_grad = spanned(ZERO, module.Optimizer.zero_grad)
+    put(module.Optimizer, "zero_grad", spanned(ZERO, module.Optimizer.zero_grad))
     passes.state.end_in_backward = end_in_backward
     calls.compiled.end_step = end_compiled
     plain = module.Optimizer.__init__
@@ -152,19 +153,49 @@ def on_optimizer(module: Any) -> None:
             note_made(self)
 
     __init__.__doc__, __init__.__wrapped__ = plain.__doc__, plain  # type: ignore[attr-defined]
-    module.Optimizer.__init__ = __init__
+    put(module.Optimizer, "__init__", __init__)
+
+
+def watch_class(cls: Any) -> None:
+    """Make `step` of a class of optimizers a segment. torch's hooks of optimizers would leave out the time around them, and steps that fail."""
+    if getattr(cls.step, MARK, None) is not switch:
+        put(cls, "step", _spanned_step(cls.step))
 
 
 @wrappers_without_level
-def watch_class(cls: Any) -> None:
-    """Make `step` of a class of optimizers a segment. torch's hooks of optimizers would leave out the time around them, and steps that fail."""
-    plain = cls.step
-    if hasattr(plain, MARK):
+def watch_scheduled(optimizer: Any) -> None:
+    """The same for an optimizer that had a scheduler of the learning rate before the agent began: the scheduler has given it a `step` of its own."""
+    plain = vars(optimizer).get("step")
+    if plain is None or getattr(plain, MARK, None) is switch:
         return
+    spanned_step, owner = _spanned_step(_without_self(plain)), weakref.ref(optimizer)
+
+    @functools.wraps(plain)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return spanned_step(owner(), *args, **kwargs)
+
+    put(optimizer, "step", step)
+
+
+@wrappers_without_level
+def _without_self(plain: Any) -> Any:
+    """`plain`, which knows its optimizer, as a method."""
+
+    def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    return step
+
+
+@wrappers_without_level
+def _spanned_step(plain: Any) -> Any:
+    """The function `plain` of an optimizer's step as a segment."""
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if tracing.compiles():
             return plain(self, *args, **kwargs)
+        if earlier and id(self) in earlier:
+            adopt(self)
         if recorder.light and recorder.light == get_ident() and len(recorder.stack) == 1:
             recorder.stack.append(OPTIMIZER)
         elif tracing.is_compiling() or not begin(self):
@@ -186,8 +217,8 @@ def watch_class(cls: Any) -> None:
                 end_light(self, done)
 
     functools.update_wrapper(step, plain)
-    setattr(step, MARK, True)
-    cls.step = step
+    setattr(step, MARK, switch)
+    return step
 
 
 @wrappers_without_level
@@ -207,16 +238,41 @@ def on_scaler(module: Any) -> None:
                 end_scaled(optimizer, events, done)
 
     functools.update_wrapper(step, plain)
-    module.GradScaler.step = step
+    put(module.GradScaler, "step", step)
 
 
 @entry("optimizer.made")
 def note_made(optimizer: Any) -> None:
-    watch.optimizers.append(weakref.ref(optimizer))
     watch.note_made("optimizer", optimizer)
     own_updates.optimizer_made()
     watch_retries(sys.modules["torch"].cuda)
     watch_class(type(optimizer))
+    _add(optimizer)
+
+
+earlier: set[int] = set()
+"""The identities of the optimizers that the program had made before the agent began. One that steps belongs to the training that is watched; the others
+may be left from an earlier training in a notebook."""
+
+
+def had_made(optimizer: Any) -> None:
+    """The program had made an optimizer before the agent began."""
+    earlier.add(id(optimizer))
+    own_updates.over = True
+    watch_retries(sys.modules["torch"].cuda)
+    watch_class(type(optimizer))
+    watch_scheduled(optimizer)
+
+
+@entry("optimizer.adopt")
+def adopt(optimizer: Any) -> None:
+    """An optimizer that was made before the agent began steps for the first time since then."""
+    _add(optimizer)
+
+
+def _add(optimizer: Any) -> None:
+    earlier.discard(id(optimizer))
+    watch.optimizers.append(weakref.ref(optimizer))
     if not iterations.on and len(watch.alive(watch.optimizers)) > 1:
         if recorder.light == get_ident():
             recorder.mark_all()

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import tracing
 from .evidence.steps import own_updates
-from .guard import entry, hot_entry, switch, wrappers_without_level
+from .guard import entry, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
@@ -105,8 +105,8 @@ def watch_class(cls: Any) -> None:
 
     if own is not None:
         __call__.__doc__ = own.__doc__
-    cls.__call__ = __call__
-    setattr(cls, MARK, True)
+    put(cls, "__call__", __call__)
+    put(cls, MARK, True)
 
 
 @hot_entry("passes.begin_light")
@@ -240,7 +240,7 @@ def on_autograd(module: Any) -> None:
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(backward, name, getattr(plain, name))
     backward.__wrapped__ = plain  # type: ignore[attr-defined]
-    module.backward = backward
+    put(module, "backward", backward)
 
 
 @hot_entry("passes.begin_backward")

@@ -13,6 +13,8 @@ from .recorder import Recorder
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 """Paths with one of these parts are no code of the program itself."""
+CELL = "<ipython-input"
+"""The begin of the file name of lines typed into IPython in a terminal. A cell of a notebook has the name of a file that does not exist."""
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -71,13 +73,29 @@ class Watch:
         """Remember the line of the program that made an object. Called while the object's `__init__` runs."""
         frame = program_frame(sys._getframe(1))
         if frame is not None:
-            file = os.path.abspath(frame.f_code.co_filename)
+            file = frame.f_code.co_filename
+            file = file if file.startswith(CELL) else os.path.abspath(file)
             self.made[kind, file, frame.f_lineno] = Made(weakref.ref(target), frame.f_code.co_name, library_of(sys._getframe(1), frame))
 
 
 def is_program(file: str) -> bool:
-    """Whether a file belongs to the program itself, not to Python, to a library or to the agent."""
+    """Whether a file belongs to the program itself, not to Python, to a library or to the agent. The lines that are typed into IPython do."""
+    if file.startswith(CELL):
+        return True
     return not file.startswith(("<", OWN)) and not any(part in file for part in LIBRARIES)
+
+
+def cell_of(file: str) -> str:
+    """`In[3]` for the file that stands for a cell of a notebook, or of IPython; empty for another file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", None)  # IPython 8 and newer
+    return (named(file) or ("", ""))[1] if named is not None else ""
+
+
+def place_name(file: str, line: int) -> str:
+    """A line of the program for people: `train.py:12`, `In[3]:12`."""
+    return f"{cell_of(file) or os.path.basename(file)}:{line}"
 
 
 def library_of(frame: FrameType | None, program: FrameType) -> str:

@@ -76,7 +76,8 @@ def _load_agent(finder: "Any") -> "Any":
         package = importlib.util.module_from_spec(spec)
         sys.modules[name] = package
         spec.loader.exec_module(package)
-        return importlib.import_module(name + ".hooks.install").begin(_FOLDER).find_spec("torch")
+        token = os.environ.get("GPUCONSOLE_TOKEN", "")
+        return importlib.import_module(name + ".hooks.install").begin(_FOLDER, token).find_spec("torch")
     except Exception as problem:  # the program comes first, whatever is wrong with the agent
         _try_note(f"failed: {problem!r}")
         return None

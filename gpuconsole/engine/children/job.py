@@ -100,6 +100,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     """Whether torch keeps a history of the job's allocations on a GPU (`--memory`)."""
     allows_numerics: bool = False
     """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
+    joins: int = 0
+    """The process that is joined (`JoinedJob`); 0: the words are started."""
     last_output: Callable[[], Awaitable[list[str]]] | None = None
     """Gives the last lines of the output once the job has ended; None where the output does not come to this process."""
 
@@ -263,6 +265,21 @@ class JobChild(Child):
 
     async def start(self) -> None:
         """Start the command. Raises OSError, for example where the program does not exist."""
+        await self._listen()
+        try:
+            await self._run((*self.command.leader, *self.command.words))
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            await self._run(("/bin/sh", *self.command.words))  # a script without a first line `#!`, as a shell does it
+        self._begin()
+
+    def _begin(self) -> None:
+        """Wait for the end of the job, and report its start."""
+        self._tasks = [asyncio.create_task(self._wait_for_end()), asyncio.create_task(self._report_start())]
+
+    async def _listen(self) -> None:
+        """Make the socket for the processes of the job."""
         self._kills_before = oom_kills()
         folder = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY)
         try:  # by way of the descriptor: the address of a Unix socket has at most 107 bytes, and TMPDIR may be long
@@ -274,13 +291,6 @@ class JobChild(Child):
         finally:
             os.close(folder)
         os.chmod(self._folder.socket, 0o600)  # nobody else could reach it before: its folder has mode 0700
-        try:
-            await self._run((*self.command.leader, *self.command.words))
-        except OSError as error:
-            if error.errno != errno.ENOEXEC:
-                raise
-            await self._run(("/bin/sh", *self.command.words))  # a script without a first line `#!`, as a shell does it
-        self._tasks = [asyncio.create_task(self._wait_for_end()), asyncio.create_task(self._report_start())]
 
     async def _run(self, command: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -530,7 +540,7 @@ class JobChild(Child):
 
     async def _wait_for_end(self) -> None:
         await self._ended.wait()
-        assert self._server is not None and self._process is not None
+        assert self._server is not None
         self._server.close()
         await asyncio.sleep(0)  # the last messages of the processes are in the sockets by now
         for _ in range(20):
@@ -539,12 +549,62 @@ class JobChild(Child):
             await asyncio.sleep(0.05)
         self._tasks[1].cancel()
         self.why_no_steps = self._without_steps()
-        assert self._process.returncode is not None
-        if self._process.returncode == 0:
+        code = self.returncode
+        assert code is not None
+        if code == 0:
             for event in self._out_of_memory.values():
                 self._caught(event)
             self._out_of_memory.clear()
-        if self._process.returncode and self.command.last_output is not None:
-            self._cause = failure_words(self._process.returncode, await self.command.last_output())
+        if code and self.command.last_output is not None:
+            self._cause = failure_words(code, await self.command.last_output())
         self.exited.set()
-        self._on_exit(self._process.returncode)
+        self._on_exit(code)
+
+
+class JoinedJob(JobChild):
+    """A process that runs already and starts the agent itself: a notebook, or a program with `gpuconsole.watch()`. Nothing here starts it, signals it or
+    waits for it: `leave` says that it goes on alone."""
+
+    _state: tuple[RunState, str | None] = "stopped", None
+
+    async def start(self) -> None:
+        await self._listen()
+        self._begin()
+
+    @property
+    def folder(self) -> str:
+        """The folder for the agent."""
+        return str(self._folder.path)
+
+    @property
+    def token(self) -> str:
+        """What the agent says in its first message."""
+        return self._token
+
+    @property
+    def pid(self) -> int:
+        return self.command.joins
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._tasks) and not self.exited.is_set()
+
+    @property
+    def returncode(self) -> int | None:
+        return int(self._state[0] == "failed") if self._ended.is_set() else None
+
+    def leave(self, state: RunState, error: str | None) -> None:
+        """The process goes on alone, or has ended. An agent that is still there sends its last steps. `state`, `error`: those of the run."""
+        self._state = state, error
+        self.send(Stop())
+        self._ended.set()
+
+    def ending(self, code: int) -> tuple[RunState, str | None]:
+        state, error = self._state
+        failure = headline(min(self._out_of_memory.values(), key=lambda event: event.t).failure) if self._out_of_memory else error
+        return state, failure or self.why_no_steps or None
+
+    def _without_steps(self) -> str:
+        if self._stepped or self._torch:
+            return super()._without_steps()
+        return "the program has not imported torch"

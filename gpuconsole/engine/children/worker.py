@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 from gpuconsole.engine.children.child import STOP_S, Child
-from gpuconsole.engine.children.job import JobChild, JobCommand
+from gpuconsole.engine.children.job import JobChild, JobCommand, JoinedJob
 from gpuconsole.engine.children.torchrun import Launch, TorchrunChild
 from gpuconsole.model.folders import Scratch, data_folder, runtime_folder
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -92,7 +92,7 @@ class WorkerHandle:
         self._child: Child
         self.job: JobChild | None = None
         if job is not None:
-            self._child = self.job = JobChild(job, self._scratch.path, self._on_event, self._exited)
+            self._child = self.job = (JoinedJob if job.joins else JobChild)(job, self._scratch.path, self._on_event, self._exited)
         elif launch is None:
             self._child = Child(module, ["--scratch", str(self._scratch.path)], self._on_event, self._exited)
         else:

@@ -3,10 +3,10 @@ while the program runs, and the code that sets them."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...protocol import Value
+from ..watch import place_name
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -97,4 +97,4 @@ def site(watch: Watch, kind: str) -> str:
     places = [(file, line) for file, line, made_object in made if made_object is used] or [
         (file, line) for file, line, made_object in made if made_object is not None
     ]
-    return f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else ""
+    return place_name(*places[-1]) if places else ""

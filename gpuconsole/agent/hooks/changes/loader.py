@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol import Value
+from ..guard import put, put_back
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control, is_random
 from .servers import Settings, loader_of, missing_names, settings_of
@@ -52,8 +53,11 @@ NEW_LOADER = "the program made a new DataLoader, and the program's own settings 
 TOO_SHORT = f"{NEW_LOADER}: an epoch ends before new workers are ready"
 
 
+DATALOADER = "torch.utils.data.dataloader"
+
+
 def module() -> Any:
-    return sys.modules.get("torch.utils.data.dataloader")
+    return sys.modules.get(DATALOADER)
 
 
 def control_of(loader: Any) -> Control | None:
@@ -270,7 +274,33 @@ def install(data: Any) -> None:
         return None
 
     _get_iterator._gpuconsole_plain, _reset._gpuconsole_plain = plain_get, plain_reset  # type: ignore[attr-defined]
-    data.DataLoader._get_iterator, several._reset = _get_iterator, _reset
+    put(data.DataLoader, "_get_iterator", _get_iterator)
+    put(several, "_reset", _reset)
+
+
+def leave() -> bool:
+    """The agent leaves the program: the program's own settings are in force again. Returns whether the hooks of DataLoaders must stay, because another
+    loader of ours serves an epoch that is not over. They go with the iterator of that epoch."""
+    _kept.clear()
+    for key, control in list(_controls.items()):
+        epoch = control.epoch() if control.epoch is not None else None
+        outer = epoch.outer() if epoch is not None else None
+        if control.ended or outer is None:
+            del _controls[key]
+            control.close()
+        else:
+            control.ask(control.program, outer)
+            weakref.finalize(outer, _served, key).atexit = False
+    return bool(_controls)
+
+
+def _served(key: int) -> None:
+    """The last iterator that others served is gone."""
+    control = _controls.pop(key, None)
+    if control is not None:
+        control.close()
+    if not _controls:
+        put_back()
 
 
 class LoaderChange(Change):

@@ -17,7 +17,7 @@ from typing import Any
 from ...clock import now
 from ...protocol import Exchange, Knobs
 from ..calls import spanned
-from ..guard import entry, switch, wrappers_without_level
+from ..guard import entry, put, switch, wrappers_without_level
 from ..recorder import COMM
 from ..watch import recorder, watch
 
@@ -198,7 +198,7 @@ def sharding() -> str:
 @wrappers_without_level
 def on_ddp(module: Any) -> None:
     """DDP modules that the program makes. Before a forward pass, process 0 sends its buffers, such as those of batch normalization, to the others."""
-    module.DistributedDataParallel._sync_buffers = spanned(COMM, module.DistributedDataParallel._sync_buffers)
+    put(module.DistributedDataParallel, "_sync_buffers", spanned(COMM, module.DistributedDataParallel._sync_buffers))
     plain = module.DistributedDataParallel.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -206,7 +206,7 @@ def on_ddp(module: Any) -> None:
         note_made(self)
 
     __init__.__doc__, __init__.__wrapped__ = plain.__doc__, plain  # type: ignore[attr-defined]
-    module.DistributedDataParallel.__init__ = __init__
+    put(module.DistributedDataParallel, "__init__", __init__)
 
 
 @entry("communication.made")

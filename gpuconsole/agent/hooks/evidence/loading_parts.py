@@ -27,8 +27,8 @@ from ...clock import ThreadTimes, now
 from ...loop import Signals
 from ...probes import ProbeError
 from ...protocol import Signal
-from ..guard import entry, switch, wrappers_without_level
-from ..watch import is_program
+from ..guard import entry, put, switch, wrappers_without_level
+from ..watch import is_program, place_name
 
 LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
 """Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
@@ -62,7 +62,7 @@ class Part(NamedTuple):
     by_line: bool = False
 
     def __str__(self) -> str:
-        place = f"{os.path.basename(self.file)}:{self.line}"
+        place = place_name(self.file, self.line)
         return f"{self.name} at {place}" if self.file and self.name else self.name or place
 
 
@@ -287,7 +287,7 @@ def on_worker(module: Any) -> None:
         begin_worker()
         return plain(*args, **kwargs)
 
-    module._worker_loop = _worker_loop
+    put(module, "_worker_loop", _worker_loop)
 
 
 @entry("parts.begin_worker")

@@ -9,7 +9,6 @@ rounding.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from ..guard import entry, switch, wrappers_without_level
 from ..memory import tensors_of_program
 from ..passes import state
 from ..recorder import NO_GRAD, OWN, get_ident
-from ..watch import program_frame, recorder, watch
+from ..watch import place_name, program_frame, recorder, watch
 from .between import BetweenPasses
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
@@ -278,7 +277,7 @@ class CopyCount:
         if recorder.thread != get_ident() or recorder.stack[-1] == OWN or NO_GRAD in recorder.codes:
             return
         frame = program_frame(sys._getframe(1))
-        place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+        place = place_name(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
         self.waits += 1
         self.wait_s[place] = self.wait_s.get(place, 0.0) + seconds
 

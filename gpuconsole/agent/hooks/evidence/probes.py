@@ -24,7 +24,7 @@ from ...world import World
 from .. import tracing
 from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
-from ..watch import program_frame, recorder, watch
+from ..watch import place_name, program_frame, recorder, watch
 from .observed import is_compiled, why_unpatched
 
 Probing = Generator[None, None, Signals]
@@ -539,7 +539,7 @@ class JobSamples(StackSamples):
             if in_torch or not watch.works_between_passes:
                 return ""  # the loss, most often
         code = frame.f_code
-        return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
+        return f"{place_name(code.co_filename, frame.f_lineno)} {code.co_name}"
 
     def _look(self, place: str) -> None:
         segment, begun, busy = _segment(), now(), self._busy_s()
@@ -817,9 +817,7 @@ class WaitingLines:
             if tracing.is_compiling() or recorder.thread != get_ident() or not may_wait(name, tensor, args, kwargs):
                 return ""
             frame = program_frame(sys._getframe(2))
-            return (
-                f"{LINE}{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}" if frame is not None else ""
-            )
+            return f"{LINE}{place_name(frame.f_code.co_filename, frame.f_lineno)} {frame.f_code.co_name}" if frame is not None else ""
         except Exception as problem:
             switch.off("window.line", problem)
             return ""
