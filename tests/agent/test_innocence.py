@@ -12,6 +12,7 @@ import pytest
 
 import gpuconsole.agent.hooks.install  # loads all entry points  # noqa: F401
 from gpuconsole.agent.hooks.guard import ENTRY_POINTS, PARTS
+from gpuconsole.model.run import SETTLING
 from gpuconsole.wire.events import Note
 from tests.agent.listener import Listener
 
@@ -21,8 +22,9 @@ BEFORE_TORCH = ("install.installed",)
 
 IN_WORKERS = ("parts.begin_worker",)
 """They run in the workers of a DataLoader, which have no connection to the console."""
-ELSEWHERE = ("graphs.", "copies.", "communication.")
-"""Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py."""
+ELSEWHERE = ("graphs.", "copies.", "communication.", "optimizer.adopt", "install.adopt")
+"""Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py. Those with `adopt` run in the block of
+gpuconsole.watch() only."""
 
 FAULTY_STEPS, LIGHT_STEPS = 24, 120
 """Steps of a trial in programs/faults.py: the FLOPs of a step are counted after 20; most steps are light after 60."""
@@ -44,6 +46,18 @@ def steps_of(name: str) -> int:
 def alone(*command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **(environment or {})}
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=150)
+
+
+@pytest.mark.parametrize("where", ["plain", "within"])
+def test_no_mode_of_torchs_functions_stays_after_the_step_that_is_counted(where: str, tmp_path: Path) -> None:
+    """`Tensor.backward` is such a function: torch puts a mode back after it. `within`: the step ends there, so the mode stays until the next pass."""
+    listener = Listener(tmp_path)
+    done = listener.run(sys.executable, str(PROGRAMS / "modes.py"), where)
+    entered = re.fullmatch(r"entered after \[(\d*)\]\n", done.stdout)
+    assert entered is not None and (where == "within" or not entered[1]), done.stdout + done.stderr
+    (watched,) = listener.watched
+    assert watched.off is None and len(watched.steps) >= 500
+    assert any(step.kind == SETTLING for step in watched.steps[20:]), "a step was counted"
 
 
 @pytest.mark.slow

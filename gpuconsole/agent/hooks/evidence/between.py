@@ -30,6 +30,9 @@ class BetweenPasses:
         """For each gap its seconds, and those in functions of torch."""
         self._torch_s = 0.0
         self._segments: int | None = None
+        """The number of segments at the begin of the gap under way."""
+        self._entered = False
+        """Whether the mode is in the stack of modes, or will be: torch takes a mode away while a function runs that the mode was asked about."""
 
         class Times(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,24 +47,27 @@ class BetweenPasses:
     def begin(self) -> None:
         """A pass ends, and is still the present segment. Where the program has entered a mode, nothing is timed: the program would leave ours in its
         place."""
-        if recorder.stack[-1] == FORWARD and not depth():
+        if recorder.stack[-1] == FORWARD and (self._entered or not depth()):
             self._torch_s, self._segments = 0.0, len(recorder.codes)
-            self._mode.__enter__()
+            if not self._entered:
+                self._entered = True
+                self._mode.__enter__()
 
     def end(self) -> None:
         """A pass has begun. A gap with other segments in it, such as a batch or an optimizer step, is not counted."""
         segments, self._segments = self._segments, None
         if segments is None:
             return
-        remove(self._mode)
+        self.stop()
         if len(recorder.codes) == segments + 2 and recorder.codes[-2:] == [FORWARD, GAP] and recorder.stack[-1] in (FORWARD, NO_GRAD):
             self.gaps.append((recorder.times[-1] - recorder.times[-2], self._torch_s))
 
-    def stop(self) -> None:
-        """The step is over."""
-        if self._segments is not None:
-            self._segments = None
-            remove(self._mode)
+    def stop(self) -> bool:
+        """Whether the mode is out of the stack of modes. Within a function that the mode was asked about, such as `Tensor.backward`, it is not there, and
+        comes back."""
+        if self._entered and remove(self._mode):
+            self._entered = False
+        return not self._entered
 
     def facts(self) -> dict[str, float]:
         """RATIO where much of the time is spent without torch; else nothing."""
@@ -80,12 +86,16 @@ def depth() -> int:
     return int(torch._C._len_torch_function_stack())
 
 
-def remove(mode: Any) -> None:
-    """Take `mode` from the stack of modes. The program may have entered modes of its own since: they stay."""
+def remove(mode: Any) -> bool:
+    """Take `mode` from the stack of modes. The program may have entered modes of its own since: they stay. Returns whether it was there."""
     import torch
 
-    above = []
-    while depth() and (top := torch._C._pop_torch_function_stack()) is not mode:
-        above.append(top)
+    above, found = [], False
+    while depth() and not found:
+        top = torch._C._pop_torch_function_stack()
+        found = top is mode
+        if not found:
+            above.append(top)
     for other in reversed(above):
         torch._C._push_on_torch_function_stack(other)
+    return found

@@ -96,6 +96,21 @@ class StepCount:
             self._mode.__exit__(None, None, None)
 
 
+class Leftover:
+    """After a step that ended within a backward pass: takes the mode from the program when the next pass begins."""
+
+    def __init__(self, between: BetweenPasses) -> None:
+        self.between = between
+
+    def enter(self) -> None:
+        """A pass begins."""
+        if self.between.stop():
+            state.counting = None
+
+    def leave(self) -> None:
+        """The pass ends."""
+
+
 class Arithmetic:
     """Counts one whole step, as soon as the program runs evenly, and times what lies between its passes. `per_sample`: FLOPs of a sample; `reason`: why there is no figure."""
 
@@ -121,7 +136,8 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting = self._count, None, None
-        count.between.stop()
+        if not count.between.stop():
+            state.counting = Leftover(count.between)
         self.facts = count.between.facts()
         watch.works_between_passes = bool(self.facts)
         self.done = True

@@ -72,6 +72,29 @@ def test_a_gap_with_another_segment_in_it_is_not_counted() -> None:
     assert between.gaps == [] and between.facts() == {}
 
 
+def test_a_backward_pass_begins_within_a_function_of_torch() -> None:
+    """Torch takes the mode away while `Tensor.backward` runs, and puts it back after."""
+    between, weight = BetweenPasses(), torch.ones(1, requires_grad=True)
+    plain = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        recorder.enter(BACKWARD)
+        between.end()
+        plain(*args, **kwargs)
+        recorder.leave()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", backward)
+        for _ in range(2):
+            recorder.enter(FORWARD)
+            loss = 2 * weight
+            between.begin()
+            recorder.leave()
+            loss.backward()
+    assert between.gaps == [] and torch._C._len_torch_function_stack() == 1
+    assert between.stop() and torch._C._len_torch_function_stack() == 0
+
+
 class Doubling(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
