@@ -232,7 +232,8 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
         if not same.startswith("varies"):
             problems.append(f"not the same: {same}")
     told = json.loads(snapshot.read_text(encoding="utf-8"))
-    own = max(told["runs"], key=lambda entry: entry["summary"].get("steps", 0))
+    tried = {trial["baseline_run"] for trial in told["trials"]}  # a kept change has mended the runs after it
+    own = max([entry for entry in told["runs"] if entry["id"] in tried] or told["runs"], key=lambda entry: entry["summary"].get("steps", 0))
     text = summary.read_text(encoding="utf-8")
     calls, steps = watched.stamps.get("calls", 0) / program.per_step, counted(record)
     worst, share = phases(watched.stamps, steps, program)
