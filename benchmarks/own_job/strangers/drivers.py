@@ -215,6 +215,7 @@ def composer_trainer() -> None:
     )  # fmt: skip
     trainer.fit()
     trainer.close()
+    print(f"{sum(weights.sum().item() for weights in module.parameters()):.6f}")
 
 
 class Rows(Dataset):
