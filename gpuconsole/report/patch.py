@@ -109,10 +109,11 @@ def _excluded(arguments: dict[str, Value]) -> dict[str, Value | None]:
     """Arguments that torch refuses beside `arguments`, with their defaults."""
     if arguments.get("fused") is True:
         return {"foreach": False}
-    prefix = next(
-        (name.removesuffix("num_workers") for name, value in arguments.items() if name.endswith("num_workers") and value == 0), None
-    )
-    return {} if prefix is None else {f"{prefix}{name}": default for name, default in OF_WORKERS.items()}
+    if arguments.get("num_workers") == 0:
+        return dict(OF_WORKERS)
+    if arguments.get("dataloader_num_workers") == 0:  # the HF Trainer has no arguments for the two others
+        return {f"dataloader_{name}": OF_WORKERS[name] for name in ("persistent_workers", "prefetch_factor")}
+    return {}
 
 
 def _call(kind: str, arguments: dict[str, Value]) -> str:

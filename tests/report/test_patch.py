@@ -112,6 +112,14 @@ def test_arguments_that_need_workers_go_with_the_workers(tmp_path: Path) -> None
     assert text == "DataLoader(d, num_workers=0, persistent_workers=False, prefetch_factor=None)\n"
 
 
+def test_arguments_of_the_hf_trainer_from_a_dict(tmp_path: Path) -> None:
+    """Only arguments that TrainingArguments has."""
+    site = Site("loader", "train.py", 1, library="transformers")
+    text, _ = patched(tmp_path, "args = TrainingArguments(**config)\n", {"num_workers": 0}, site, before={"num_workers": 2})
+    unset = "'dataloader_persistent_workers': False, 'dataloader_prefetch_factor': None, 'dataloader_num_workers': 0"
+    assert text == f"args = TrainingArguments(**{{**config, {unset}}})\n"
+
+
 def test_the_call_on_the_line_is_changed_and_no_other(tmp_path: Path) -> None:
     code = "a = DataLoader(\n    d,\n    8,\n)\nb = DataLoader(e)\nopt = torch.optim.AdamW(p, foreach=True)\n"
     sites = Site("loader", "train.py", 2), Site("loader", "train.py", 5), Site("optimizer", "train.py", 6)
