@@ -211,7 +211,7 @@ def composer_trainer() -> None:
     module(images[:1])
     trainer = Trainer(
         model=ComposerClassifier(module, num_classes=2), train_dataloader=DataLoader(rows, 16, shuffle=True), max_duration="10ep",
-        optimizers=torch.optim.AdamW(module.parameters(), 1e-3), device="cpu", progress_bar=False,
+        optimizers=torch.optim.AdamW(module.parameters(), 1e-3), device="cpu", progress_bar=False, seed=0,
     )  # fmt: skip
     trainer.fit()
     trainer.close()
