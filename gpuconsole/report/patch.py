@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,6 +26,8 @@ FLAGS: dict[Value, dict[str, Value]] = {
     "adamw_fused": {"fused": True},
 }
 """Arguments of torch.optim.AdamW for each implementation."""
+OF_WORKERS: dict[str, Value | None] = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
+"""Arguments of a DataLoader that need workers, and their defaults."""
 OPTIMIZERS_OF_TRAINER: dict[Value, str] = {"adamw": "adamw_torch", "adamw_foreach": "adamw_torch", "adamw_fused": "adamw_torch_fused"}
 COMPILED: dict[Value, str] = {mode: f'model.compile(mode="{mode}")' for mode in ("reduce-overhead", "max-autotune")}
 LINES: dict[str, dict[Value, str]] = {
@@ -103,11 +105,22 @@ def _arguments(changes: Knobs, before: Knobs, facts: JobFacts) -> dict[str, dict
     return {"arguments": trainer} if trainer else {}
 
 
+def _excluded(arguments: dict[str, Value]) -> dict[str, Value | None]:
+    """Arguments that torch refuses beside `arguments`, with their defaults."""
+    if arguments.get("fused") is True:
+        return {"foreach": False}
+    if arguments.get("num_workers") == 0:
+        return dict(OF_WORKERS)
+    if arguments.get("dataloader_num_workers") == 0:  # the HF Trainer has no arguments for the two others
+        return {f"dataloader_{name}": OF_WORKERS[name] for name in ("persistent_workers", "prefetch_factor")}
+    return {}
+
+
 def _call(kind: str, arguments: dict[str, Value]) -> str:
     return f"{CLASSES[kind][0]}(..., {', '.join(f'{name}={_code(value)}' for name, value in arguments.items())})"
 
 
-def _code(value: Value) -> str:
+def _code(value: Value | None) -> str:
     return repr(value)
 
 
@@ -134,21 +147,29 @@ class _File:
         except SyntaxError:
             raise NotPatchable("the file has changed") from None
         call = _find(tree, kind, None if kind == "arguments" else site.line)
-        if any(keyword.arg is None for keyword in call.keywords):
-            raise NotPatchable(f"line {call.lineno} takes its arguments from a dict (**)")
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
-        new = []
-        for name, value in arguments.items():
-            if name in given:
-                self.edits.append((self._offset(given[name].lineno, given[name].col_offset), self._end(given[name]), _code(value)))
-            elif not (name == "persistent_workers" and value is True and "persistent_workers" in given):
-                new.append(f"{name}={_code(value)}")
-        if arguments.get("fused") is True and "foreach" in given:
-            self.edits.append((self._offset(given["foreach"].lineno, given["foreach"].col_offset), self._end(given["foreach"]), "False"))
-        if new:
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+        dicts = [keyword.value for keyword in call.keywords if keyword.arg is None]
+        if len(dicts) > 1:
+            raise NotPatchable(f"the call at {os.path.basename(site.file)}:{call.lineno} takes its arguments from several dicts (**)")
+        unset = {name: value for name, value in _excluded(arguments).items() if name in given or dicts}
+        wanted = unset | arguments
+        for name in given.keys() & wanted.keys():
+            self.edits.append((self._start(given[name]), self._end(given[name]), _code(wanted[name])))
+        new = {name: value for name, value in wanted.items() if name not in given}
+        if new and dicts:
+            self._merge(dicts[0], new)
+        elif new:
             last = max((self._end(argument) for argument in (*call.args, *given.values())), default=0)
             start = last or self._end(call) - 1
-            self.edits.append((start, start, (", " if last else "") + ", ".join(new)))
+            self.edits.append((start, start, (", " if last else "") + ", ".join(f"{name}={_code(value)}" for name, value in new.items())))
+
+    def _merge(self, unpacked: ast.expr, new: Mapping[str, Value | None]) -> None:
+        """Let `new` win over the dict that the call unpacks. The dict itself stays as it is: other calls may use it, and other lines may fill it."""
+        start, end = self._start(unpacked), self._offset(unpacked.end_lineno or 0, unpacked.end_col_offset or 0)
+        text = self.text.encode()[start:end].decode()
+        if not isinstance(unpacked, ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Dict):
+            text = f"({text})"
+        self.edits.append((start, end, f"{{**{text}, {', '.join(f'{name!r}: {_code(value)}' for name, value in new.items())}}}"))
 
     def diff(self, name: str) -> str:
         """The unified diff of this file."""
@@ -158,6 +179,9 @@ class _File:
         before, after = self.text.splitlines(keepends=True), data.decode().splitlines(keepends=True)
         return "".join(_ended(line) for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"))
 
+    def _start(self, node: ast.expr) -> int:
+        return self._offset(node.lineno, node.col_offset)
+
     def _offset(self, line: int, column: int) -> int:
         return len("".join(self.text.splitlines(keepends=True)[: line - 1]).encode()) + column
 
@@ -165,7 +189,7 @@ class _File:
         assert node.end_lineno is not None and node.end_col_offset is not None
         end = self._offset(node.end_lineno, node.end_col_offset)
         data = self.text.encode()
-        while isinstance(node, ast.expr) and data[end : end + 1] == b")" and _opens(data, self._offset(node.lineno, node.col_offset)):
+        while isinstance(node, ast.expr) and data[end : end + 1] == b")" and _opens(data, self._start(node)):
             end += 1  # a generator or tuple in parentheses of its own
             break
         return end

@@ -21,6 +21,9 @@ from gpuconsole.session.facts import kept_changes
 BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
 
 
+SITES_OF_TWO_LINES = Site("loader", "train.py", 1), Site("optimizer", "train.py", 2)
+
+
 def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs = BEFORE) -> tuple[str, Patch]:
     """The program after `git apply`, and the patch."""
     (folder / "train.py").write_bytes(code.encode())
@@ -56,6 +59,67 @@ def test_arguments_of_a_loader(tmp_path: Path, before: str, after: str) -> None:
     assert not patch.lines
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = DataLoader(d,**kw)\n", "x = DataLoader(d,**{**kw, 'num_workers': 2, 'persistent_workers': True})\n"),
+        ("x = DataLoader(d, **kw, num_workers=0)\n", "x = DataLoader(d, **{**kw, 'persistent_workers': True}, num_workers=2)\n"),
+        ("x = DataLoader(d, **args.loader['train'])\n", "x = DataLoader(d, **{**args.loader['train'], 'num_workers': 2, 'persistent_workers': True})\n"),
+        ("x = DataLoader(d, **(kw or {}))\n", "x = DataLoader(d, **({**(kw or {}), 'num_workers': 2, 'persistent_workers': True}))\n"),
+        ("x = DataLoader(d, **{'batch_size': 8})\n", "x = DataLoader(d, **{**{'batch_size': 8}, 'num_workers': 2, 'persistent_workers': True})\n"),
+    ],
+)  # fmt: skip
+def test_a_loader_that_takes_its_arguments_from_a_dict(tmp_path: Path, before: str, after: str) -> None:
+    """The dict stays as it is: the test loader of pytorch/examples mnist has a dict of the same keys, and `update` may follow."""
+    text, patch = patched(tmp_path, before, {"num_workers": 2})
+    assert text == after
+    assert not patch.lines
+
+
+def test_the_change_wins_over_the_dict(tmp_path: Path) -> None:
+    """The patched calls run, with each argument once, and with none that torch refuses beside the change."""
+    from torch import nn, optim
+    from torch.utils.data import DataLoader
+
+    code = "loader = DataLoader(range(4), **options)\noptimizer = AdamW(model.parameters(), **other)\n"
+    options = {
+        "batch_size": 2,
+        "num_workers": 1,
+        "persistent_workers": True,
+        "prefetch_factor": 4,
+        "timeout": 5,
+        "multiprocessing_context": "fork",
+    }
+    program = {
+        "DataLoader": DataLoader,
+        "AdamW": optim.AdamW,
+        "model": nn.Linear(2, 2),
+        "options": options,
+        "other": {"lr": 0.5, "foreach": True},
+    }
+    text, _ = patched(tmp_path, code, {"num_workers": 0, "optim": "adamw_fused"}, *SITES_OF_TWO_LINES, before={"num_workers": 1})
+    exec(text, program)
+    assert [batch.tolist() for batch in program["loader"]] == [[0, 1], [2, 3]]  # type: ignore[attr-defined]
+    assert program["loader"].num_workers == 0  # type: ignore[attr-defined]
+    assert program["optimizer"].defaults["fused"] is True and program["optimizer"].defaults["lr"] == 0.5  # type: ignore[attr-defined]
+    assert options["num_workers"] == 1, "the program's dict is not changed"
+
+
+def test_arguments_that_need_workers_go_with_the_workers(tmp_path: Path) -> None:
+    """torch refuses persistent_workers and prefetch_factor without workers."""
+    code = "DataLoader(d, num_workers=2, persistent_workers=True, prefetch_factor=4)\n"
+    text, _ = patched(tmp_path, code, {"num_workers": 0}, before={"num_workers": 2})
+    assert text == "DataLoader(d, num_workers=0, persistent_workers=False, prefetch_factor=None)\n"
+
+
+def test_arguments_of_the_hf_trainer_from_a_dict(tmp_path: Path) -> None:
+    """Only arguments that TrainingArguments has."""
+    site = Site("loader", "train.py", 1, library="transformers")
+    text, _ = patched(tmp_path, "args = TrainingArguments(**config)\n", {"num_workers": 0}, site, before={"num_workers": 2})
+    unset = "'dataloader_persistent_workers': False, 'dataloader_prefetch_factor': None, 'dataloader_num_workers': 0"
+    assert text == f"args = TrainingArguments(**{{**config, {unset}}})\n"
+
+
 def test_the_call_on_the_line_is_changed_and_no_other(tmp_path: Path) -> None:
     code = "a = DataLoader(\n    d,\n    8,\n)\nb = DataLoader(e)\nopt = torch.optim.AdamW(p, foreach=True)\n"
     sites = Site("loader", "train.py", 2), Site("loader", "train.py", 5), Site("optimizer", "train.py", 6)
@@ -87,7 +151,7 @@ def test_arguments_of_the_hf_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("DataLoader(d, **options)\n", "takes its arguments from a dict"),
+        ("DataLoader(d, **options, **more)\n", "the call at train.py:1 takes its arguments from several dicts"),
         ("make(d)\n", "no call of DataLoader"),
         ("for i in 1, 2: a = 1\na = DataLoader(d); b = DataLoader(d)\n", "several calls of DataLoader"),
     ],

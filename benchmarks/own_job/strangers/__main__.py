@@ -11,7 +11,8 @@ Each program of programs.py is fetched at a pinned commit, made small by the edi
 - worst phase: the largest difference between a phase's share and that by the stamps of the same run, in points;
 - finding: the first line of the diagnosis; right: the fault that was built in is on top, or, without one, no rule is accused against the stamps and a
   clean bill leaves no wait of a tenth of a step;
-- patch: what a kept change brought by the proof, and what its patch brings in the program alone.
+- patch: what a kept change brought by the proof, and what its patch brings in the program alone: the time of the first PART of the steps without the
+  patch by that with it, medians of PAIRS runs each, in turn.
 
 PYTHON needs torch, and the modules that a row names; rows whose modules are missing are left out with their names. Exit code 1: a row is not right.
 """
@@ -25,6 +26,7 @@ import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,6 +44,7 @@ from gpuconsole.wire.recording import read_recording
 
 HERE = Path(__file__).resolve().parent
 MOST_S = 240.0
+PAIRS, PART = 3, 1 / 3
 WAIT, POINTS = 0.1, 3.0
 """A share of the step that a clean bill must not leave to waiting; points by which a phase may differ from the stamps."""
 VOLATILE = (
@@ -169,13 +172,16 @@ def prepared(program: Program, folder: Path, mirrors: Path | None) -> Path:
     return folder
 
 
-def run(program: Program, python: str, folder: Path, before: tuple[str, ...] = ()) -> Ran:
-    """Run the program in a copy of `folder`. `before`: words before its command. Raises subprocess.TimeoutExpired after MOST_S."""
+def run(program: Program, python: str, folder: Path, before: tuple[str, ...] = (), last_step: int = 0) -> Ran:
+    """Run the program in a copy of `folder`. `before`: words before its command. `last_step`: where the program ends; 0: at its own end.
+
+    Raises subprocess.TimeoutExpired after MOST_S.
+    """
     place = folder.parent / "run"  # the same path for each run: programs print it
     shutil.copytree(folder, place)
     stamps = Path(tempfile.mkdtemp(dir=folder.parent))
     words = [word.format(python=python, here=HERE) if "{" in word else word for word in program.command]
-    env = {**os.environ, "STAMPS": str(stamps), "PYTHONPATH": str(HERE / "stamps"), "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0",
+    env = {**os.environ, "STAMPS": str(stamps), "PYTHONPATH": str(HERE / "stamps"), "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0", "LAST_STEP": str(last_step),
            "HF_HUB_OFFLINE": "1", "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}  # fmt: skip
     begun = time.monotonic()
     try:
@@ -226,7 +232,8 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
         if not same.startswith("varies"):
             problems.append(f"not the same: {same}")
     told = json.loads(snapshot.read_text(encoding="utf-8"))
-    own = max(told["runs"], key=lambda entry: entry["summary"].get("steps", 0))
+    tried = {trial["baseline_run"] for trial in told["trials"]}  # a kept change has mended the runs after it
+    own = max([entry for entry in told["runs"] if entry["id"] in tried] or told["runs"], key=lambda entry: entry["summary"].get("steps", 0))
     text = summary.read_text(encoding="utf-8")
     calls, steps = watched.stamps.get("calls", 0) / program.per_step, counted(record)
     worst, share = phases(watched.stamps, steps, program)
@@ -238,7 +245,7 @@ def compared(program: Program, python: str, folder: Path, mirrors: Path | None, 
     problems += faults
     return Row(
         program.name, _source(program), same, f"{len(steps)} of {calls:g}", "" if worst is None else str(worst),
-        finding, patched(program, python, source, told, text, patch, problems), problems,
+        finding, patched(program, python, source, told, text, patch, alone.stamps.get("calls", 0), problems), problems,
     )  # fmt: skip
 
 
@@ -326,17 +333,20 @@ def verdict(program: Program, own: dict[str, Any], text: str, shares: dict[str, 
     return f"{top}: {said}", problems
 
 
-def patched(program: Program, python: str, source: Path, told: dict[str, Any], text: str, patch: Path, problems: list[str]) -> str:
-    """What a kept change brought, and what its patch brings in the program alone."""
+def patched(
+    program: Program, python: str, source: Path, told: dict[str, Any], text: str, patch: Path, calls: int, problems: list[str]
+) -> str:
+    """What a kept change brought, and what its patch brings in the program alone. `calls`: of `optimizer.step()` in the whole program."""
     kept = [trial for trial in told["trials"] if trial.get("verdict") == "win" and trial.get("kept", True)]
     if not kept:
         if program.gain:
             problems.append("no change was proven")
         return ""
-    gain = kept[-1]["speedup"]["estimate"]
+    gain = kept[-1]["speedup"]
+    proven = f"{gain['estimate']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] proven"
     if not patch.exists():
-        return f"{gain:.2f}x, no patch: {(re.findall(r'not in the patch: (.*)', text) or ['?'])[-1]}"
-    before = run(program, python, source)
+        problems.append("no patch")
+        return f"{proven}, no patch: {(re.findall(r'not in the patch: (.*)', text) or ['?'])[-1]}"
     changed = source.parent / "patched"
     shutil.copytree(source, changed)
     changes = patch.read_text(encoding="utf-8").replace(str(source.parent / "run") + "/", "")
@@ -345,12 +355,20 @@ def patched(program: Program, python: str, source: Path, told: dict[str, Any], t
     )
     if done.returncode:
         problems.append(f"the patch does not apply: {done.stderr.strip().splitlines()[-1]}")
-        return f"{gain:.2f}x"
-    after = run(program, python, changed)
-    real = before.stamps["wall_s"] / after.stamps["wall_s"]
-    if real < 1 + (gain - 1) / 2:
+        return proven
+    times: dict[Path, list[float]] = {source: [], changed: []}
+    for place in [source, changed] * PAIRS:
+        times[place].append(run(program, python, place, last_step=round(PART * calls)).stamps["wall_s"])
+    plain_s, patched_s = (statistics.median(of_place) for of_place in times.values())
+    real = plain_s / patched_s
+    if real < 1 + (gain["estimate"] - 1) / 2:
         problems.append("the patch brings less than half of what was proven")
-    return f"{gain:.2f}x proven, {real:.2f}x by the patch"
+    lines = "; ".join(line[1:].strip() for line in changes.splitlines() if re.match(r"\+(?!\+\+)", line))
+    return f"{proven}, {real:.2f}x by the patch ({_times(times[source])} to {_times(times[changed])}): `{lines}`"
+
+
+def _times(seconds: list[float]) -> str:
+    return "/".join(f"{value:.1f}" for value in sorted(seconds)) + " s"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -168,6 +169,53 @@ def torch_geometric() -> None:
             loss.backward()
             optimizer.step()
     print(f"{loss.item():.4f}")
+
+
+def ultralytics_yolo() -> None:
+    os.environ |= {
+        "YOLO_OFFLINE": "true",
+        "YOLO_AUTOINSTALL": "false",
+        "YOLO_CONFIG_DIR": os.getcwd(),
+    }  # nothing is downloaded or installed
+    from PIL import Image
+    from ultralytics import YOLO
+
+    chance = np.random.default_rng(0)
+    for part, count in (("train", 160), ("val", 8)):
+        for kind in ("images", "labels"):
+            os.makedirs(f"boxes/{kind}/{part}", exist_ok=True)
+        for number in range(count):
+            pixels = chance.integers(0, 90, (96, 96, 3)).astype(np.uint8)
+            left, top = chance.integers(0, 48, 2)
+            pixels[top : top + 40, left : left + 40] = 220
+            Image.fromarray(pixels).save(f"boxes/images/{part}/{number}.jpg")
+            with open(f"boxes/labels/{part}/{number}.txt", "w", encoding="utf-8") as file:
+                file.write(f"0 {(left + 20) / 96:.5f} {(top + 20) / 96:.5f} {40 / 96:.5f} {40 / 96:.5f}\n")
+    with open("boxes.yaml", "w", encoding="utf-8") as file:
+        file.write(f"path: {os.getcwd()}/boxes\ntrain: images/train\nval: images/val\nnames: [box]\n")
+    YOLO("yolo11n.yaml").train(
+        data="boxes.yaml", epochs=12, imgsz=96, batch=8, workers=1, device="cpu", val=False, plots=False, project="out", name="yolo"
+    )
+
+
+def composer_trainer() -> None:
+    from composer import Trainer
+    from composer.models import ComposerClassifier
+
+    torch.manual_seed(0)
+    images = torch.randn(1200, 3, 24, 24)
+    rows = [(image, int(image.mean() > 0)) for image in images]
+    module = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 48, 3, 2), nn.ReLU(), nn.Conv2d(48, 48, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)
+    )
+    module(images[:1])
+    trainer = Trainer(
+        model=ComposerClassifier(module, num_classes=2), train_dataloader=DataLoader(rows, 16, shuffle=True), max_duration="10ep",
+        optimizers=torch.optim.AdamW(module.parameters(), 1e-3), device="cpu", progress_bar=False, seed=0,
+    )  # fmt: skip
+    trainer.fit()
+    trainer.close()
+    print(f"{sum(weights.sum().item() for weights in module.parameters()):.6f}")
 
 
 class Rows(Dataset):

@@ -86,7 +86,10 @@ CHAR_RNN = Source("spro/char-rnn.pytorch", "282bcb6b15ab3929d6a588b455cfc0f19f32
 HYDRA = Source("ashleve/lightning-hydra-template", "bddbc24b82ab6ccfa6243e815a49dc5bfe8d4144", ("configs", "src", ".project-root"))
 
 MNIST = {"data": material.mnist}
+MNIST_MANY = {"data": lambda folder: material.mnist(folder, 20_000)}
+"""An epoch that is long enough for a trial, so that no evaluation falls into a block."""
 MNIST_TRAIN = ("{python}", "main.py", "--epochs", "4", "--log-interval", "40")
+MNIST_LONG = ("{python}", "main.py", "--epochs", "1", "--batch-size", "16", "--log-interval", "160")
 LOADER = ("input.cpu_transform", "input.too_few_workers", "input.slow_storage")
 CLOCK = "it prints a clock"
 SMALL_GPT = (
@@ -238,10 +241,12 @@ PROGRAMS = (
     driver("fastai_learner", "fastai", varies=CLOCK),
     driver("stable_baselines3", "stable_baselines3", varies=CLOCK),
     driver("torch_geometric", "torch_geometric"),
+    driver("ultralytics_yolo", "ultralytics", varies=CLOCK),
+    driver("composer_trainer", "composer"),
     driver("spawned_workers"),
     driver("iterable_stream"),
     # --- with a fault built in -------------------------------------------------------------------------------
-    Program("mnist, slow sample", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
+    Program("mnist, slow sample", examples("mnist"), MNIST_LONG, "mnist", ("torchvision",), MNIST_MANY, (
         Edit("mnist/main.py", "transforms.ToTensor(),", "transforms.ToTensor(), transforms.Lambda(lambda x: (time.sleep(0.001), x)[1]),"),
         Edit("mnist/main.py", "import argparse\n", "import argparse, time\n")), LOADER, gain=1.5),
     Program("mnist, computing transform", examples("mnist"), MNIST_TRAIN, "mnist", ("torchvision",), MNIST, (
@@ -249,7 +254,8 @@ PROGRAMS = (
     Program("tutorial CNN, slow sample", tutorial("02-intermediate/convolutional_neural_network"), ("{python}", "main.py"), "tutorials/02-intermediate/convolutional_neural_network",
             ("torchvision",), {"tutorials/data": material.mnist}, truth=LOADER, gain=1.3, edits=(
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "import torch \n", "import time\nimport torch \ntorch.manual_seed(0)\n"),
-                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "num_epochs = 5", "num_epochs = 6"),
+                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "batch_size = 100", "batch_size = 20"),
+                Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "num_epochs = 5", "num_epochs = 4"),
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "transform=transforms.ToTensor(),", "transform=transforms.Compose([transforms.ToTensor(), slow]),"),
                 Edit("tutorials/02-intermediate/convolutional_neural_network/main.py", "# MNIST dataset\n", "def slow(image):\n    time.sleep(0.001)\n    return image\n\n\n# MNIST dataset\n"))),
     Program("mnist, batch of one", examples("mnist"), ("{python}", "main.py", "--epochs", "1", "--batch-size", "2", "--log-interval", "400"), "mnist", ("torchvision",), MNIST,
