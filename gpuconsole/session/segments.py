@@ -39,8 +39,8 @@ FIXED = {
     WHOLE: P_FORWARD,
 }
 """The phase of a segment that needs no neighbours."""
-BETWEEN_TORCH = "between_torch_ratio"
-"""A fact of the run: see `agent.hooks.evidence.between`."""
+BETWEEN_TORCH, LAST_TORCH = "between_torch_ratio", "last_torch_ratio"
+"""Facts of the run: see `agent.hooks.evidence.between`."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
 SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
 """Segments that a light step does not have: their time is in its segments UNMARKED (see `agent.hooks.recorder`)."""
@@ -111,8 +111,9 @@ class SegmentFold:
 
     def __init__(self) -> None:
         self.on_device = False
-        self.between_torch_ratio = 1.0
-        """The share of the time between two forward passes that functions of torch take, as the agent has timed them in one step."""
+        self.between_torch_ratio = self.last_torch_ratio = 1.0
+        """The share of the time between two forward passes that functions of torch take, and the same between the last pass and the backward pass, as the
+        agent has timed them in one step."""
         self._loaders: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
         self._waiting: int | None = None
@@ -135,7 +136,7 @@ class SegmentFold:
         if isinstance(event, JobKnown):
             self.on_device = event.facts.device.startswith("cuda")
         else:
-            self.between_torch_ratio = event.facts.get(BETWEEN_TORCH, 1.0)
+            self.between_torch_ratio, self.last_torch_ratio = event.facts.get(BETWEEN_TORCH, 1.0), event.facts.get(LAST_TORCH, 1.0)
 
     def add(self, event: Segments) -> Steps:
         """The same message with steps. Raises ValueError where it is damaged."""
@@ -203,8 +204,8 @@ class SegmentFold:
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
             shares = {phase: 1.0}
-            if code == GAP and phase == P_FORWARD and before[i] == FORWARD and after[i] in (FORWARD, NO_GRAD):
-                shares = self._between_passes()
+            if code == GAP and phase == P_FORWARD and before[i] == FORWARD and not self.on_device:
+                shares = self._after_pass(after[i])
             for phase, share in shares.items():
                 phases[phase] += share * seconds
                 if code in SELDOM_MARKED and phase not in RARE:
@@ -293,13 +294,13 @@ class SegmentFold:
             return P_H2D
         return P_OTHER
 
-    def _between_passes(self) -> dict[int, float]:
-        """The phases of the time between two forward passes, with their shares. Without a loader, the lines between them make the input of the next
-        pass: an environment."""
-        if self.on_device or self.between_torch_ratio >= 1:  # the host times torch's functions, and a GPU works after they return
+    def _after_pass(self, after: int | None) -> dict[int, float]:
+        """The phases of the time between a forward pass and the next mark, with their shares. Without a loader, the lines between two passes make the
+        input of the next one: an environment. On a GPU the times are not known: a GPU works after functions of torch have returned."""
+        ratio = self.between_torch_ratio if after in (FORWARD, NO_GRAD) else self.last_torch_ratio
+        if ratio >= 1:
             return {P_FORWARD: 1.0}
-        rest = P_OTHER if self._has_data else P_DATA
-        return {P_FORWARD: self.between_torch_ratio, rest: 1 - self.between_torch_ratio}
+        return {P_FORWARD: ratio, P_OTHER if self._has_data else P_DATA: 1 - ratio}
 
     def _unwrapped(self, codes: list[int]) -> list[int]:
         """Of an optimizer step that holds its own passes (a closure), only what follows a backward pass is the optimizer's; the rest is a gap."""

@@ -102,7 +102,8 @@ class Listener:
                             return
                 if fold.between_torch_ratio < 1:  # known after 20 steps, which a short loop of a test is to have, too
                     again = SegmentFold()
-                    again.on_device, again.between_torch_ratio = fold.on_device, fold.between_torch_ratio
+                    again.on_device = fold.on_device
+                    again.between_torch_ratio, again.last_torch_ratio = fold.between_torch_ratio, fold.last_torch_ratio
                     one.steps = [step for event in raw for step in again.add(event).steps]
 
         self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)

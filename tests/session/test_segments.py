@@ -124,9 +124,9 @@ def test_without_any_step_with_all_segments_the_time_is_not_named() -> None:
 def test_lines_without_torch_between_two_passes_are_no_forward_pass(batches: bool, rest: str) -> None:
     """A loop of reinforcement learning runs its environment between two passes with gradients."""
 
-    def step(ratio: float) -> dict[str, float]:
+    def step(ratio: float, last: float = 1.0) -> dict[str, float]:
         fold = SegmentFold()
-        fold.between_torch_ratio = ratio
+        fold.between_torch_ratio, fold.last_torch_ratio = ratio, last
         codes = [LOADER] * batches + [FORWARD, GAP, FORWARD, GAP, BACKWARD, OPTIMIZER]
         raw = RawStep(1, 0.0, codes, [0.01 * (n + 1) for n in range(len(codes))], 8, 0, None, 0, 0, None)
         fold.step(raw)
@@ -135,3 +135,5 @@ def test_lines_without_torch_between_two_passes_are_no_forward_pass(batches: boo
     usual, environment = step(1.0), step(0.3)
     assert usual["forward"] == pytest.approx(0.04), "two passes, what lies between them, and the loss"
     assert environment["forward"] == pytest.approx(0.033) and environment[rest] == pytest.approx(usual[rest] + 0.007)
+    last = step(0.3, 0.5)
+    assert last["forward"] == pytest.approx(0.028) and last[rest] == pytest.approx(usual[rest] + 0.012)

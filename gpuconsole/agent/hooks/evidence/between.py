@@ -10,11 +10,12 @@ import statistics
 from typing import Any
 
 from ...clock import now
-from ..recorder import FORWARD, GAP, NO_GRAD
+from ..recorder import BACKWARD, FORWARD, GAP, NO_GRAD, ZERO
 from ..watch import recorder
 
-RATIO = "between_torch_ratio"
-"""The fact: the share of the time between two forward passes in which a function of torch runs. It is given only where the rest is large."""
+RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
+"""Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
+made. They are given only where the rest is large."""
 LEAST_S, LEAST_RATIO = 0.0001, 1 / 3
 """Seconds without torch in the median gap, and their share of it. Below, they are the cost of Python between the parts of a model."""
 
@@ -28,6 +29,8 @@ class BetweenPasses:
         between = self
         self.gaps: list[tuple[float, float]] = []
         """For each gap its seconds, and those in functions of torch."""
+        self.last_gaps: list[tuple[float, float]] = []
+        """The same for the gaps before a backward pass."""
         self._torch_s = 0.0
         self._segments: int | None = None
         """The number of segments at the begin of the gap under way."""
@@ -54,13 +57,19 @@ class BetweenPasses:
                 self._mode.__enter__()
 
     def end(self) -> None:
-        """A pass has begun. A gap with other segments in it, such as a batch or an optimizer step, is not counted."""
-        segments, self._segments = self._segments, None
-        if segments is None:
+        """A pass has begun. A gap with other segments in it, such as a batch or an optimizer step, is not counted; gradients may be zeroed in it."""
+        begun, self._segments = self._segments, None
+        if begun is None:
             return
         self.stop()
-        if len(recorder.codes) == segments + 2 and recorder.codes[-2:] == [FORWARD, GAP] and recorder.stack[-1] in (FORWARD, NO_GRAD):
-            self.gaps.append((recorder.times[-1] - recorder.times[-2], self._torch_s))
+        gap, *further = recorder.codes[begun + 1 :]
+        if recorder.codes[begun] != FORWARD or gap != GAP or not {*further} <= {ZERO, GAP}:
+            return
+        timed = recorder.times[begun + 1] - recorder.times[begun], self._torch_s
+        if recorder.stack[-1] == BACKWARD:
+            self.last_gaps.append(timed)
+        elif recorder.stack[-1] in (FORWARD, NO_GRAD) and not further:
+            self.gaps.append(timed)
 
     def stop(self) -> bool:
         """Whether the mode is out of the stack of modes. Within a function that the mode was asked about, such as `Tensor.backward`, it is not there, and
@@ -70,13 +79,20 @@ class BetweenPasses:
         return not self._entered
 
     def facts(self) -> dict[str, float]:
-        """RATIO where much of the time is spent without torch; else nothing."""
-        without = [gap_s - torch_s for gap_s, torch_s in self.gaps]
-        if not self.gaps or statistics.median(without) < LEAST_S:
+        """RATIO where much of the time is spent without torch, and then LAST_RATIO; else nothing."""
+        if (ratio := _torch_ratio(self.gaps)) == 1:
             return {}
-        if statistics.median(rest_s / gap_s for rest_s, (gap_s, _) in zip(without, self.gaps, strict=True)) < LEAST_RATIO:
-            return {}
-        return {RATIO: 1 - sum(without) / sum(gap_s for gap_s, _ in self.gaps)}
+        return {RATIO: ratio, LAST_RATIO: _torch_ratio(self.last_gaps)}
+
+
+def _torch_ratio(gaps: list[tuple[float, float]]) -> float:
+    """The share of the time in functions of torch; 1 where the rest is small."""
+    without = [gap_s - torch_s for gap_s, torch_s in gaps]
+    if not gaps or statistics.median(without) < LEAST_S:
+        return 1.0
+    if statistics.median(rest_s / gap_s for rest_s, (gap_s, _) in zip(without, gaps, strict=True)) < LEAST_RATIO:
+        return 1.0
+    return 1 - sum(without) / sum(gap_s for gap_s, _ in gaps)
 
 
 def depth() -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gpuconsole.agent.hooks.evidence.between import RATIO, BetweenPasses
+from gpuconsole.agent.hooks.evidence.between import LAST_RATIO, RATIO, BetweenPasses
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD
 from gpuconsole.agent.hooks.watch import recorder
 
@@ -50,9 +50,9 @@ def test_lines_without_torch_and_functions_of_torch_are_told_apart() -> None:
     python, products = BetweenPasses(), BetweenPasses()
     gaps(python, turn)
     gaps(products, multiply)
-    assert python.facts()[RATIO] < 0.2
+    assert python.facts()[RATIO] < 0.2 and python.facts()[LAST_RATIO] < 0.2
     assert products.facts() == {}, "work of the model"
-    assert len(python.gaps) == 5, "the lines before the backward pass are the loss"
+    assert (len(python.gaps), len(python.last_gaps)) == (5, 1)
 
 
 def test_python_between_the_parts_of_a_model_is_no_work_of_its_own() -> None:
