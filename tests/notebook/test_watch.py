@@ -70,6 +70,7 @@ def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     assert "The DataLoader waits for storage" in (tmp_path / "a.html").read_text()
 
 
+@pytest.mark.slow
 def test_torch_may_be_imported_in_the_block(tmp_path: Path) -> None:
     code = """
         import json
@@ -136,6 +137,7 @@ def test_an_error_and_an_interrupt_leave_the_block_as_ever(tmp_path: Path) -> No
     assert facts["interrupted"] == "stopped" and facts["steps"] >= 28 and facts["after_interrupt"] == []
 
 
+@pytest.mark.slow
 def test_a_console_that_is_killed_does_not_disturb_the_training(tmp_path: Path) -> None:
     facts, _ = run(
         tmp_path,
@@ -158,6 +160,7 @@ def test_a_console_that_is_killed_does_not_disturb_the_training(tmp_path: Path) 
     assert facts["problem"] in facts["report"]
 
 
+@pytest.mark.slow
 def test_the_console_of_a_process_that_is_killed_ends(tmp_path: Path) -> None:
     code = """
         with gpuconsole.watch() as session:
