@@ -58,11 +58,14 @@ def add_block(on_clock: OnClock, arm: int, steps: Sequence[Step]) -> None:
 
 
 def first_rhythm(on_clock: OnClock) -> Rhythm | None:
-    """The rhythm on the first clock that shows one."""
+    """The rhythm on the first clock that shows one. A rhythm of other processes shows best in the difference of the clocks, which is what those processes
+    take: the noise of the work itself is not in it. This rhythm is one on the wall clock."""
     for clock, blocks in on_clock.items():
         if (rhythm := rhythm_of(blocks)) is not None:
             return msgspec.structs.replace(rhythm, clock=clock)
-    return None
+    free = on_clock.get("contention_free", [])
+    waits = [block._replace(log_rate=block.log_rate - other.log_rate) for block, other in zip(on_clock["wall"], free, strict=False)]
+    return rhythm_of(waits)
 
 
 def _mean_wave(start: float, end: float, frequency: float) -> complex:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.trial_statistics import trial as simulated
 from gpuconsole.experiments.block_order import order
-from gpuconsole.experiments.rhythm import MeasuredBlock, rhythm_of
+from gpuconsole.experiments.rhythm import MeasuredBlock, first_rhythm, rhythm_of
 from gpuconsole.experiments.statistics import CHANGED
 from gpuconsole.experiments.sweep import JobSweeper
 from gpuconsole.experiments.trial import run_trial
@@ -159,3 +159,15 @@ def test_noise_is_hardly_ever_a_rhythm(noise: str) -> None:
 @pytest.mark.parametrize("noise", ["a rhythm of 4 blocks, sine", "a rhythm of 8 blocks, on and off"])
 def test_a_strong_rhythm_is_named_in_most_trials(noise: str) -> None:
     assert sum(simulated(noise, seed, 1.0, deviation=0.10).named for seed in range(40)) >= 30
+
+
+def test_a_rhythm_of_other_processes_shows_in_the_difference_of_the_clocks() -> None:
+    """The work's own noise, which is on both clocks, is larger than what the other processes take."""
+    named = 0
+    for seed in range(10):
+        free = blocks(seed, 17, 4.0, 0.0, 0.06)
+        taken = blocks(seed, 17, 4.0, 0.04, 0.005)
+        wall = [block._replace(log_rate=block.log_rate + wait.log_rate) for block, wait in zip(free, taken, strict=True)]
+        rhythm = first_rhythm({"contention_free": free, "wall": wall})
+        named += rhythm is not None and rhythm.clock == "wall" and abs(rhythm.period_s / 4.0 - 1) < 0.05
+    assert named == 10
