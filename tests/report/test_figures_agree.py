@@ -165,6 +165,9 @@ def test_times_of_a_step_that_differ_say_which_time_they_are() -> None:
     shown = session_text(snapshot(msgspec.structs.replace(view, runs=(apart,))))
     assert "5.35 s is the time at the mean rate; the mean step takes 5.37 s" in shown
     assert "measured step times leave out the wait for a CPU core: 4.89 of 5.37 s" in shown
+    slower = msgspec.structs.replace(apart, signals={**signals, "step_s": Signal(6.02, "s", "step breakdown")})
+    shown = session_text(snapshot(msgspec.structs.replace(view, runs=(slower,))))
+    assert "leave out the wait for a CPU core: 9 % of a step" in shown, "the last steps were slower than those before"
     mean = last.summary.step_time_s.mean if last.summary.step_time_s else 0.0
     parts = (TimePart("attainable", "at the hardware limit", 2.20), TimePart("data_wait", "data wait", mean - 2.20, 2150.0))
     signals["step_s"] = Signal(mean, "s", "step breakdown")

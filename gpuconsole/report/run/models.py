@@ -57,6 +57,8 @@ def _without_core_wait(run: Run) -> str:
     times, signals = run.summary.step_time_s, run.signals
     if run.device != "cpu" or times is None or not signals.keys() >= {"step_s", "runq_ratio"} or signals["runq_ratio"].value <= 0:
         return ""
+    if signals["step_s"].value > times.mean:  # the diagnosis judges the last steps, and the mean is that of the whole run
+        return f"measured step times leave out the wait for a CPU core: {units.percent(signals['runq_ratio'].value).strip()} of a step"
     measured, mean, unit = units.durations(signals["step_s"].value, times.mean)
     return f"measured step times leave out the wait for a CPU core: {measured.strip()} of {mean.strip()} {unit}" if measured != mean else ""
 
