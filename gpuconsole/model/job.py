@@ -39,7 +39,7 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     `kind`: `loader`, `optimizer`, `ddp` or `compile`. `file` is the path that Python has, `line` the first line of the call (from 1).
     `function`: the function around the line. `call`: the source text of the call; empty where the file is not readable. `settings`: the
     knobs that this object decides, and their values. `library`: the package (for example `transformers`) where no line of the program
-    itself made the object.
+    itself made the object. `again`: the line has made another one since the training began, as in each epoch.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     call: str = ""
     settings: dict[str, bool | int | float | str] = {}
     library: str = ""
+    again: bool = False
 
 
 class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -42,6 +42,9 @@ LINES: dict[str, dict[Value, str]] = {
 """Lines for changes that have no argument in one call."""
 
 
+NEW_WORKERS = "makes a DataLoader in each epoch, which starts new workers each time: make it once, before the epochs"
+
+
 class Patch(msgspec.Struct, frozen=True):
     """`diff`: a unified diff, empty where no file can be patched. `lines`: what the user must write by hand, each with the reason."""
 
@@ -67,6 +70,9 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
         except (OSError, NotPatchable) as problem:
             why = problem.strerror if isinstance(problem, OSError) else str(problem)
             lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
+        else:
+            if place.again and not place.library and arguments.get("num_workers"):
+                lines.append(f"# {name(place.file)}:{place.line} {NEW_WORKERS}")
     for knob, values in LINES.items():
         if knob in changes and (line := values.get(changes[knob])) and not (knob == "precision" and _by_trainer(facts)):
             lines.append(line)

@@ -212,3 +212,12 @@ def test_the_patch_names_no_setting_that_the_console_left_alone(tmp_path: Path) 
     second.job = JobFacts("train.py", sites=[Site("loader", str(code), 1)])
     _, lines = patch_of(Snapshot(created="", gpuconsole="", environment=Environment(), runs=[first, second], trials=[]))
     assert lines[0] == "for your own code (num_workers=4):"
+
+
+def test_a_loader_that_is_made_in_each_epoch_gets_a_hint(tmp_path: Path) -> None:
+    """The workers of the trial lived on over epochs; those of the patched program start anew."""
+    code = "for epoch in range(3):\n    for batch in DataLoader(d, 8):\n        pass\n"
+    hint = "# train.py:2 makes a DataLoader in each epoch, which starts new workers each time: make it once, before the epochs"
+    for again, lines in ((True, (hint,)), (False, ())):
+        text, patch = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 2, again=again))
+        assert "DataLoader(d, 8, num_workers=4" in text and patch.lines == lines

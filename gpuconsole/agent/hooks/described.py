@@ -176,6 +176,13 @@ def sites() -> list[dict[str, Any]]:
     order = {id(used_object): place for place, used_object in enumerate(used) if used_object is not None}
     places = sorted(watch.made.items(), key=lambda item: order.get(id(item[1].ref()), len(order)))
     return [
-        {"kind": kind, "file": cell_of(file) or file, "line": line, "function": record.function, "library": record.library}
+        {
+            "kind": kind,
+            "file": cell_of(file) or file,
+            "line": line,
+            "function": record.function,
+            "library": record.library,
+            "again": record.again,
+        }
         for (kind, file, line), record in places
     ]

@@ -20,11 +20,13 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 class Made(NamedTuple):
     """`ref`: the newest object that a line of the program made. `function`: the function around the line. `library`: the package that made the
-    object on behalf of that line; empty where the line itself did."""
+    object on behalf of that line; empty where the line itself did. `again`: the line has made
+    another one since the training began, as in each epoch."""
 
     ref: weakref.ref[Any]
     function: str
     library: str = ""
+    again: bool = False
 
 
 class Watch:
@@ -75,7 +77,9 @@ class Watch:
         if frame is not None:
             file = frame.f_code.co_filename
             file = file if file.startswith(CELL) else os.path.abspath(file)
-            self.made[kind, file, frame.f_lineno] = Made(weakref.ref(target), frame.f_code.co_name, library_of(sys._getframe(1), frame))
+            place, library = (kind, file, frame.f_lineno), library_of(sys._getframe(1), frame)
+            again = place in self.made and recorder.index > 0  # before, a function of the program may make those of training and validation
+            self.made[place] = Made(weakref.ref(target), frame.f_code.co_name, library, again)
 
 
 def is_program(file: str) -> bool:
