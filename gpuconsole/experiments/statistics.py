@@ -10,10 +10,12 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
+import msgspec
+
 from gpuconsole.model.baseline import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.run import Step
+from gpuconsole.model.run import PHASES, Step
 
 # --- statistics of measured rates ----------------------------------------------------------------------------
 
@@ -324,6 +326,8 @@ COST_KNOBS = {"logging": {"log_every", "log_gradients"}, "checkpoint": {"save_ev
 RARER = 10
 """If an event is this many times rarer on one side, a block of that side need not contain the event. Without any such event the gain
 would be overstated by a tenth at most, and some blocks do contain the event."""
+SPREAD = ("checkpoint", "eval")
+"""Phases of a user's own program whose time is spread over the steps of a block: see `BlockPlan.spread`."""
 NEGLIGIBLE = 0.01
 """Share of step time. An event with a smaller share need not happen equally often in both blocks of a pair."""
 RUN_BLOCK_S = 1.0
@@ -367,11 +371,12 @@ class BlockPlan:
         others: Knobs | None = None,
         *,
         of_job: bool = False,
+        step_s: float | None = None,
     ) -> None:
         """`knobs` are the values on this side, `others` the values on the other side, `changes` the names of the knobs that differ.
 
         `phases_ratio`: the share of each phase in the step time before the trial, where it is known. `of_job`: the steps are those of the
-        user's own program, which does not mark its first steps after a change.
+        user's own program, which does not mark its first steps after a change. `step_s`: the mean time of a step before the trial, where it is known.
         """
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
         self.serving = any(CATALOGUE[name].serving for name in changes)
@@ -387,6 +392,29 @@ class BlockPlan:
 
         self.settling = settling_steps(knobs, self.through_loader) if of_job else 0
         """The first steps of a block that do not count."""
+        spread = [phase for phase in SPREAD if of_job and phases_ratio and step_s is not None and phase not in unknown]
+        self._spread_s = {PHASES.index(phase): shares.get(phase, 0.0) * (step_s or 0.0) for phase in spread}
+        """By the index of a phase, the seconds of each step that stand for the events of this phase."""
+
+    def spread(self, steps: Sequence[Step]) -> tuple[list[Step], float]:
+        """The steps of a user's own program with the time of SPREAD spread evenly: each has the mean before the trial, in place of its own. And the
+        seconds that they had of their own.
+
+        A program may evaluate for seconds after every few hundred steps. A block of a second has such an event or not, by chance, so one event
+        would outweigh the whole trial. The change is taken to leave the events as they are; their share of the time counts.
+        """
+        spread_s = sum(self._spread_s.values())
+        own_s, evened = 0.0, []
+        for step in steps:
+            if not self._spread_s or not step.phases:
+                evened.append(step)
+                continue
+            of_step = sum(step.phases[index] for index in self._spread_s)
+            own_s += of_step
+            phases = tuple(self._spread_s.get(index, seconds) for index, seconds in enumerate(step.phases))
+            runq = step.runq and tuple(0.0 if index in self._spread_s else delay for index, delay in enumerate(step.runq))
+            evened.append(msgspec.structs.replace(step, wall_s=step.wall_s - of_step + spread_s, phases=phases, runq=runq))
+        return evened, own_s
 
     def complete(self, steps: Sequence[Step], stretch: float = 1.0) -> bool:
         """Whether the block has enough counted `steps`, where it is `stretch` times as long as the shortest block."""
@@ -410,11 +438,13 @@ def settling_steps(knobs: Knobs, through_loader: bool) -> int:
     return workers * int(knobs.get("prefetch_factor", 2)) + 2 if workers else 1
 
 
-def plans(knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None, *, of_job: bool = False) -> dict[int, BlockPlan]:
-    """The plans of both sides of a trial of `changes` to `knobs`, by arm. `of_job`: see `BlockPlan`."""
+def plans(
+    knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None, *, of_job: bool = False, step_s: float | None = None
+) -> dict[int, BlockPlan]:
+    """The plans of both sides of a trial of `changes` to `knobs`, by arm. The further arguments: see `BlockPlan`."""
     sides = {BASELINE: knobs, CHANGED: {**knobs, **changes}}
     other = {BASELINE: sides[CHANGED], CHANGED: knobs}
-    return {arm: BlockPlan(values, changes, phases_ratio, other[arm], of_job=of_job) for arm, values in sides.items()}
+    return {arm: BlockPlan(values, changes, phases_ratio, other[arm], of_job=of_job, step_s=step_s) for arm, values in sides.items()}
 
 
 def rate(steps: Sequence[Step], contention_free: bool) -> float:

@@ -266,7 +266,9 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that delay (`num_threads`), or affects
     processes other than the training process (the dataloader, a model server).
     """
-    of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None, of_job=run.is_job)
+    before = run.summary
+    step_s = before.step_time_s.mean if before.step_time_s is not None else None
+    of_side = plans(run.knobs, trial.changes, before.phases_ratio or None, of_job=run.is_job, step_s=step_s)
     plan = of_side[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     pairs, wall_pairs = Pairs(), Pairs()
@@ -290,7 +292,10 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     decided = None
     try:
         for pair in itertools.islice(order(trial.order_seed), MAX_PAIRS):
-            blocks = {block.arm: await _block(sides, block, of_side[block.arm]) for block in pair}
+            blocks, spread_s = {}, trial.spread_s
+            for block in pair:
+                blocks[block.arm], of_block = await _block(sides, block, of_side[block.arm])
+                spread_s += of_block
             if not all(rate(steps, False) > 0 for steps in blocks.values()):
                 raise TrialFailed("no work was done in a whole block")
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
@@ -308,6 +313,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 null_log_ratios=tuple(nulls),
                 resolution_ratio=resolution(nulls, len(ratios), between),
                 elapsed_s=time.monotonic() - start,
+                spread_s=spread_s,
             )
             on_update(trial)
             if decided or exhausted(ratios, nulls, between) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
@@ -320,14 +326,15 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial
 
 
-async def _block(sides: Sides, block: Block, plan: BlockPlan) -> list[Step]:
-    """The counted steps of `block`, without the first steps after the switch."""
+async def _block(sides: Sides, block: Block, plan: BlockPlan) -> tuple[list[Step], float]:
+    """The counted steps of `block`, without the first steps after the switch, and the seconds that `plan` spreads over them."""
     await sides.switch_to(block.arm)
     worker = sides.worker(block.arm)
     while True:
         counted = [step for step in worker.trial_steps if step.arm == block.arm and step.kind == 0][plan.settling :]
-        if plan.complete(counted, block.stretch):
-            return list(plan.trimmed(counted))
+        steps, spread_s = plan.spread(counted)
+        if plan.complete(steps, block.stretch):
+            return list(plan.trimmed(steps)), spread_s
         await worker.next_steps()
 
 

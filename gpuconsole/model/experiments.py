@@ -107,7 +107,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
     `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
     each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
-    periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done.
+    periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done. `spread_s`: seconds of evaluations and
+    checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     effect: str = ""
     order_seed: int | None = None
     rhythm: Rhythm | None = None
+    spread_s: float = 0.0
 
     @property
     def way(self) -> str:

@@ -56,6 +56,10 @@ def verdict(trial: Trial) -> str:
 # --- before the start ----------------------------------------------------------------------------------------
 
 
+SPREAD_S = 0.1
+"""Less time of evaluations and checkpoints is not worth a line."""
+
+
 def rhythm_note(measured: Trial | Sweep) -> str:
     """One sentence about the rhythm that the blocks of a trial or a sweep show; empty without a rhythm."""
     rhythm = measured.rhythm
@@ -87,6 +91,9 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
         report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.spread_s >= SPREAD_S:
+        spread = f"evaluations and checkpoints in the blocks took {units.duration(trial.spread_s).strip()}, which is spread evenly over the steps"
+        report.append(Line([(spread, "dim")], indent=2))
     if trial.rhythm is not None:
         report.append(Line([(rhythm_note(trial), "wait")], indent=2))
     if trial.changes_training:

@@ -1,8 +1,19 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import msgspec
 import pytest
 
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, plans, rate
+from gpuconsole.experiments.trial import run_trial
+from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.run import PHASES, Step
+from gpuconsole.model.run import PHASES, Run, Step, Summary
+from gpuconsole.session.figures.distributions import distribution
 
 
 def steps(n: int, wall: float, runq: float = 0.0) -> list[Step]:
@@ -74,3 +85,72 @@ def test_the_first_steps_of_a_block_of_a_job_do_not_count() -> None:
     assert (sides[1].settling, sides[2].settling) == (1, 10)
     assert plans({"optim": "adamw"}, {"optim": "adamw_fused"}, of_job=True)[2].settling == 1
     assert plans({"num_workers": 0}, {"num_workers": 4})[2].settling == 0
+
+
+def step_of_job(eval_s: float = 0.0, work_s: float = 0.02) -> Step:
+    phases = tuple(eval_s if phase == "eval" else work_s if phase == "forward" else 0.0 for phase in PHASES)
+    return Step(0, 0.0, work_s + eval_s, 8, 0, phases, tuple(0.1 * seconds for seconds in phases))
+
+
+def test_evaluations_of_a_job_are_spread_over_the_steps_of_a_block() -> None:
+    """A block of a second has an evaluation of two seconds or not, by chance."""
+    shares = {"forward": 0.8, "eval": 0.2}
+    plan = plans({}, {"optim": "adamw_fused"}, shares, of_job=True, step_s=0.025)[2]
+    steps, own_s = plan.spread([step_of_job(), step_of_job(2.0), step_of_job()])
+    assert own_s == pytest.approx(2.0)
+    assert [step.wall_s for step in steps] == pytest.approx([0.025] * 3), "each has the mean: a fifth of 25 ms"
+    assert all(sum(step.phases) == pytest.approx(step.wall_s) for step in steps)
+    assert all(sum(step.runq or ()) == pytest.approx(0.002) for step in steps)
+    assert not plan.complete(plan.spread([step_of_job(2.0)] * 3)[0]), "evaluations alone are no block"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"of_job": False, "step_s": 0.025}, "optim"),
+        ({"of_job": True, "step_s": None}, "optim"),
+        ({"of_job": True, "step_s": 0.025}, "eval_every"),
+    ],
+    ids=["a scenario", "no steps yet", "the change is about evaluations"],
+)
+def test_other_evaluations_stay_where_they_are(options: dict[str, Any], changes: str) -> None:
+    steps = [step_of_job(), step_of_job(2.0)]
+    plan = plans({"eval_every": 10}, {changes: 20}, {"forward": 0.8, "eval": 0.2}, **options)[2]
+    assert plan.spread(steps)[0] == steps
+
+
+class Evaluates:
+    """A job whose changed steps take 20 ms and the others 26 ms, and which evaluates for two seconds after every 375 steps."""
+
+    method = "live ABBA"
+
+    def __init__(self) -> None:
+        self.trial_steps: list[Step] = []
+        self._index, self._arm, self._chance = 0, 0, random.Random(4)
+
+    async def switch_to(self, arm: int) -> None:
+        self.trial_steps.clear()
+        self._arm = arm
+
+    def worker(self, arm: int) -> Any:
+        return self
+
+    async def next_steps(self) -> None:
+        self._index += 1
+        work_s = (0.020 if self._arm == 2 else 0.026) * math.exp(self._chance.gauss(0.0, 0.1))
+        step = step_of_job(2.0 if self._index % 375 == 0 else 0.0, work_s)
+        self.trial_steps.append(msgspec.structs.replace(step, runq=None, arm=self._arm, t=0.026 * self._index))
+
+
+def test_evaluations_do_not_spoil_the_trial_of_a_job() -> None:
+    mean_s = 0.026 + 2 / 375
+    shares = {"forward": 0.026 / mean_s, "eval": 2 / 375 / mean_s}
+    run = Run(
+        "1", "train.py", "job", {"optim": "adamw"}, "cpu", summary=Summary(phases_ratio=shares, step_time_s=distribution([mean_s] * 20))
+    )
+    for seed in range(5):
+        trial = Trial("1", "1", {"optim": "adamw_fused"}, order_seed=seed)
+        ended = asyncio.run(run_trial(trial, run, Evaluates(), lambda trial: None))  # type: ignore[arg-type]
+        assert ended.verdict == "win" and ended.speedup is not None
+        whole = mean_s / (mean_s - 0.006)
+        assert ended.speedup.low < whole < ended.speedup.high and ended.speedup.estimate == pytest.approx(whole, rel=0.05)
