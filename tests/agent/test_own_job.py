@@ -162,6 +162,7 @@ for _ in range(15000):
 """
 
 
+@pytest.mark.slow
 def test_no_step_of_a_fast_loop_is_lost(tmp_path: Path) -> None:
     """A message about half a second of short steps with many segments is longer than the pipe: later steps were lost."""
     listener = Listener(tmp_path)

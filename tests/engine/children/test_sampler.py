@@ -154,6 +154,7 @@ def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: py
     with_engine(play)
 
 
+@pytest.mark.slow
 def test_a_driver_unloaded_and_loaded_again_with_fewer_gpus(script: Script) -> None:
     async def play(engine: LiveSession) -> None:
         script.write("init_error 9", "gpus 2", "count_error 9", "gpu * error * 9")
