@@ -176,7 +176,7 @@ def reasons_to_ignore(rule: Rule) -> Iterable[str]:
         if names := [name for name in rule.knobs if changes(CATALOGUE[name])]:
             yield f"- {effect}: do not change {listed(names)}.\n"
     if rule.subject == "training" and rule.resource == "time" and not rule.ignore and not rule.id.endswith(HEALTHY):
-        yield f"- {link(CONTENTION)} fires too: other programs use the cores, which makes all times less certain. Measure again on a quiet machine.\n"
+        yield f"- {link(CONTENTION)} fires too: other programs use the cores, and all times are less certain. Measure again on a quiet machine.\n"
 
 
 def related(rule: Rule) -> Iterable[str]:
@@ -191,7 +191,7 @@ def related(rule: Rule) -> Iterable[str]:
     lines += [f"- If this rule applies{unless(entry)}, {link(entry.loser)} is clear.\n" for entry in covers]
     if rule.id in INPUT:
         order = ", ".join(link(cause) if cause != rule.id else f"`{cause}`" for cause in INPUT)
-        lines.append(f"- One rule names the cause of a wait for data, the first of these that applies: {order}.\n")
+        lines.append(f"- A wait for data has one cause: the first of these rules that applies names it: {order}.\n")
     if lines:
         yield "\n## Related rules\n\n"
         yield from lines

@@ -45,10 +45,10 @@ class Console:
         """Raises ConsoleLost where the console does not start, ValueError for an option that it refuses."""
         ours, theirs = socket.socketpair()
         self._socket, self._errors = ours, tempfile.TemporaryFile()  # noqa: SIM115  # closed with the console
-        words = [sys.executable, "-P", "-m", MODULE, "--fd", str(theirs.fileno()), "--pid", str(os.getpid()), *options]
+        command = [sys.executable, "-P", "-m", MODULE, "--fd", str(theirs.fileno()), "--pid", str(os.getpid()), *options]
         with theirs:
             self._process = subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
@@ -146,8 +146,8 @@ class Console:
 
     def _is_gone(self, why: str = "") -> None:
         if not self.lost:
-            words = self._last_words() if os.getpid() == self._pid else ""
-            self.lost = why or f"the console has ended{f': {words}' if words else ''}"
+            last_words = self._last_words() if os.getpid() == self._pid else ""
+            self.lost = why or f"the console has ended{f': {last_words}' if last_words else ''}"
         raise ConsoleLost(self.lost)
 
     def _last_words(self) -> str:

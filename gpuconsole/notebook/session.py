@@ -61,16 +61,16 @@ def watch(
     options of `gpuconsole run`. `name`: what the run is called. `live`: show a table that is updated; None: in a notebook. `quiet`: neither a table nor a
     report at the end.
     """
-    words = ["--name", name or _name()]
-    for option, given in (("probe", probe), ("allow-numerics", allow_numerics), ("memory", memory), ("apply-top", apply_top)):
-        words += [f"--{option}"] if given else []
+    options = ["--name", name or _name()]
+    for flag, given in (("probe", probe), ("allow-numerics", allow_numerics), ("memory", memory), ("apply-top", apply_top)):
+        options += [f"--{flag}"] if given else []
     for knob, value in (tries or {}).items():
-        words += ["--try", f"{knob}={show(value)}"]
+        options += ["--try", f"{knob}={show(value)}"]
     for tracker in log_to:
-        words += ["--log-to", tracker]
+        options += ["--log-to", tracker]
     for option, text in (("record", record), ("device", device), ("interval", interval)):
-        words += [f"--{option}", os.fspath(text) if isinstance(text, os.PathLike) else str(text)] if text is not None else []
-    return Session(words, LiveTable.wanted(live) and not quiet, quiet)
+        options += [f"--{option}", os.fspath(text) if isinstance(text, os.PathLike) else str(text)] if text is not None else []
+    return Session(options, LiveTable.wanted(live) and not quiet, quiet)
 
 
 def _name() -> str:
@@ -191,8 +191,8 @@ class Session:
             with contextlib.suppress(WatchError):
                 self._status = msgspec.convert(self._call("status"), Status)
         if self._status is None or self.problem:
-            known = self._status or Status("", UNWATCHED, "", "", False, "")
-            return msgspec.structs.replace(known, state=UNWATCHED, answer=self.problem or "the block has not begun")
+            last = self._status or Status("", UNWATCHED, "", "", False, "")
+            return msgspec.structs.replace(last, state=UNWATCHED, answer=self.problem or "the block has not begun")
         return self._status
 
     @property
@@ -284,7 +284,7 @@ class Session:
 
 
 def _forked() -> None:
-    """In a process that is forked from this one: the session belongs to the parent."""
+    """Called in a forked child: the session belongs to the parent process."""
     for session in _watching:
         if session._console is not None:
             session._console.close()

@@ -92,7 +92,7 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
         share = units.quantity(trial.resolution_ratio, "ratio")
         report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
     if trial.spread_s >= SPREAD_S:
-        spread = f"evaluations and checkpoints in the blocks took {units.duration(trial.spread_s).strip()}, which is spread evenly over the steps"
+        spread = f"evaluations and checkpoints in the blocks took {units.duration(trial.spread_s).strip()}: each step has their mean before the trial instead"
         report.append(Line([(spread, "dim")], indent=2))
     if trial.rhythm is not None:
         report.append(Line([(rhythm_note(trial), "wait")], indent=2))

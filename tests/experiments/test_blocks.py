@@ -14,6 +14,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Run, Step, Summary
 from gpuconsole.session.figures.distributions import distribution
+from tests.experiments.fake_job import FakeJob
 
 
 def steps(n: int, wall: float, runq: float = 0.0) -> list[Step]:
@@ -119,27 +120,18 @@ def test_other_evaluations_stay_where_they_are(options: dict[str, Any], changes:
     assert plan.spread(steps)[0] == steps
 
 
-class Evaluates:
+class Evaluates(FakeJob):
     """A job whose changed steps take 20 ms and the others 26 ms, and which evaluates for a second after every 90 steps."""
 
-    method = "live ABBA"
-
     def __init__(self) -> None:
-        self.trial_steps: list[Step] = []
-        self._index, self._arm, self._chance = 0, 0, random.Random(4)
-
-    async def switch_to(self, arm: int) -> None:
-        self.trial_steps.clear()
-        self._arm = arm
-
-    def worker(self, arm: int) -> Any:
-        return self
+        super().__init__()
+        self._index, self._chance = 0, random.Random(4)
 
     async def next_steps(self) -> None:
         self._index += 1
-        work_s = (0.020 if self._arm == 2 else 0.026) * math.exp(self._chance.gauss(0.0, 0.1))
+        work_s = (0.020 if self.arm == 2 else 0.026) * math.exp(self._chance.gauss(0.0, 0.1))
         step = step_of_job(1.0 if self._index % 90 == 0 else 0.0, work_s)
-        self.trial_steps.append(msgspec.structs.replace(step, runq=None, arm=self._arm, t=0.026 * self._index))
+        self.trial_steps.append(msgspec.structs.replace(step, runq=None, arm=self.arm, t=0.026 * self._index))
 
 
 def test_evaluations_do_not_spoil_the_trial_of_a_job() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 import random
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +24,7 @@ from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.report.experiments import paint_done, rhythm_note, sweep_report, trial_report, verdict_line
 from gpuconsole.report.parts import printed
 from gpuconsole.wire.events import KnobsSet
+from tests.experiments.fake_job import FakeJob
 
 SHORTEST_S, STEP_S, PERIOD_S = 0.35, 0.05, 2.4
 
@@ -67,22 +67,13 @@ def test_what_cannot_come_back_or_does_not_matter_is_not_named() -> None:
     assert rhythm_of([block._replace(log_rate=1.0) for block in blocks(1, 17, 4.0, 0.0, 0.0)]) is None, "no variation at all"
 
 
-class Sides:
+class Sides(FakeJob):
     """A job whose steps take STEP_S, and longer in every second half of PERIOD_S: on the wall clock or in the run-queue delay alone."""
 
-    method = "live ABBA"
-
     def __init__(self, waits: bool) -> None:
-        self.trial_steps: list[Step] = []
-        self._waits, self._now, self._arm = waits, 100.0, 0
+        super().__init__()
+        self._waits, self._now = waits, 100.0
         self._chance = random.Random(3)
-
-    async def switch_to(self, arm: int) -> None:
-        self.trial_steps.clear()
-        self._arm = arm
-
-    def worker(self, arm: int) -> Any:
-        return self
 
     async def next_steps(self) -> None:
         usual_s = STEP_S * math.exp(self._chance.gauss(0.0, 0.05))
@@ -90,7 +81,7 @@ class Sides:
         self._now += wall_s
         phases = (wall_s, *[0.0] * (len(PHASES) - 1))
         delays = (wall_s - usual_s if self._waits else 0.0, *[0.0] * (len(PHASES) - 1))
-        self.trial_steps.append(Step(0, self._now, wall_s, 4, 0, phases, delays, arm=self._arm))
+        self.trial_steps.append(Step(0, self._now, wall_s, 4, 0, phases, delays, arm=self.arm))
 
 
 @pytest.mark.parametrize(("waits", "clock"), [(False, "contention_free"), (True, "wall")])

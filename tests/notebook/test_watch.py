@@ -181,7 +181,7 @@ def test_the_console_of_a_process_that_is_killed_ends(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trial_that_the_end_of_the_block_breaks_off_is_taken_back(tmp_path: Path) -> None:
-    """Also for an iterator that lives on: it gives all its batches, in their order."""
+    """An iterator that outlives the block still gives all its batches, in their order."""
     facts, _ = run(
         tmp_path,
         """

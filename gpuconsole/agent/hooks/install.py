@@ -117,14 +117,14 @@ def _adopt_objects() -> None:
     kinds += [dataloader.DataLoader, dataloader._BaseDataLoaderIter] if dataloader is not None else []
     kinds += [ddp.DistributedDataParallel] if ddp is not None else []
     objects = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), tuple(kinds))]
-    for found in objects:
-        if isinstance(found, torch.optim.Optimizer):
-            optimizer.had_made(found)
-        elif ddp is not None and isinstance(found, ddp.DistributedDataParallel):
-            communication.exchanges.made(found)
+    for earlier in objects:
+        if isinstance(earlier, torch.optim.Optimizer):
+            optimizer.had_made(earlier)
+        elif ddp is not None and isinstance(earlier, ddp.DistributedDataParallel):
+            communication.exchanges.made(earlier)
     if dataloader is not None:
-        loaders = [found for found in objects if isinstance(found, dataloader.DataLoader)]
-        data.had_made(loaders, [found for found in objects if isinstance(found, dataloader._BaseDataLoaderIter)])
+        loaders = [earlier for earlier in objects if isinstance(earlier, dataloader.DataLoader)]
+        data.had_made(loaders, [earlier for earlier in objects if isinstance(earlier, dataloader._BaseDataLoaderIter)])
 
 
 def trains_elsewhere() -> bool:

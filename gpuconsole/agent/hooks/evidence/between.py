@@ -15,7 +15,7 @@ from ..watch import recorder
 
 RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
 """Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
-made. They are given only where the rest is large."""
+made. They are given only if the rest is large."""
 LEAST_S, LEAST_RATIO = 0.0001, 1 / 3
 """Seconds without torch in the median gap, and their share of it. Below, they are the cost of Python between the parts of a model."""
 
@@ -35,7 +35,7 @@ class BetweenPasses:
         self._segments: int | None = None
         """The number of segments at the begin of the gap under way."""
         self._entered = False
-        """Whether the mode is in the stack of modes, or will be: torch takes a mode away while a function runs that the mode was asked about."""
+        """Whether the mode is in the stack of modes, or will be: torch takes a mode away while the mode handles a function, and puts the mode back after."""
 
         class Times(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,8 +72,8 @@ class BetweenPasses:
             self.gaps.append(timed)
 
     def stop(self) -> bool:
-        """Whether the mode is out of the stack of modes. Within a function that the mode was asked about, such as `Tensor.backward`, it is not there, and
-        comes back."""
+        """Whether the mode is out of the stack of modes. While the mode handles a function, such as `Tensor.backward`, the mode is not in
+        the stack; torch puts the mode back after the function."""
         if self._entered and remove(self._mode):
             self._entered = False
         return not self._entered
@@ -106,12 +106,12 @@ def remove(mode: Any) -> bool:
     """Take `mode` from the stack of modes. The program may have entered modes of its own since: they stay. Returns whether it was there."""
     import torch
 
-    above, found = [], False
-    while depth() and not found:
+    above, was_there = [], False
+    while depth() and not was_there:
         top = torch._C._pop_torch_function_stack()
-        found = top is mode
-        if not found:
+        was_there = top is mode
+        if not was_there:
             above.append(top)
     for other in reversed(above):
         torch._C._push_on_torch_function_stack(other)
-    return found
+    return was_there

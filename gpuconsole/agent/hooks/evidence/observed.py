@@ -30,7 +30,8 @@ COMPILED = "the model is compiled: torch would run it uncompiled while its opera
 
 
 class StepCount:
-    """Counts the FLOPs of the passes of one step, and times what lies between them. `flops`: forward and backward, recomputation included; None where a formula failed.
+    """Counts the FLOPs of the passes of one step, and times what lies between the passes. `flops`: forward and backward, recomputation included; None
+    where a formula failed.
 
     `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out; `flops` counts all scores.
     """
@@ -112,7 +113,8 @@ class Leftover:
 
 
 class Arithmetic:
-    """Counts one whole step, as soon as the program runs evenly, and times what lies between its passes. `per_sample`: FLOPs of a sample; `reason`: why there is no figure."""
+    """Counts one whole step, as soon as the program runs evenly, and times what lies between its passes. `per_sample`: FLOPs of a sample; `reason`: why
+    there is no figure."""
 
     def __init__(self) -> None:
         self.per_sample: float | None = None
