@@ -8,6 +8,7 @@ from typing import Any
 
 from .allocator import heap_stats
 from .clock import now
+from .held import ProcFile
 
 MEMORY_EVERY_S = 0.5
 """Period of the memory reading. One reading between two steps takes 0.1 ms, because none of its code and data is in a cache then."""
@@ -22,17 +23,12 @@ class ProcessCounters:
         self._pause_s = 0.0
         self._began = 0.0
         self._memory_read = 0.0
-        try:  # stays open: psutil opens the file for each reading and names all its fields, which takes nine times as long
-            self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY)
-        except OSError:
-            self._statm = None
+        self._statm = ProcFile("/proc/self/statm")  # psutil opens the file for each reading and names all its fields: nine times as long
         gc.callbacks.append(self.collected)
 
     def close(self) -> None:
         gc.callbacks.remove(self.collected)
-        if self._statm is not None:
-            os.close(self._statm)
-            self._statm = None
+        self._statm.close()
 
     def read(self) -> dict[str, float]:
         """`gc.collections`, `gc.pause_s` (seconds in Python's garbage collector), and twice a second on Linux `host.private_bytes`.
@@ -41,16 +37,16 @@ class ProcessCounters:
         uses up the free part of the heap, and a heap that settles only enlarges that part.
         """
         counters = {"gc.collections": float(self._collections), "gc.pause_s": self._pause_s}
-        if self._statm is not None and now() - self._memory_read >= MEMORY_EVERY_S:
+        if now() - self._memory_read >= MEMORY_EVERY_S and (pages := self._statm.numbers()):
             self._memory_read = now()
-            counters["host.private_bytes"] = self._private_bytes(self._statm)
+            counters["host.private_bytes"] = self._private_bytes(*pages[1:3])
         return counters
 
-    def _private_bytes(self, statm: int) -> float:
-        _, resident, shared, *_ = os.pread(statm, 128, 0).split()  # in pages, see proc_pid_statm(5)
+    def _private_bytes(self, resident: int, shared: int) -> float:
+        """The arguments are in pages, see proc_pid_statm(5)."""
         heap = heap_stats()
         free = heap.get("heap_reserved_bytes", 0.0) - heap.get("heap_allocated_bytes", 0.0)
-        return max(0.0, (int(resident) - int(shared)) * PAGE_BYTES - free)
+        return max(0.0, (resident - shared) * PAGE_BYTES - free)
 
     def collected(self, phase: str, info: dict[str, Any]) -> None:
         """Python calls this function at the start and at the end of each collection."""

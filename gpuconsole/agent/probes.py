@@ -347,7 +347,15 @@ def swap_optim(subject: Timed, present: Callable[[], object], fused: Callable[[]
 
 
 SWITCH_S, SWITCH_OF_SEVERAL_S = 1e-5, 2e-4
-"""Switch intervals of the interpreter while a sample is waited for: with the training thread alone, and with further threads of the program."""
+
+
+def short_switch_s(threads: int = 2) -> float:
+    """The switch interval of the interpreter, in seconds, while a sample is waited for. With the usual 5 ms a sample would come with the next function of
+    torch, which releases the interpreter lock, and never find the script's own lines before it.
+
+    `threads`: those that are there where no further thread of the program computes. Several that compute share the interval, and it must not be as short.
+    """
+    return SWITCH_S if threading.active_count() <= threads else SWITCH_OF_SEVERAL_S
 
 
 class StackSamples:
@@ -383,9 +391,8 @@ class StackSamples:
             sys.setswitchinterval(usual_s)
 
     def _is_over(self, usual_s: float) -> bool:
-        """Wait for the next sample. With the usual switch interval of 5 ms a sample would come with the next function of torch, which releases the
-        interpreter lock, and never find the script's own lines before it. Other threads of the program share the interval."""
-        sys.setswitchinterval(SWITCH_S if threading.active_count() <= 2 else SWITCH_OF_SEVERAL_S)
+        """Wait for the next sample."""
+        sys.setswitchinterval(short_switch_s())
         over = self.stopping.wait(self.EVERY_S)
         sys.setswitchinterval(usual_s)  # the stack must not change while it is read
         return over

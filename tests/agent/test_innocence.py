@@ -105,6 +105,16 @@ def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_no
             assert (watched.off.where, watched.off.cause) == (name, "RuntimeError: broken by the test")
 
 
+def test_a_reading_that_fails_switches_off_the_agent_only(tmp_path: Path) -> None:
+    """Readings are taken wherever a mark is: in the hooks of the usual steps too, which catch their exceptions themselves."""
+    command = (sys.executable, str(PROGRAMS / "faults.py"), "readings, light")
+    expected = alone(*command)
+    listener = Listener(tmp_path)
+    done = listener.run(*command)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stdout + done.stderr
+    assert [one.off.cause for one in listener.watched if one.off is not None] == ["RuntimeError: broken by the test"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("break_at", ["install", "package"])
 def test_a_failure_at_the_start_of_the_agent_leaves_the_program_unwatched(tmp_path: Path, break_at: str) -> None:

@@ -209,25 +209,39 @@ def test_a_job_that_compiles_for_each_step_is_named_after_three_steps(tmp_path: 
 
 
 CLOSES = """
-import os, time, torch
+import os, socket, time, torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for n in range(200):
     if n in (0, 100):
         os.closerange(3, 256)
+    if n == 100:
+        files = [open(f"{k}.txt", "w+") for k in range(40)]  # they have the numbers of the descriptors that were closed
+        pairs = [socket.socketpair() for _ in range(10)]
+        for k, file in enumerate(files):
+            file.write(f"{k} {k} {k} {k}\\n")
+            file.flush()
     loss = model(torch.ones(2, 4)).sum()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     time.sleep(0.01)
 time.sleep(1.5)
+for k, file in enumerate(files):
+    file.seek(0)
+    assert file.read() == f"{k} {k} {k} {k}\\n", k
+    file.close()
+for one, other in pairs:
+    one.send(b"own")
+    assert other.recv(100) == b"own"
 print("trained")
 """
 
 
 @pytest.mark.slow
 def test_a_program_that_closes_all_descriptors_is_watched_or_the_console_says_that_it_is_not(tmp_path: Path) -> None:
-    """Before its first step the program is watched all the same. Later, the steps that were not sent are lost, and the agent is off."""
+    """Before its first step the program is watched all the same. Later, the steps that were not sent are lost, and the agent is off. The files and
+    sockets that the program opens then have the numbers of the agent's descriptors, and stay as the program has made them."""
     ran = watched(tmp_path, sys.executable, "-c", CLOSES)
     assert (ran.code, ran.out) == (0, "trained\n")
     assert 50 < ran.run["summary"]["steps"] <= 100

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from ..held import identity, is_same, keep_forever
 from ..protocol import Message, command_of, encode
 
 OUTBOX_BYTES = 4 * 1024 * 1024
@@ -44,7 +45,7 @@ class Connection:
             self._socket.settimeout(CONNECT_S)
             self._connect(path)
             self._socket.setblocking(False)
-            self._identity = self._identify()
+            self._identity = identity(self._socket.fileno())
         except OSError:
             self._socket.close()
             raise
@@ -128,18 +129,12 @@ class Connection:
         """Whether the descriptor is still our socket. A program may close all descriptors, and another file may have the number then."""
         if self.gone:
             return False
-        try:
-            if self._identify() == self._identity:
-                return True
-        except OSError:
-            pass
+        if is_same(self._socket.fileno(), self._identity):
+            return True
         self.gone = self.lost = True
         self._socket.detach()
+        keep_forever(self._doorbell)  # mmap has a descriptor too, and closes it where it is freed
         return False
-
-    def _identify(self) -> tuple[int, int]:
-        status = os.fstat(self._socket.fileno())
-        return status.st_dev, status.st_ino
 
 
 def _mapped(path: str) -> mmap.mmap | None:

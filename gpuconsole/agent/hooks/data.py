@@ -52,7 +52,10 @@ def on_dataloader(module: Any) -> None:
             try:
                 return plain(self)
             finally:
-                recorder.leave()
+                try:  # here and not in a function of its own: see `hot_entry`
+                    recorder.leave()
+                except Exception as problem:
+                    switch.part_off("data.end_usual", problem)
         begun = begin_batch(self) if recorder.thread else None
         try:
             return plain(self) if serves is None else serves()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
+from ..held import keep_forever
 from ..loop import Probe, Signals
 from ..probes import ProbeError
 from ..protocol import (
@@ -253,12 +253,6 @@ class JobLoop:
 
     def close(self) -> None:
         self._counters.close()
-
-
-def keep_forever(*objects: Any) -> None:
-    """Never free these objects, at the end of the process neither."""
-    kept = ctypes.py_object(objects)
-    ctypes.pythonapi.Py_IncRef(kept)
 
 
 def refusal(problem: Exception) -> str:

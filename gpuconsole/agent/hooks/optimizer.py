@@ -212,7 +212,10 @@ def _spanned_step(plain: Any) -> Any:
             if not recorder.light:
                 end(self, done)
             elif done and recorder.passes:
-                recorder.cut_light()
+                try:  # here and not in a function of its own: see `hot_entry`
+                    recorder.cut_light()
+                except Exception as problem:
+                    switch.off("optimizer.end_usual", problem)
             else:
                 end_light(self, done)
 
@@ -309,7 +312,7 @@ def begin(optimizer: Any) -> bool:
 def end_light(optimizer: Any, done: bool) -> None:
     """End an optimizer step in a light step without a pass that was seen. `done`: the optimizer has not raised an exception."""
     try:
-        recorder.stack.pop()
+        del recorder.stack[1:]
         if done:
             recorder.mark_all()
             _has_stepped(optimizer)

@@ -88,10 +88,10 @@ def watch_class(cls: Any) -> None:
                 raised(problem)
                 raise
             finally:
-                if recorder.light:
-                    recorder.stack.pop()
-                else:
+                if not recorder.light:
                     end_pass()
+                elif len(recorder.stack) > 1:
+                    recorder.stack.pop()
         if tracing.is_compiling() or not begin_pass(self, args, kwargs):
             return call(*args, **kwargs)
         wrap = watch.wrap_forward
@@ -221,11 +221,11 @@ def on_autograd(module: Any) -> None:
                 raise
             finally:
                 if recorder.light and not state.inner:
-                    recorder.stack.pop()
+                    if len(recorder.stack) > 1:
+                        recorder.stack.pop()
                     recorder.backwards += 1
                     state.sized = False
                 else:
-                    recorder.mark_all()
                     end_backward(tensors)
         if tracing.is_compiling() or not begin_backward():
             return plain(tensors, *args, **kwargs)
@@ -269,6 +269,8 @@ def begin_backward() -> bool:
 @hot_entry("passes.end_backward")
 def end_backward(tensors: Any) -> None:
     try:
+        if recorder.light == get_ident():
+            recorder.mark_all()
         if state.counting is not None:
             state.counting.leave()
         if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:

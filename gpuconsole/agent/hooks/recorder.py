@@ -224,7 +224,7 @@ class Recorder:
     def cut_light(self) -> None:
         """A light step ends here, with its optimizer step; then the agent may work."""
         end = now()
-        self.stack.pop()
+        del self.stack[1:]
         self.codes.append(UNMARKED)
         self.times.append(end)
         self.done.append((self.index, self.start, self.codes, self.times, self.samples, self.tokens, None, self.arm, self.kind, None))

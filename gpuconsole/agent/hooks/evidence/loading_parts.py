@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ...clock import ThreadTimes, now
 from ...loop import Signals
-from ...probes import ProbeError
+from ...probes import ProbeError, short_switch_s
 from ...protocol import Signal
 from ..guard import entry, put, switch, wrappers_without_level
 from ..watch import is_program, place_name
@@ -34,9 +34,8 @@ LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
 """Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
 LOOK_EVERY_S = 0.25
 EVERY_S = 0.01
-SWITCH_S = 0.0002
-"""The switch interval of the interpreter while samples are taken. With the usual 5 ms a sample waits for that long while the thread computes in Python,
-and then finds the thread at the next call that releases the lock."""
+THREADS, THREADS_OF_WORKER = 2, 3
+"""Python's threads while samples are taken: the loading thread, ours, and in a worker the one that sends batches, which mostly waits."""
 MOST_COST = 0.008
 """Share of the time for which samples may hold the interpreter lock. One takes 100 to 200 µs, so about 50 a second are taken."""
 WRITE_EVERY_S = 0.3
@@ -178,17 +177,18 @@ def _name(code: CodeType) -> str:
 
 
 class Samples:
-    """Samples of one thread. `thread`: its identifier. `seconds`: by part, the time that the samples stand for. `count`: samples within a part.
+    """Samples of one thread. `thread`: its identifier. `threads`: see `short_switch_s`. `seconds`: by part, the time that the samples stand for. `count`:
+    samples within a part.
 
     A call that holds the interpreter lock delays a sample until the call returns, so fewer samples fall into it. The sample therefore stands for the delay
     too. A wait for a core is not counted in the delay: the loading thread has usually gone on when the sample is taken, so its next part would get that
     time (a sleep of 0.5 ms had 0.27 of the time and not 0.19, with 10 busy processes on 2 cores).
     """
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, threads: int = THREADS) -> None:
         self.seconds = Seconds()
         self.count = 0
-        self._thread = thread
+        self._thread, self._threads = thread, threads
         self._random = random.Random(os.getpid())  # the program's own random numbers stay as they are
 
     def take(self, until: float, stop: threading.Event) -> Iterator[None]:
@@ -201,15 +201,16 @@ class Samples:
                 wanted, runq_s = now() + pause_s, times.runq_s()
                 if wanted >= until:
                     return
-                sys.setswitchinterval(SWITCH_S)
+                sys.setswitchinterval(short_switch_s(self._threads))
                 time.sleep(pause_s)  # not until `wanted`: the lock may be lost here for longer than that
                 sys.setswitchinterval(usual_s)  # the stack must not change while it is read
                 if stop.is_set():
                     return
-                delay_s, cost_s = max(0.0, now() - wanted - (times.runq_s() - runq_s)), time.thread_time()
+                delay_s, cost_s = now() - wanted, time.thread_time()
                 part = part_of(sys._current_frames().get(self._thread))
+                delay_s -= times.runq_s() - runq_s  # after the look at the stack: the reading gives up the lock, and the thread goes on
                 if part is not None:
-                    self.seconds[part] += every_s + delay_s
+                    self.seconds[part] += every_s + max(0.0, delay_s)
                     self.count += 1
                 yield
                 every_s = max(EVERY_S, (time.thread_time() - cost_s) / MOST_COST)
@@ -238,7 +239,7 @@ class WorkerSampler(threading.Thread):
             switch.part_off("parts.worker", problem)
 
     def _sample(self, until: float) -> None:
-        samples, written = Samples(self._loads), now()
+        samples, written = Samples(self._loads, THREADS_OF_WORKER), now()
         for _ in samples.take(until, self._ends):
             if now() - written >= WRITE_EVERY_S:
                 written = now()
