@@ -21,9 +21,9 @@ def own_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gpuconsole", *arguments]
 
 
-def own_environment(box: FakeBox, home: Path) -> dict[str, str]:
-    """The clean environment on `box` for the gpuconsole of this checkout."""
-    return {**box.environment(), **clean_environment(home), "PYTHONPATH": os.getcwd()}
+def own_environment(box: FakeBox, home: Path, checkout: Path | None = None) -> dict[str, str]:
+    """The clean environment on `box` for the gpuconsole of a checkout. None: of this one."""
+    return {**box.environment(), **clean_environment(home), "PYTHONPATH": str(checkout or os.getcwd())}
 
 
 def to_main_screen(program: Program) -> bool:

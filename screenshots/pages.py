@@ -62,7 +62,7 @@ def picture(chromium: Any, page: Path, target: Path, width: int, scheme: str, he
     shown.goto(page.as_uri())
     assert asked == [page.as_uri()], asked
     assert shown.evaluate("document.documentElement.scrollWidth") == width, "the page is wider than the screen"
-    save_png(target, shown.screenshot(full_page=not height), TITLE)
+    save_png(target, shown.screenshot(full_page=not height), TITLE, shown.evaluate("document.body.innerText"))
     context.close()
 
 

@@ -1,4 +1,4 @@
-"""Takes pictures of the running app: each at three sizes and in both themes, as PNG with the title of the picture in a text chunk.
+"""Takes pictures of the running app: each at three sizes and in both themes, as PNG with the title and the words of the picture in text chunks.
 
 Needs Pillow, and `chromium` on the PATH or resvg-py: Textual's SVG needs CSS that other converters do not support.
 """
@@ -6,6 +6,7 @@ Needs Pillow, and `chromium` on the PATH or resvg-py: Textual's SVG needs CSS th
 from __future__ import annotations
 
 import asyncio
+import html
 import importlib.util
 import io
 import os
@@ -109,16 +110,26 @@ def check_tools() -> None:
 
 def write_png(target: Path, text: str, title: str) -> None:
     """Render an SVG. Blocks are a little larger than their cells, so that they touch as they do in a terminal."""
+    words = text_of(text)
     text = re.sub(r' clip-path="url\([^)]*-line-[^)]*\)"', "", text)
     text = _DRAWN.sub(r'\1 font-size="21.4px" style="font-size: 21.4px"\2', text).replace("Fira Code", FONT).replace("arial", "DejaVu Sans")
-    save_png(target, _by_resvg(text) if importlib.util.find_spec("resvg_py") else _by_browser(text), title)
+    save_png(target, _by_resvg(text) if importlib.util.find_spec("resvg_py") else _by_browser(text), title, words)
 
 
-def save_png(target: Path, rendered: bytes, title: str) -> None:
-    """Few colours, so that the file is small. The title, with the version of the program, is a text chunk: a test reads it."""
+def text_of(svg: str) -> str:
+    """The lines of text in the SVG of a screen."""
+    lines: dict[float, list[tuple[float, str]]] = {}
+    for x, y, text in re.findall(r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', svg):
+        lines.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
+    return "\n".join("".join(text for _, text in sorted(parts)) for _, parts in sorted(lines.items()))
+
+
+def save_png(target: Path, rendered: bytes, title: str, words: str) -> None:
+    """Few colours, so that the file is small. The title, with the version of the program, and the words of the picture are text chunks: tests read them."""
     image, plugin = importlib.import_module("PIL.Image"), importlib.import_module("PIL.PngImagePlugin")
     told: Any = plugin.PngInfo()
     told.add_text("Title", title)
+    told.add_itxt("Description", words, zip=True)
     image.open(io.BytesIO(rendered)).convert("RGB").quantize(COLOURS, method=1, dither=0).save(target, optimize=True, pnginfo=told)
 
 

@@ -1,14 +1,16 @@
-"""The pictures of the README and the docs: each exists, and shows this version of the program."""
+"""The pictures of the README and the docs: each exists, and shows this version of the program and its words."""
 
 from __future__ import annotations
 
 import re
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
 
 from gpuconsole import __version__
+from tests.program_words import ProgramWords
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "screenshots"
@@ -19,18 +21,43 @@ SIZES = ("80x24", "120x40", "200x50")
 MOST_BYTES = 12 << 20
 
 
-def titles(path: Path) -> list[str]:
-    """The titles inside an SVG, or in the text chunk `Title` of a PNG."""
-    data = path.read_bytes()
-    if path.suffix == ".svg":
-        return [title.replace("&#160;", " ") for title in re.findall(r'-title"[^>]*>([^<]*)<', data.decode())]
-    found, at = [], 8
+def text_chunks(path: Path) -> dict[str, str]:
+    """The text chunks of a PNG, by keyword."""
+    data, chunks, at = path.read_bytes(), {}, 8
     while at < len(data):
         size, kind = struct.unpack(">I4s", data[at : at + 8])
-        if kind == b"tEXt" and data[at + 8 :].startswith(b"Title\0"):
-            found.append(data[at + 14 : at + 8 + size].decode("latin-1"))
+        keyword, _, value = data[at + 8 : at + 8 + size].partition(b"\0")
+        if kind == b"tEXt":
+            chunks[keyword.decode()] = value.decode("latin-1")
+        elif kind == b"iTXt":
+            compressed, (_, _, text) = value[0], value[2:].split(b"\0", 2)
+            chunks[keyword.decode()] = (zlib.decompress(text) if compressed else text).decode()
         at += 12 + size
-    return found
+    return chunks
+
+
+def titles(path: Path) -> list[str]:
+    """The titles inside an SVG, or that of a PNG."""
+    if path.suffix == ".svg":
+        return [title.replace("&#160;", " ") for title in re.findall(r'-title"[^>]*>([^<]*)<', path.read_text())]
+    return [title for keyword, title in text_chunks(path).items() if keyword == "Title"]
+
+
+@pytest.fixture(scope="module")
+def program_words() -> ProgramWords:
+    return ProgramWords()
+
+
+@pytest.mark.parametrize("path", [path for path in PICTURES if path.suffix == ".png"], ids=lambda path: path.name)
+def test_a_picture_shows_only_words_that_the_program_has(path: Path, program_words: ProgramWords) -> None:
+    words = text_chunks(path).get("Description", "")
+    assert len(words.split()) > 20, "no words: python screenshots/make.py"
+    assert not program_words.unknown(words), "python screenshots/make.py"
+
+
+@pytest.mark.parametrize("former", ["No single slow samples stall the loader", "↓ next cause", "0.4 synchronisations per step"])
+def test_former_words_are_found(former: str, program_words: ProgramWords) -> None:
+    assert program_words.unknown(former)
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)

@@ -1,6 +1,6 @@
 """CPU, memory and output of gpuconsole compared with other GPU monitors: one fake driver with moving values, 1 s refresh, 120x40, in a pty.
 
-    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--only NAME...] [--keep]
+    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--only NAME...] [--former CHECKOUT] [--keep]
     python -m benchmarks.console_cost --install FOLDER [--only NAME...]
 
 Every round runs each program once, so that drift affects all programs. Measured for each program: CPU share of one core (all its processes), bytes per second
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.console_cost.install import install_debian, install_python
 from benchmarks.console_cost.measure import Died, Job, Row, measure
-from benchmarks.console_cost.peers import NAMES, OWN, PEERS
+from benchmarks.console_cost.peers import FORMER, NAMES, OWN, PEERS
 from benchmarks.console_cost.targets import judge
 from benchmarks.fake_box import FakeBox, build_driver
 from benchmarks.machine import keep
@@ -48,9 +48,10 @@ def install(folder: Path, names: Sequence[str]) -> None:
         install_debian(folder, packages)
 
 
-def jobs(names: Sequence[str], folder: Path, driver: Path) -> list[Job]:
+def jobs(names: Sequence[str], folder: Path, driver: Path, former: Path | None) -> list[Job]:
     """The programs to measure. Prints the programs that are missing."""
-    found = [Job(OWN, own_command())] if OWN in names else []
+    checkouts = {OWN: Path.cwd(), FORMER: former}
+    found = [Job(name, own_command(), checkout=checkout) for name, checkout in checkouts.items() if name in names and checkout]
     for peer in PEERS:
         command = peer.command(folder, driver) if peer.name in names else None
         if command is not None:
@@ -77,7 +78,7 @@ def print_table(gpus: int, results: dict[tuple[str, int], list[Row]], died: dict
             print(f"{name:<16}" + "".join(f"{spread(rows, column, form):>21}" for column, _, form in COLUMNS))
         if (name, gpus) in died:
             print(f"{name:<16}  {died[name, gpus]}")
-        if name == OWN and rows:
+        if name in (OWN, FORMER) and rows:
             for part in PARTS:
                 label = f"  {part}" if part != "worker" else "  idle worker *"
                 cells = {"cpu_percent": (f"{part}_cpu_percent", "{:.2f}"), "tree_rss_mb": (f"{part}_rss_mb", "{:.0f}")}
@@ -93,6 +94,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--peers", type=Path, default=PEERS_FOLDER, metavar="FOLDER", help=f"where peers are installed ({PEERS_FOLDER})")
+    parser.add_argument("--former", type=Path, metavar="FOLDER", help="a checkout of an earlier gpuconsole, measured as `former`")
     parser.add_argument("--install", type=Path, metavar="FOLDER", help="install the peers there and end")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write the last screen of each program there")
     parser.add_argument("--keep", action="store_true")
@@ -107,7 +109,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         driver = build_driver(folder / "driver")
-        found = jobs(args.only, args.peers.absolute(), driver)
+        found = jobs(args.only, args.peers.absolute(), driver, args.former and args.former.absolute())
         for turn in range(args.repeats):
             for gpus in args.gpus:
                 with FakeBox(folder / f"box-{gpus}-{turn}", driver, gpus) as box:

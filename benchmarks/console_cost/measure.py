@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.console_cost.peers import OWN, write_settings
+from benchmarks.console_cost.peers import write_settings
 from benchmarks.fake_box import FakeBox, clean_environment
 from benchmarks.own_program import own_environment, roles, to_main_screen, wait_for_idle_worker
 from benchmarks.pty_program import Program, cpu_s, family, rss_bytes
@@ -26,26 +26,28 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start. Its screen contains `shows` as soon as it shows a GPU."""
+    """A program to start. Its screen contains `shows` as soon as it shows a GPU. `checkout`: that of a gpuconsole; None: another program."""
 
     name: str
     command: list[str]
     shows: str = "H200"
     quits_on: bytes = b"q"
+    checkout: Path | None = None
 
 
 def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path | None = None) -> Row:
     """Start `job` on `box` and watch it for `seconds` of steady state. Raises Died."""
     folder.mkdir(parents=True)
     write_settings(folder)
-    environment = own_environment(box, folder) if job.name == OWN else {**box.environment(), **clean_environment(folder)}
+    others = {**box.environment(), **clean_environment(folder)}
+    environment = own_environment(box, folder, job.checkout) if job.checkout else others
     with Program(job.command, environment=environment, cwd=folder) as program:
         if not program.read_until_shown(job.shows, FIRST_FRAME_S):
             raise Died(_last_words(program))
-        if job.name == OWN and not to_main_screen(program):
+        if job.checkout and not to_main_screen(program):
             raise Died("the main screen never came")
         program.read_for(SETTLE_S)
-        if job.name == OWN:
+        if job.checkout:
             wait_for_idle_worker(program)
         row = window(program, box, seconds)
         if picture is not None:

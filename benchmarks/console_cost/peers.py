@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks.console_cost.install import DEBIAN, debian_command
 
-OWN = "gpuconsole"
+OWN, FORMER = "gpuconsole", "former"
+"""This gpuconsole, and an earlier one in a checkout of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ PEERS = (
     Peer("vllmstat", "vllmstat==0.9.1", ("-i", "1")),
     Peer("torchwatch-tui", "torchwatch-tui==0.1.1", ("--demo", "--poll", "1000"), program="torchwatch"),
 )
-NAMES = (OWN, *(peer.name for peer in PEERS))
+NAMES = (OWN, FORMER, *(peer.name for peer in PEERS))
 
 
 def write_settings(home: Path) -> None:

@@ -1,0 +1,69 @@
+"""Which pairs of words the program can show: a picture with another pair is of an earlier program."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "gpuconsole"
+GAP = "\0"
+"""Stands for a value in an f-string."""
+SHORT = 3
+"""Texts of so many words are often shown beside another text."""
+DATA = ("*.toml", "*.html", "*.md")
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The texts of a module, each f-string as one. Documentation strings are left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in joined for part in node.values}
+    for node in joined:
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation | parts:
+            yield node.value
+
+
+class ProgramWords:
+    """`pairs`: words that are neighbours in a text of the program. `last`, `first`: words before and after a value, and at the ends of short texts."""
+
+    def __init__(self) -> None:
+        self.pairs: set[tuple[str, str]] = set()
+        self.last: set[str] = set()
+        self.first: set[str] = set()
+        for module in PACKAGE.rglob("*.py"):
+            for text in texts(module):
+                self._add(text)
+        for pattern in DATA:
+            for file in PACKAGE.rglob(pattern):
+                self._add(file.read_text(encoding="utf-8"))
+
+    def _add(self, text: str) -> None:
+        words = [word.lower() for word in re.findall(rf"[A-Za-z]+|[0-9%]+|{GAP}", text)]
+        self.pairs |= set(pairwise(words))
+        self.last |= {word for word, after in pairwise(words) if after == GAP}
+        self.first |= {word for before, word in pairwise(words) if before == GAP}
+        if words and len(words) <= SHORT:
+            self.last.add(words[-1])
+            self.first.add(words[0])
+
+    def unknown(self, screen: str) -> list[str]:
+        """Neighbouring words of a screen that are no neighbours in a text of the program, each with its surroundings."""
+        return [
+            f"{word} {after}: {part.strip()}"
+            for line in screen.splitlines()
+            for part in re.split(r"\s{2,}|[│─╭╮╰╯┌┐└┘├┤]+", line)
+            for word, after in pairwise(part.split(" "))
+            if re.fullmatch("[A-Za-z]+", word)
+            and re.fullmatch("[A-Za-z]+[.,:;]?", after)
+            and not self._can_show(word, after.rstrip(".,:;"))
+        ]
+
+    def _can_show(self, word: str, after: str) -> bool:
+        word, after = word.lower(), after.lower()
+        return (word, after) in self.pairs or (word in self.last and after in self.first)
