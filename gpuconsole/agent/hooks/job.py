@@ -284,6 +284,15 @@ class JobService(Service):
         self._waiting = []
         self._probing: tuple[RunProbe, Probing, float] | None = None
         self._window: Window | None = None
+        switch.undo.append(self.give_up)
+
+    def give_up(self) -> None:
+        """The agent goes off: no sample is taken any longer, and a probe under way ends. It may hold inputs of the program."""
+        stop_all()
+        window.end()
+        if self._probing is not None:
+            (_, probing, _), self._probing = self._probing, None
+            probing.close()
 
     def end(self) -> None:
         """The process ends: send what is known. Nothing waits for the device."""
@@ -701,6 +710,8 @@ class Agent:
             self._connection.close()
         if self._copies is not None:
             self._copies.stop()
+        if self._search is not None:
+            self._search.stop()
         self._connection = self._service = self._search = self._copies = None
         memory.reset()
         history.on = history.wanted = False

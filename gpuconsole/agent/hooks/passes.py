@@ -227,7 +227,7 @@ def on_autograd(module: Any) -> None:
                     state.sized = False
                 else:
                     end_backward(tensors)
-        if tracing.is_compiling() or not begin_backward():
+        if tracing.is_compiling() or not begin_backward(tensors):
             return plain(tensors, *args, **kwargs)
         try:
             return plain(tensors, *args, **kwargs)
@@ -244,7 +244,7 @@ def on_autograd(module: Any) -> None:
 
 
 @hot_entry("passes.begin_backward")
-def begin_backward() -> bool:
+def begin_backward(tensors: Any) -> bool:
     try:
         if not recorder.thread:
             return not recorder.index  # the first optimizer may step within this pass
@@ -259,7 +259,7 @@ def begin_backward() -> bool:
                 return False
         recorder.enter(BACKWARD)
         if state.counting is not None:
-            state.counting.enter()
+            state.counting.enter(tensors)
         return True
     except Exception as problem:
         switch.off("passes.begin_backward", problem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import base64
+import itertools
 import random
 import struct
 import threading
@@ -34,6 +35,9 @@ HEAD = struct.Struct("<IdIIdBBHI")
 ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
 those of the CUDA stream."""
 RUN_QUEUE, STREAM = 1, 2
+MOST_SEGMENTS, MOST_READINGS = 100_000, 20_000
+"""Of one step. A program that has stopped training, and serves its model, makes segments for ever. So the segments of a step with more are folded, and a
+step with more readings has none."""
 LOSS_EVERY_S = 0.04
 """Seconds between two steps whose loss is read on a CPU, outside a trial. One reading takes 10 µs of a step; the console shows a loss each 0.25 s."""
 
@@ -171,6 +175,19 @@ class Recorder:
         stack.append(code)
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]
+            if len(self.readings) > MOST_READINGS:
+                self.sampled(False)
+        elif len(self.codes) > MOST_SEGMENTS:
+            self.fold()
+
+    def fold(self) -> None:
+        """Make one segment of all of the step under way with the same code. Their order is lost."""
+        seconds: dict[int, float] = {}
+        begun = self.start
+        for code, ended in zip(self.codes, self.times, strict=True):
+            seconds[code] = seconds.get(code, 0.0) + ended - begun
+            begun = ended
+        self.codes, self.times = list(seconds), [self.start + t for t in itertools.accumulate(seconds.values())]
 
     def leave(self) -> None:
         """The present segment ends; the one around it goes on. The outermost one never ends."""

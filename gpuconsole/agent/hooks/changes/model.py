@@ -39,12 +39,11 @@ class MatmulPrecision:
 
     @staticmethod
     def is_tf32() -> bool:
+        """Torch 2.9 warns where the former interface is read, and has a second one."""
         import torch
 
-        try:
-            return bool(torch.get_float32_matmul_precision() != "highest")
-        except RuntimeError:
-            return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+        present = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+        return bool(torch.get_float32_matmul_precision() != "highest") if present is None else str(present) == "tf32"
 
     @staticmethod
     def set_tf32(on: bool) -> Callable[[], None]:
@@ -66,11 +65,8 @@ def convolutions_in_tf32() -> bool:
     """Whether cuDNN may use TF32 for convolutions in fp32: torch's default."""
     import torch
 
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # the program has used the other interface of torch 2.9
-        backend: Any = torch.backends.cudnn
-        return str(backend.conv.fp32_precision) == "tf32"
+    convolutions = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9, as above
+    return bool(torch.backends.cudnn.allow_tf32) if convolutions is None else str(convolutions.fp32_precision) == "tf32"
 
 
 class Precision(Change):

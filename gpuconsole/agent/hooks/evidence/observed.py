@@ -27,11 +27,17 @@ from .between import BetweenPasses
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
 
 COMPILED = "the model is compiled: torch would run it uncompiled while its operators are counted"
+OTHER_ROUNDING = "the backward pass of torch.prod or torch.cumprod rounds in another way while operators are counted"
+PRODUCTS = ("prod", "cumprod")
+"""Operators whose backward pass takes another way where any dispatch mode is on: `isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp."""
+MOST_NODES = 100_000
+"""Of the graph of a loss, which is searched for such operators."""
+NO_FORMULA = "no operator with a known formula ran in the passes that are seen"
 
 
 class StepCount:
     """Counts the FLOPs of the passes of one step, and times what lies between the passes. `flops`: forward and backward, recomputation included; None
-    where a formula failed.
+    where they are not known, and `reason` says why.
 
     `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out; `flops` counts all scores.
     """
@@ -42,14 +48,24 @@ class StepCount:
 
         count = self
         self.flops: float | None = 0.0
+        self.reason = NO_FORMULA
         self.convolved = self.masked = 0.0
         self.samples = 0
         self._depth = 0
+        self._counts = False
+        """Whether the mode is on."""
+        self._products = False
+        """Whether one of PRODUCTS has run."""
 
         class Counts(TorchDispatchMode):
+            supports_higher_order_operators = True  # else torch raises an exception where the program runs one of them
+
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 out = func(*args, **(kwargs or {}))
-                formula = flop_registry.get(func._overloadpacket)
+                packet = getattr(func, "_overloadpacket", None)
+                if packet is None or packet.__name__ in PRODUCTS:
+                    count.note_special(packet)
+                formula = flop_registry.get(packet) if packet is not None else None
                 if formula is not None and count.flops is not None:
                     try:
                         count.note(func, formula(*args, **(kwargs or {}), out_val=out), args, kwargs or {})
@@ -72,29 +88,60 @@ class StepCount:
             if args[place] if place < len(args) else kwargs.get("is_causal", False):
                 self.masked += flops / 2
 
+    def note_special(self, packet: Any) -> None:
+        """One of PRODUCTS has run, or an operator that calls others, which are not counted then."""
+        if packet is None:
+            self.flops = None
+        else:
+            self._products = True
+
     @entry("arithmetic.enter")
-    def enter(self) -> None:
-        """A pass begins."""
+    def enter(self, loss: Any = None) -> None:
+        """A pass begins. `loss`: that of a backward pass."""
         self._depth += 1
-        if self._depth == 1:
-            self.between.end()
-            self._mode.__enter__()
+        if self._depth > 1:
+            return
+        self.between.end()
+        if loss is not None and (self._products or has_products(loss)):
+            self.flops, self.reason = None, OTHER_ROUNDING
+            return
+        self._counts = True
+        self._mode.__enter__()
 
     @entry("arithmetic.leave")
     def leave(self) -> None:
         """The pass ends."""
         self._depth -= 1
         if self._depth == 0:
-            self._mode.__exit__(None, None, None)
+            self._exit()
             self.between.begin()
+
+    def _exit(self) -> None:
+        if self._counts:
+            self._counts = False
+            self._mode.__exit__(None, None, None)
 
     def stop(self) -> None:
         """Count nothing any longer, wherever the program is."""
         state.counting = None
         self.between.stop()
-        if self._depth > 0:
-            self._depth = 0
-            self._mode.__exit__(None, None, None)
+        self._depth = 0
+        self._exit()
+
+
+def has_products(loss: Any) -> bool:
+    """Whether the graph of `loss`, a tensor or several, has one of PRODUCTS; also where the graph is too large to be searched."""
+    losses = loss if isinstance(loss, (tuple, list)) else [loss]
+    nodes = [node for one in losses if (node := getattr(one, "grad_fn", None)) is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node.name().lower().startswith(tuple(f"{name}backward" for name in PRODUCTS)) or len(seen) > MOST_NODES:
+            return True
+        following = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= following
+        nodes.extend(following)
+    return False
 
 
 class Leftover:
@@ -103,7 +150,7 @@ class Leftover:
     def __init__(self, between: BetweenPasses) -> None:
         self.between = between
 
-    def enter(self) -> None:
+    def enter(self, loss: Any = None) -> None:
         """A pass begins."""
         if self.between.stop():
             state.counting = None
@@ -149,7 +196,7 @@ class Arithmetic:
             if count.masked:
                 self.facts["causal_flops_per_sample"] = (count.flops - count.masked) / last_samples
         else:
-            self.reason = "no operator with a known formula ran in the passes that are seen"
+            self.reason = count.reason
         return False
 
 

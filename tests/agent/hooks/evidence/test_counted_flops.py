@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from gpuconsole.agent.hooks.evidence import observed
 from gpuconsole.agent.hooks.evidence.observed import Arithmetic, StepCount
@@ -57,3 +58,56 @@ def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not arithmetic.step_ended(2)
     each = 2 * 4 * 2 * 16 * 16 * 64
     assert arithmetic.facts == {"flops_per_sample": each, "convolution_flops_ratio": 0.0, "causal_flops_per_sample": each / 2}
+
+
+def gradients(work: Callable[[], torch.Tensor], weights: torch.Tensor, count: StepCount | None) -> torch.Tensor:
+    """Of a forward pass and a backward pass, each of which `count` counts, and of a loss that is made between the passes."""
+    weights.grad = None
+    if count is not None:
+        count.enter()
+    out = work()
+    if count is not None:
+        count.leave()
+    loss = out.prod(dim=-1).sum() if out.ndim else out
+    if count is not None:
+        count.enter(loss)
+    loss.backward()
+    if count is not None:
+        count.leave()
+    assert weights.grad is not None
+    return weights.grad
+
+
+@pytest.mark.parametrize("place", ["in the pass", "in the loss", "in a checkpoint"])
+def test_gradients_of_products_are_the_same_bits_in_the_step_that_is_counted(place: str) -> None:
+    """torch takes another way through the backward pass of torch.prod where any dispatch mode is on."""
+    torch.manual_seed(0)
+    weights, x = torch.randn(64, 32, requires_grad=True), torch.randn(16, 64)
+
+    def product() -> torch.Tensor:
+        return (x @ weights).sigmoid().prod(dim=1).sum()
+
+    def work() -> torch.Tensor:
+        if place == "in the loss":
+            return (x @ weights).sigmoid()
+        return product() if place == "in the pass" else checkpoint(product, use_reentrant=False)
+
+    count = StepCount()
+    assert torch.equal(gradients(work, weights, None), gradients(work, weights, count))
+    assert count.flops is None and "torch.prod" in count.reason
+
+
+def test_a_pass_without_products_is_counted_whole() -> None:
+    weights, x = torch.randn(64, 32, requires_grad=True), torch.randn(16, 64)
+    count = StepCount()
+    gradients(lambda: (x @ weights).square().sum(), weights, count)
+    assert count.flops == 2 * 2 * 16 * 64 * 32
+
+
+def test_a_higher_order_operator_runs_and_its_step_has_no_figure() -> None:
+    x = torch.randn(4)
+    count = StepCount()
+    count.enter()
+    torch.ops.higher_order.cond(torch.tensor(True), lambda v: v.sin(), lambda v: v.cos(), (x,))
+    count.leave()
+    assert count.flops is None

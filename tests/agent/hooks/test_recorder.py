@@ -1,0 +1,51 @@
+"""The segments of a step that does not end: a program that has stopped training, and serves its model."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gpuconsole.agent.hooks import recorder as module
+from gpuconsole.agent.hooks.recorder import FORWARD, LOG, NO_GRAD, Recorder
+
+
+def seconds(recorder: Recorder) -> dict[int, float]:
+    spans: dict[int, float] = {}
+    for code, (begun, ended) in zip(recorder.codes, itertools.pairwise([recorder.start, *recorder.times]), strict=True):
+        spans[code] = spans.get(code, 0.0) + ended - begun
+    return spans
+
+
+def test_a_step_that_never_ends_stays_small_and_keeps_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SEGMENTS", 1000)
+    recorder, exact = Recorder(), Recorder()
+    ticks = itertools.count(1)
+    for one in (recorder, exact):
+        one.start, one.thread = 0.0, 1
+    for number in range(20_000):
+        times = [float(next(ticks)) for _ in range(4)]
+        for one in (recorder, exact):
+            at = iter(times)
+            monkeypatch.setattr(module, "now", lambda at=at: next(at))
+            if one is exact:
+                monkeypatch.setattr(module, "MOST_SEGMENTS", 10**9)
+            for code in (NO_GRAD, LOG if number % 7 == 0 else FORWARD):
+                one.enter(code)
+                one.leave()
+            monkeypatch.setattr(module, "MOST_SEGMENTS", 1000)
+    assert len(recorder.codes) < 1010 and len(exact.codes) == 80_000
+    assert recorder.times[-1] == exact.times[-1]
+    assert seconds(recorder) == pytest.approx(seconds(exact))
+
+
+def test_a_step_with_too_many_readings_has_none() -> None:
+    recorder = Recorder()
+    recorder.thread, recorder.read = 1, lambda: 0.0
+    recorder.sampled(True)
+    for _ in range(module.MOST_READINGS):
+        recorder.enter(NO_GRAD)
+        recorder.leave()
+    assert recorder.readings is None
+    recorder.cut()
+    assert recorder.done[-1][-1] is None
