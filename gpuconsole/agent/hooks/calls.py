@@ -14,7 +14,7 @@ from typing import Any
 
 from . import tracing
 from .guard import NO_LEVEL, entry, hot_entry, put, switch, wrappers_without_level
-from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, UNMARKED, WHOLE, ZERO, get_ident
+from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, SELDOM_MARKED, UNMARKED, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, program_frame, recorder, watch
 
@@ -126,7 +126,7 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, as a segment with `code` on the training thread. Its name, module and documentation stay."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tracing.compiles() or (recorder.light and code == ZERO) or tracing.is_compiling() or not begin(code):
+        if tracing.compiles() or (recorder.light and code in SELDOM_MARKED) or tracing.is_compiling() or not begin(code):
             return call(*args, **kwargs)
         try:
             return call(*args, **kwargs)

@@ -213,6 +213,7 @@ def _spanned_step(plain: Any) -> Any:
                 end(self, done)
             elif done and recorder.passes:
                 try:  # here and not in a function of its own: see `hot_entry`
+                    passes.state.sized = False  # torch.autograd.grad may have computed the gradients
                     recorder.cut_light()
                 except Exception as problem:
                     switch.off("optimizer.end_usual", problem)
@@ -339,6 +340,7 @@ def end(optimizer: Any, done: bool) -> None:
             watch.micro_batches = recorder.backwards or 1
             if recorder.backwards > watch.most_micro_batches:
                 watch.most_micro_batches = recorder.backwards
+            passes.state.sized = False
             recorder.cut(leaves=True)
             recorder.work()
             return
@@ -412,6 +414,7 @@ def end_step() -> None:
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
     watch.micro_batches = recorder.backwards or 1
     watch.most_micro_batches = max(watch.most_micro_batches, recorder.backwards)
+    passes.state.sized = False
     recorder.cut()
     if not steppers.decided and len(steppers.held) >= (HELD if iterations.on else ALONE):
         steppers.decide()
