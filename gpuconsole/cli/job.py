@@ -40,7 +40,7 @@ class NotRunnable(Exception):
 def run_job(args: argparse.Namespace) -> int:
     """`run -- COMMAND`; returns the exit code of the command. If a signal ends the job, the same signal ends this process."""
     check_job(args)
-    tries = assignments(args.tries, job_scenario(args.job[0]))
+    tries = assignments(args.tries, job_scenario("the job"))
     if args.restart_knobs:
         check_restarts(args, "--try", tries, "trial")
         from gpuconsole.cli.job_work import try_by_restarts

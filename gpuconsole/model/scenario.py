@@ -189,8 +189,12 @@ def check_workload(workload: Workload, path: str) -> Workload:
     return msgspec.structs.replace(workload, knobs=(*grouped, *(name for name in workload.knobs if name not in grouped)))
 
 
+JOB_GROUPS, JOB_KNOBS = ("loop", "loader", "parallel"), ("channels_last", "cudnn_benchmark")
+"""The settings of the user's own job, by group and by name."""
+
+
 def job_scenario(name: str) -> Scenario:
     """What stands for a scenario in a run of the user's own job: the name of its script. Its knobs are known once the job trains."""
-    groups = ("loop", "loader", "parallel")
-    workload = Workload(JOB, "the user's own training job", "samples", tuple(knob.name for group in groups for knob in GROUPS[group]))
+    knobs = (*(knob.name for group in JOB_GROUPS for knob in GROUPS[group]), *JOB_KNOBS)
+    workload = Workload(JOB, "the user's own training job", "samples", knobs)
     return Scenario(name, name, workload, "", {}, {}, {}, Teaches())

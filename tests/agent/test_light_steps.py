@@ -14,7 +14,20 @@ pytestmark = pytest.mark.slow
 
 STEPS, FULL = 400, 100
 """At least the first FULL steps may all have marks."""
-KINDS = ("plain", "zeroes first", "evaluates", "saves", "rests", "accumulates", "second optimizer", "fails", "stops", "grows", "closure", "grads")
+KINDS = (
+    "plain",
+    "zeroes first",
+    "evaluates",
+    "saves",
+    "rests",
+    "accumulates",
+    "second optimizer",
+    "fails",
+    "stops",
+    "grows",
+    "closure",
+    "grads",
+)
 POINTS = 0.05
 """The agent's own marks are a point or two of steps as short as these, and other tests may run at the same time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.agent.hooks.changes import CHANGES
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.watch_baseline import key_of
@@ -121,3 +122,7 @@ def test_a_figure_that_a_job_does_not_give_is_not_awaited() -> None:
     run = Run("1", "train.py", "job", {}, "cpu", "running", summary=Summary(steps=9))
     shown = facts.reason(view(runs=(run,), state="running"), "workload.mfu_ratio")
     assert shown == "not counted in this job"
+
+
+def test_each_setting_that_can_change_in_a_job_can_be_named_on_the_command_line() -> None:
+    assert set(CHANGES) <= set(job_scenario("the job").workload.knobs)

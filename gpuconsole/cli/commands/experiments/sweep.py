@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 def run_on_job(args: argparse.Namespace) -> int:
     """Sweep on the steps of the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
     check_job(args)
-    vary = all_varied(args, job_scenario(args.job[0]))
+    vary = all_varied(args, job_scenario("the job"))
     args.repeat = args.repeat or REPEAT
     from gpuconsole.cli.job_work import SweepJob, sweep_by_restarting
 

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 def run_on_job(args: argparse.Namespace) -> int:
     """Tune the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
     check_job(args)
-    check_only(args.only, job_scenario(args.job[0]))
+    check_only(args.only, job_scenario("the job"))
     from gpuconsole.cli.job_work import TuneJob
 
     return headless_job(args, TuneJob(args, writable(args, "--certificate")))
