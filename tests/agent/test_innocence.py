@@ -105,6 +105,7 @@ def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_no
             assert (watched.off.where, watched.off.cause) == (name, "RuntimeError: broken by the test")
 
 
+@pytest.mark.slow
 def test_a_reading_that_fails_switches_off_the_agent_only(tmp_path: Path) -> None:
     """Readings are taken wherever a mark is: in the hooks of the usual steps too, which catch their exceptions themselves."""
     command = (sys.executable, str(PROGRAMS / "faults.py"), "readings, light")
