@@ -79,6 +79,13 @@ def without_times(text: str) -> str:
     return re.sub(r"^W\d+ [\d:.]+ \d+ ", "", text, flags=re.MULTILINE)
 
 
+def test_what_the_program_puts_in_place_of_print_stays_when_the_agent_goes_off(tmp_path: Path) -> None:
+    command = (sys.executable, str(PROGRAMS / "prints.py"))
+    done, expected = Listener(tmp_path).run(*command), alone(*command)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected.stdout, expected.stderr)
+    assert "of this process\n" in done.stdout and "of another" not in done.stdout
+
+
 @pytest.mark.slow
 def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_nothing_else(tmp_path: Path) -> None:
     names = [name for name in ENTRY_POINTS if name not in BEFORE_TORCH and not name.startswith(ELSEWHERE)]
