@@ -31,6 +31,12 @@ def wrappers_without_level(function: F) -> F:
     return function
 
 
+def without_level(function: F) -> F:
+    """The same for the function itself."""
+    function.__code__ = function.__code__.replace(co_filename=NO_LEVEL)
+    return function
+
+
 PARTS = {
     "data": "the waits for batches of a DataLoader",
     "parts": "the parts of loading that take most of its time",

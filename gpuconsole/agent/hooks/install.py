@@ -143,7 +143,6 @@ def leave(problem: BaseException | None) -> None:
         _agent[0].leave(problem)
     finally:
         switch.off("", None)
-        data.give_back_monitoring()
         served = loader.leave()
         put_back(lambda holder: served and getattr(holder, "__module__", "") == loader.DATALOADER)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
