@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import calls, data, graphs, optimizer, passes
+from . import calls, data, graphs, optimizer, passes, pickles
 from .changes import loader
 from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT, history
@@ -20,7 +20,7 @@ from .recorder import get_ident
 from .watch import recorder
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
-for _module in (calls, passes, optimizer, data, graphs, communication, loading_parts):
+for _module in (calls, passes, optimizer, data, graphs, pickles, communication, loading_parts):
     for _name, _hook in _module.HOOKS.items():
         AFTER_IMPORT.setdefault(_name, []).append(_hook)
 
