@@ -79,6 +79,32 @@ def without_times(text: str) -> str:
     return re.sub(r"^W\d+ [\d:.]+ \d+ ", "", text, flags=re.MULTILINE)
 
 
+def test_what_the_program_puts_in_place_of_print_stays_when_the_agent_goes_off(tmp_path: Path) -> None:
+    command = (sys.executable, str(PROGRAMS / "prints.py"))
+    done, expected = Listener(tmp_path).run(*command), alone(*command)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected.stdout, expected.stderr)
+    assert "of this process\n" in done.stdout and "of another" not in done.stdout
+
+
+@pytest.mark.slow
+def test_pickles_by_value_are_what_they_are_without_the_agent(tmp_path: Path) -> None:
+    """They load where there is no agent, and the classes in them have no hooks."""
+    for library in ("cloudpickle", "dill"):
+        pytest.importorskip(library)
+    command = (sys.executable, str(PROGRAMS / "pickled.py"), str(tmp_path))
+    listener = Listener(tmp_path)
+    done = listener.run(*command)
+    assert done.returncode == 0, done.stderr
+    (watched,) = listener.watched
+    assert watched.off is None and len(watched.steps) == 24
+    assert watched.shares(8)["checkpoint"] > 0
+    lines = dict(line.split(" ", 1) for line in alone(*command, "read").stdout.splitlines())
+    assert len(lines) == 16
+    definitions = [name for name in lines if "." in name]
+    assert [name for name in definitions if not lines[name].endswith("the same bytes")] == []
+    assert "'__call__'" not in lines["inner"] and "'__call__'" in lines["model"]
+
+
 @pytest.mark.slow
 def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_nothing_else(tmp_path: Path) -> None:
     names = [name for name in ENTRY_POINTS if name not in BEFORE_TORCH and not name.startswith(ELSEWHERE)]

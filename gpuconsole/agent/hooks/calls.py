@@ -13,7 +13,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from . import tracing
-from .guard import NO_LEVEL, entry, hot_entry, put, switch, wrappers_without_level
+from .guard import NO_LEVEL, entry, hot_entry, put, put_until_off, switch, wrappers_without_level
 from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, SELDOM_MARKED, UNMARKED, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, program_frame, recorder, watch
@@ -21,6 +21,8 @@ from .watch import OWN, count_samples, program_frame, recorder, watch
 # --- functions of the program that write ---------------------------------------------------------------------
 
 CALLS = ("fsync", "fdatasync")
+FORMER = "_gpuconsole_former"
+"""A variable of the code that stands in for that of a function (functions.py)."""
 
 
 class Writers:
@@ -48,7 +50,7 @@ class Writers:
         if frame is None or not self._loop:
             return
         code = frame.f_code
-        if code in self._seen or code in self._loop or code.co_name.startswith("<"):
+        if code in self._seen or code in self._loop or code.co_name.startswith("<") or FORMER in code.co_varnames:
             return
         self._seen.add(code)
         self.new[code] = function_of(frame), segment
@@ -109,9 +111,10 @@ def _wrap(name: str, plain: Any) -> None:
             if begun:
                 end_flush()
 
-    flush.__name__, flush.__qualname__, flush.__doc__, flush.__module__ = name, name, plain.__doc__, "posix"
-    setattr(os, name, flush)
-    switch.undo.append(lambda: setattr(os, name, plain))
+    flush.__name__, flush.__qualname__, flush.__doc__, flush.__module__ = name, name, plain.__doc__, plain.__module__
+    for module in (os, sys.modules.get(plain.__module__)):  # pickle finds the function in the second one
+        if getattr(module, name, None) is plain:
+            put_until_off(module, name, flush)
 
 
 # --- functions that are segments -----------------------------------------------------------------------------
@@ -205,9 +208,7 @@ def on_torch(module: Any) -> None:
     compiler = module.compiler
     tracing.use(compiler.is_compiling, compiler.is_dynamo_compiling, module.is_grad_enabled, capturing)
     put(module, "save", sys.modules["torch.serialization"].save)
-    plain = builtins.print
-    put(builtins, "print", spanned(LOG, plain))
-    switch.undo.append(lambda: setattr(builtins, "print", plain))
+    put_until_off(builtins, "print", spanned(LOG, builtins.print))
     on_os()
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
-from inspect import CO_GENERATOR
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 from ..clock import now
-from . import passes, tracing
-from .calls import spanned
+from . import passes
 from .changes.servers import belongs_to
 from .evidence.loading import Place, loading
 from .evidence.steps import iterations
+from .functions import watch_function
 from .guard import entry, hot_entry, put, switch, wrappers_without_level
-from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, OWN, UNMARKED, get_ident
+from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, UNMARKED, get_ident
 from .watch import is_program, recorder, watch
 
 TRACE_AT = 2
@@ -25,10 +23,6 @@ TRACE_STEPS, TRACE_STEPS_OF_SEVERAL = 2, 4
 """Several optimizers may step on one batch, and each of them ends a step at first."""
 MOST_ITEMS, DEPTH = 64, 3
 """Size and depth of the containers in which tensors are looked for."""
-PLACE = 5550123
-"""A constant in generated code, which an object replaces."""
-MONITORING_TOOL = 4
-"""A number for sys.monitoring that no known tool uses (0 to 2 and 5 have a purpose)."""
 
 
 # --- DataLoader ---------------------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ class SourceSearch:
             return False
         self.stop()
         for code in self.sources:
-            watch_function(code)
+            watch_function(code, DATA)
         return True
 
     def stop(self) -> None:
@@ -256,123 +250,6 @@ def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
     if depth and isinstance(value, dict) and len(value) < MOST_ITEMS:
         return [tensor for item in value.values() for tensor in tensors_in(item, depth - 1)]
     return []
-
-
-def watch_writer(code: CodeType, function: FunctionType | None, segment: int) -> None:
-    """Make calls of a function that saves or logs a segment from now on, by other code in the function itself."""
-    for referrer in [function] if function is not None else gc.get_referrers(code):
-        if isinstance(referrer, FunctionType) and referrer.__code__ is code:
-            _replace_code(referrer, segment)
-
-
-def give_back_monitoring() -> None:
-    """The agent leaves the program: a later agent registers functions of its own."""
-    monitoring = getattr(sys, "monitoring", None)
-    if monitoring is not None and monitoring.get_tool(MONITORING_TOOL) == "gpuconsole":
-        for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME, monitoring.events.PY_RETURN, monitoring.events.PY_YIELD):
-            monitoring.register_callback(MONITORING_TOOL, event, None)
-        monitoring.free_tool_id(MONITORING_TOOL)
-
-
-def watch_function(code: CodeType) -> None:
-    """Make calls of the function a DATA segment from now on: by sys.monitoring; before Python 3.12 by other code in the function itself."""
-    monitoring = getattr(sys, "monitoring", None)
-    if monitoring is None:
-        for function in gc.get_referrers(code):
-            if isinstance(function, FunctionType) and function.__code__ is code:
-                _replace_code(function, DATA)
-        return
-    events = monitoring.events
-    if monitoring.get_tool(MONITORING_TOOL) is None:
-        monitoring.use_tool_id(MONITORING_TOOL, "gpuconsole")
-        for event in (events.PY_START, events.PY_RESUME):
-            monitoring.register_callback(MONITORING_TOOL, event, lambda code, offset: begin_source())
-        for event in (events.PY_RETURN, events.PY_YIELD):
-            monitoring.register_callback(MONITORING_TOOL, event, lambda code, offset, value: end_source())
-    if monitoring.get_tool(MONITORING_TOOL) == "gpuconsole":
-        wanted = events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD
-        monitoring.set_local_events(MONITORING_TOOL, code, wanted)
-        switch.undo.append(lambda: monitoring.set_local_events(MONITORING_TOOL, code, 0))
-
-
-def _replace_code(function: FunctionType, segment: int) -> None:
-    """Give `function` code that calls the former code within a segment. A wrapper object would not be seen where the program holds the function
-    in a local variable. `inspect.signature` follows `__wrapped__`."""
-    code = function.__code__
-    former = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    former.__kwdefaults__ = function.__kwdefaults__
-    generates = code.co_flags & CO_GENERATOR
-    inner = _spanned_generator(former) if generates else _spanned_source(former) if segment == DATA else spanned(segment, former)
-    names = code.co_freevars
-    lines = ["def make():", *(f"    {name} = None" for name in names), "    def call(*args, **kwargs):"]
-    lines += [f"        if 0: {name}" for name in names] + [
-        f"        inner = {PLACE}",
-        "        return inner(*args, **kwargs)",
-        "    return call",
-    ]
-    made: dict[str, Any] = {}
-    exec("\n".join(lines), made)
-    call = made["make"]().__code__
-    constants = tuple(inner if constant == PLACE else constant for constant in call.co_consts)
-    function.__code__ = call.replace(
-        co_consts=constants, co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
-    )
-    function.__wrapped__ = former  # type: ignore[attr-defined]
-    switch.undo.append(lambda: setattr(function, "__code__", code))
-
-
-@wrappers_without_level
-def _spanned_source(former: Any) -> Any:
-    """The function `former`, with each call as a segment."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tracing.is_compiling() or not begin_source():
-            return former(*args, **kwargs)
-        try:
-            return former(*args, **kwargs)
-        finally:
-            end_source()
-
-    return wrapper
-
-
-@wrappers_without_level
-def _spanned_generator(former: Any) -> Any:
-    """The generator function `former`, with each resumption as a segment."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        generator, sent = former(*args, **kwargs), None
-        try:
-            while True:
-                begin_source()
-                try:
-                    value = generator.send(sent)
-                except StopIteration as end:
-                    return end.value
-                finally:
-                    end_source()
-                sent = yield value
-        finally:
-            generator.close()
-
-    return wrapper
-
-
-@entry("source.begin")
-def begin_source() -> bool:
-    """Begin the segment of a function that makes a batch. Returns whether there is one to end."""
-    if recorder.thread != get_ident() or DATA in recorder.stack or recorder.stack[-1] == OWN:
-        return False
-    if iterations.on:
-        iterations.batch_begins(sys._getframe(1))
-    recorder.enter(DATA)
-    return True
-
-
-@entry("source.end")
-def end_source() -> None:
-    if recorder.thread == get_ident() and recorder.stack[-1] == DATA:
-        recorder.leave()
 
 
 def _leave_source() -> None:

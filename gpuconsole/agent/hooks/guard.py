@@ -31,6 +31,12 @@ def wrappers_without_level(function: F) -> F:
     return function
 
 
+def without_level(function: F) -> F:
+    """The same for the function itself."""
+    function.__code__ = function.__code__.replace(co_filename=NO_LEVEL)
+    return function
+
+
 PARTS = {
     "data": "the waits for batches of a DataLoader",
     "parts": "the parts of loading that take most of its time",
@@ -127,23 +133,47 @@ class Hook(NamedTuple):
 _hooks: list[Hook] = []
 
 
-def put(holder: Any, name: str, value: Any) -> None:
+def put(holder: Any, name: str, value: Any) -> Hook:
     """Put `value` in place of an attribute of the program's modules, classes or objects, until `put_back`."""
-    _hooks.append(Hook(weakref.ref(holder), name, value, vars(holder).get(name, _MISSING)))
+    hook = Hook(weakref.ref(holder), name, value, vars(holder).get(name, _MISSING))
+    _hooks.append(hook)
     setattr(holder, name, value)
+    return hook
+
+
+def put_until_off(holder: Any, name: str, value: Any) -> None:
+    """As `put`, for attributes that a program without an agent uses all the time: put back once the agent is off."""
+    hook = put(holder, name, value)
+    switch.undo.append(lambda: _take_away(hook))
+
+
+def _take_away(hook: Hook) -> None:
+    """Put one attribute back. What the program has put in place of the hook since then is left alone: it may call the hook, which does nothing where the
+    agent is off."""
+    holder = hook.holder()
+    if holder is None or vars(holder).get(hook.name) is not hook.value:
+        return
+    if hook.before is _MISSING:
+        delattr(holder, hook.name)
+    else:
+        setattr(holder, hook.name, hook.before)
+
+
+def without_hooks(holder: Any, attributes: dict[str, Any]) -> None:
+    """Make `attributes`, a copy of those of `holder`, what they are without the agent."""
+    for hook in reversed(_hooks):
+        if attributes.get(hook.name) is hook.value and hook.holder() is holder:
+            if hook.before is _MISSING:
+                del attributes[hook.name]
+            else:
+                attributes[hook.name] = hook.before
 
 
 def put_back(stays: Callable[[Any], bool] = lambda holder: False) -> None:
-    """Put the attributes back, but not those of holders that stay. What the program has put in place of a hook since then is left alone: it may call
-    the hook, which does nothing where the agent is off."""
+    """Put the attributes back, but not those of holders that stay."""
     for hook in reversed(_hooks):
-        holder = hook.holder()
-        if holder is None or stays(holder) or vars(holder).get(hook.name) is not hook.value:
-            continue
-        if hook.before is _MISSING:
-            delattr(holder, hook.name)
-        else:
-            setattr(holder, hook.name, hook.before)
+        if (holder := hook.holder()) is not None and not stays(holder):
+            _take_away(hook)
     taken = {id(hook.value): hook for hook in _hooks if isinstance(hook.before, FunctionType) and hook.before is not hook.value}
     for module, name, hook in _held(taken):  # torch itself takes `save` from torch.serialization
         if (holder := hook.holder()) is None or not stays(holder):

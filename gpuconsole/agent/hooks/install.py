@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import calls, data, graphs, optimizer, passes
+from . import calls, data, graphs, optimizer, passes, pickles
 from .changes import loader
 from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT, history
@@ -20,7 +20,7 @@ from .recorder import get_ident
 from .watch import recorder
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
-for _module in (calls, passes, optimizer, data, graphs, communication, loading_parts):
+for _module in (calls, passes, optimizer, data, graphs, pickles, communication, loading_parts):
     for _name, _hook in _module.HOOKS.items():
         AFTER_IMPORT.setdefault(_name, []).append(_hook)
 
@@ -81,8 +81,8 @@ _agent: list[Agent] = []
 
 
 def begin(folder: str, token: str, joined: bool = False) -> Finder:
-    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch. `joined`: the program itself has started
-    the agent, and ends it by `leave`."""
+    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch. It may have imported other modules that
+    have hooks. `joined`: the program itself has started the agent, and ends it by `leave`."""
     agent = Agent(folder, token, joined)
     loading_parts.begin(folder)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT))
@@ -94,17 +94,17 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     atexit.register(agent.ended)
     finder = Finder()
     sys.meta_path.insert(0, finder)
+    present = [name for name in AFTER_IMPORT if name in sys.modules]
+    for name in sorted(present, key=lambda name: name == "torch"):  # torch itself takes names of its parts
+        installed(name, sys.modules[name])
     return finder
 
 
 def begin_here(folder: str, token: str) -> None:
     """Start the agent in a program that may have imported torch, and made its model, optimizer and DataLoaders. `leave` ends the agent."""
     begin(folder, token, joined=True)
-    present = [name for name in AFTER_IMPORT if name in sys.modules]
-    for name in sorted(present, key=lambda name: name == "torch"):  # torch itself takes names of its parts
-        installed(name, sys.modules[name])
     put_under_other_names()
-    if "torch" in present:
+    if "torch" in sys.modules:
         _adopt_objects()
 
 
@@ -143,7 +143,6 @@ def leave(problem: BaseException | None) -> None:
         _agent[0].leave(problem)
     finally:
         switch.off("", None)
-        data.give_back_monitoring()
         served = loader.leave()
         put_back(lambda holder: served and getattr(holder, "__module__", "") == loader.DATALOADER)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]

@@ -47,6 +47,7 @@ from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, stop_all, why_refused
 from .evidence.steps import own_updates
+from .functions import watch_function
 from .guard import entry, switch
 from .memory import at_end, memory
 from .memory import raised as memory_raised
@@ -648,7 +649,7 @@ class Agent:
 
     def _watch_writers(self) -> None:
         for code, (function, segment) in writers.take().items():
-            data.watch_writer(code, function, segment)
+            watch_function(code, segment, function)
 
     @entry("job.ended")
     def ended(self) -> None:

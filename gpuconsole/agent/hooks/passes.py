@@ -18,6 +18,7 @@ from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
 
 MARK = "_gpuconsole_watched"
+"""An attribute of a hooked function: the switch of the agent that has hooked it."""
 DEPTH = 4
 """Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
 
@@ -73,9 +74,9 @@ def watch_class(cls: Any) -> None:
     """Make calls of instances of `cls` a segment where the program itself makes them."""
     import torch
 
-    if cls is torch.nn.Module or MARK in cls.__dict__:
-        return
     own = cls.__dict__.get("__call__")
+    if cls is torch.nn.Module or getattr(own, MARK, None) is switch:
+        return
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = own.__get__(self) if own is not None else super(cls, self).__call__
@@ -105,8 +106,8 @@ def watch_class(cls: Any) -> None:
 
     if own is not None:
         __call__.__doc__ = own.__doc__
+    setattr(__call__, MARK, switch)
     put(cls, "__call__", __call__)
-    put(cls, MARK, True)
 
 
 @hot_entry("passes.begin_light")

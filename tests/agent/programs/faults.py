@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+import cloudpickle
 import torch
 import torch._dynamo
 import torch.nn.functional as F
@@ -24,6 +25,10 @@ READINGS = "readings"
 """Trials with such a name break what a mark of a sampled step reads."""
 LIGHT = ("light", "usual")
 """Entry points with these words run once the agent knows the program, and in steps that are usual from end to end."""
+
+
+class Pickled:
+    """Of `__main__`: pickled by value."""
 
 
 def broken(*args, **kwargs):
@@ -88,6 +93,7 @@ def train(name, at, loaded, light):
         if not light:
             with contextlib.suppress(OSError):  # a device that is no file
                 os.fsync(log)
+            cloudpickle.dumps(Pickled)
         x, y = next(loader) if loaded else make_batch()
         loss = loss_function(model(x), y)
         optimizer.zero_grad()

@@ -54,6 +54,7 @@ def train(x, y):
     return loss
 
 
+print("batch in a graph", [part.shape for part in torch.compile(make_batch, backend="eager", fullgraph=True)()])
 print("compiled step", [round(train(*make_batch()).item(), 6) for _ in range(4)])
 print("recompiled", torch._dynamo.utils.counters["stats"]["unique_graphs"], sum(torch._dynamo.utils.counters["graph_break"].values()))
 

@@ -284,7 +284,7 @@ class CopyCount:
                 self._set[self._class, name] = self._counted(name, getattr(self._class, name))
         for (target, name), method in self._set.items():
             setattr(target, name, method)
-        torch.cuda.synchronize = self._counted_synchronize(torch.cuda.synchronize)
+        self._synchronize = torch.cuda.synchronize = self._counted_synchronize(torch.cuda.synchronize)
         switch.undo.append(self.stop)
         switch.undo_part["copies"] = self.stop
 
@@ -358,9 +358,8 @@ class CopyCount:
             if target.__dict__.get(name) is method:
                 delattr(target, name)
         self._set = {}
-        if self._plain_synchronize is not None:
+        if sys.modules["torch"].cuda.synchronize is self._synchronize:  # the program may have put another function in its place
             sys.modules["torch"].cuda.synchronize = self._plain_synchronize
-            self._plain_synchronize = None  # type: ignore[assignment]
 
     def signals(self) -> Signals:
         copies = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"

@@ -1,0 +1,81 @@
+"""Pickles by value. cloudpickle and dill copy what is in a class or a function of `__main__`. They get what would be there without the agent: the other
+processes that load the pickle have no agent."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .functions import give_own_code, take_own_code
+from .guard import entry, put, without_hooks, wrappers_without_level
+
+CLOUDPICKLES = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
+"""cloudpickle, and the copies of it that other libraries bring."""
+
+
+@wrappers_without_level
+def on_library(module: Any) -> None:
+    """The private functions that copy the attributes of a class, by name: tests pin them for each library. `dump` is public."""
+    for name in ("_extract_class_dict", "_get_typedict_type"):
+        plain = vars(module).get(name)
+        if plain is not None:
+            put(module, name, _of_cloudpickle(plain) if name == "_extract_class_dict" else _of_dill(plain))
+    for cls in {vars(module).get(name) for name in ("Pickler", "CloudPickler")}:
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and "dump" in vars(cls):
+            put(cls, "dump", _own_code_within(vars(cls)["dump"]))
+
+
+@wrappers_without_level
+def _of_cloudpickle(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def _extract_class_dict(cls: Any) -> Any:
+        attributes = plain(cls)
+        leave_out_hooks(cls, attributes)
+        return attributes
+
+    return _extract_class_dict
+
+
+@wrappers_without_level
+def _of_dill(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def _get_typedict_type(cls: Any, attributes: Any, *args: Any, **kwargs: Any) -> Any:
+        leave_out_hooks(cls, attributes)
+        return plain(cls, attributes, *args, **kwargs)
+
+    return _get_typedict_type
+
+
+@wrappers_without_level
+def _own_code_within(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def dump(*args: Any, **kwargs: Any) -> Any:
+        dump_begins()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            dump_ended()
+
+    return dump
+
+
+@entry("pickles.class")
+def leave_out_hooks(cls: Any, attributes: dict[str, Any]) -> None:
+    without_hooks(cls, attributes)
+
+
+@entry("pickles.dump_begins")
+def dump_begins() -> None:
+    give_own_code()
+
+
+@entry("pickles.dump_ended")
+def dump_ended() -> None:
+    take_own_code()
+
+
+HOOKS = {
+    "dill._dill": on_library,
+    **{f"{library}.cloudpickle": on_library for library in CLOUDPICKLES},
+    **{f"{library}.cloudpickle_fast": on_library for library in CLOUDPICKLES},  # defines the pickler up to version 2
+}
