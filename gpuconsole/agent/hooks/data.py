@@ -101,7 +101,7 @@ def had_made(loaders: list[Any], iterators: list[Any]) -> None:
 def note_iterator(iterator: Any, loader: Any) -> None:
     if getattr(loader, "_gpuconsole_server", False):
         return  # made by a change, not by the program
-    belongs_to(iterator, loader)
+    watch.note_origin(loader, belongs_to(iterator, loader))
     iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
     iterator.__dict__["_gpuconsole_number"] = place.code
     watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]

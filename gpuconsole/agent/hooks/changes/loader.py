@@ -161,8 +161,9 @@ def _register(loader: Any, control: Control) -> None:
 
 
 def likeness_of(loader: Any) -> Likeness | None:
-    """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader."""
-    collate, worker_init = (getattr(function, "__code__", function) for function in (loader.collate_fn, loader.worker_init_fn))
+    """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader. So are objects of
+    one class: a collator may have no hash, and may hold a model."""
+    collate, worker_init = (getattr(function, "__code__", type(function)) for function in (loader.collate_fn, loader.worker_init_fn))
     try:
         samples = len(loader.dataset)
     except Exception:  # the program's own `__len__` may raise anything
