@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 from ..clock import now
 from . import passes, tracing
 from .calls import spanned
+from .changes.loader import is_served
 from .changes.servers import belongs_to
 from .evidence.loading import Place, loading
 from .evidence.steps import iterations
@@ -106,6 +108,14 @@ def note_iterator(iterator: Any, loader: Any) -> None:
     iterator.__dict__["_gpuconsole_number"] = place.code
     watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
     watch.iterators.append(weakref.ref(iterator))
+
+
+def forget_iterators() -> None:
+    """The agent leaves the program: no iterator holds anything of the agent's, unless another loader of ours serves the rest of the epoch."""
+    for iterator in watch.alive(watch.iterators):
+        if not is_served(iterator):
+            for name in [name for name in vars(iterator) if name.startswith("_gpuconsole_")]:
+                del vars(iterator)[name]
 
 
 @hot_entry("data.begin_usual")
@@ -318,7 +328,15 @@ def _replace_code(function: FunctionType, segment: int) -> None:
         co_consts=constants, co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
     )
     function.__wrapped__ = former  # type: ignore[attr-defined]
-    switch.undo.append(lambda: setattr(function, "__code__", code))
+    switch.undo.append(functools.partial(_give_code_back, weakref.ref(function), code))
+
+
+def _give_code_back(function: weakref.ref[FunctionType], code: CodeType) -> None:
+    """`function` runs `code` again, where the program still has the function."""
+    present = function()
+    if present is not None:
+        present.__code__ = code
+        vars(present).pop("__wrapped__", None)
 
 
 @wrappers_without_level

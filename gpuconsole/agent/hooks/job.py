@@ -253,6 +253,7 @@ class JobLoop:
 
     def close(self) -> None:
         self._counters.close()
+        self.account.times.close()
 
 
 def refusal(problem: Exception) -> str:
@@ -680,6 +681,13 @@ class Agent:
         memory.end(device.index if device.type == "cuda" else None)
         self._send_notes()
 
+    def close(self) -> None:
+        """Give back what the agent has of the process: file descriptors, and the function that Python calls at each garbage collection. The connection
+        is closed by `report_off`."""
+        if self._service is not None:
+            self._service.loop.close()
+        loading.close()
+
     def forked(self) -> None:
         """In a forked child: the connection and the account are those of the parent.
 
@@ -688,6 +696,7 @@ class Agent:
         """
         if self._joined and switch.failed:
             return
+        self.close()
         keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
         if self._service is not None:
             self._service.forget_window()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import queue
 import time
 import warnings
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from ...forks import in_forked_children
 from .change import Refused
 from .indices import Feed, OwnRandom
 
@@ -315,7 +315,7 @@ def _forked() -> None:
         iterator.__dict__["_shutdown"] = True
 
 
-os.register_at_fork(after_in_child=_forked)
+in_forked_children(_forked)
 
 
 def apart(dataset: Any, depth: int = 4) -> Any:

@@ -60,6 +60,11 @@ class Loading:
         self._workers = [0.0, 0.0, 0.0]
         self._last: dict[int, tuple[float, float, float]] = {}
 
+    def close(self) -> None:
+        """Give the file of the thread's times back."""
+        if self._times is not None:
+            self._times.close()
+
     # --- places -----------------------------------------------------------------------------------------------
 
     def made(self, loader: Any) -> None:

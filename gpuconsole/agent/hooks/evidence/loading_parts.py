@@ -24,6 +24,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ...clock import ThreadTimes, now
+from ...forks import before_forks
 from ...loop import Signals
 from ...probes import ProbeError, short_switch_s
 from ...protocol import Signal
@@ -345,9 +346,6 @@ class Here:
     def __init__(self, seconds: float) -> None:
         self._samples, self._stop = Samples(threading.get_ident()), threading.Event()
         self._until = now() + seconds
-        if not _registered:
-            _registered.append(True)
-            os.register_at_fork(before=window.process_forks)
         self._thread = threading.Thread(target=self._run, name="gpuconsole-loading", daemon=True)
         self._thread.start()
 
@@ -364,9 +362,6 @@ class Here:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
-
-
-_registered: list[bool] = []
 
 
 class Window:
@@ -420,6 +415,7 @@ class Window:
 
 
 window = Window()
+before_forks(window.process_forks)
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:
