@@ -1,4 +1,4 @@
-"""Many blocks of `gpuconsole.watch()` in one process: what is left of them."""
+"""Many blocks of `gpuconsole.watch()` in one process: nothing is left of them. `test_watch.py` has two blocks."""
 
 from __future__ import annotations
 
@@ -7,43 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.agent.listener import TOKEN, Listener
-from tests.notebook.running import FIRST, start, told
+from tests.notebook.running import run
 
-pytestmark = pytest.mark.xdist_group("a job")
-
-LEFT = (
-    FIRST
-    + """
-import gc, os, threading
-from types import ModuleType
-
-def of_agent(candidate):
-    kind = type(candidate)
-    name = candidate.__name__ if kind is ModuleType else kind.__module__
-    return isinstance(name, str) and name.startswith("gpuconsole.agent.hooks")
-
-def left():
-    gc.collect()
-    objects = {}
-    for candidate in gc.get_objects():
-        if of_agent(candidate):
-            name = candidate.__name__ if type(candidate) is ModuleType else type(candidate).__name__
-            objects[name] = objects.get(name, 0) + 1
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "callbacks": len(gc.callbacks),
-        "threads": threading.active_count(),
-        "modules": len(sys.modules),
-        "agent": objects,
-    }
-"""
-)
+pytestmark = [pytest.mark.xdist_group("a job"), pytest.mark.slow]
 
 
 def test_agents_that_have_left_hold_nothing(tmp_path: Path) -> None:
-    """The agent without a console process, which takes most of the time of a block."""
+    """Without the console's process, which takes most of the time of a block."""
     listener = Listener(tmp_path)
     code = f"""
+        from left import left
         from gpuconsole.mcp.messages import Joined
         from gpuconsole.notebook.here import Agent
 
@@ -54,15 +27,35 @@ def test_agents_that_have_left_hold_nothing(tmp_path: Path) -> None:
 
         block(22)
         first = left()
-        for steps in (2, 2, 2, 2, 2, 22):
-            block(steps)
+        for _ in range(18):
+            block(2)
+        block(22)
         tell(first=first, last=left())
     """
-    with start(tmp_path, code, first=LEFT) as program:
-        out, err = program.communicate(timeout=120)
-    listener.close()
-    assert program.returncode == 0, err
-    facts = told(out)
-    assert [bool(watched.steps) for watched in listener.watched] == [True] * 7
-    assert facts["last"] == facts["first"]
-    assert facts["last"]["agent"] == {}
+    try:
+        facts, _ = run(tmp_path, code)
+    finally:
+        listener.close()
+    assert [bool(watched.steps) for watched in listener.watched] == [True] * 20
+    assert facts["last"] == facts["first"] and facts["last"]["agent"] == {}
+
+
+def test_blocks_hold_nothing_where_the_program_keeps_their_sessions(tmp_path: Path) -> None:
+    facts, _ = run(
+        tmp_path,
+        """
+        from left import left
+        sessions = []
+        def block():
+            with gpuconsole.watch(quiet=True) as session:
+                train(3)
+            sessions.append(session)
+        block()
+        first = left()
+        for _ in range(9):
+            block()
+        tell(first=first, last=left(), states=[session.status.state for session in sessions])
+        """,
+    )
+    assert facts["states"] == ["finished"] * 10
+    assert facts["last"] == facts["first"] and facts["last"]["agent"] == {}
