@@ -21,6 +21,8 @@ from .watch import OWN, count_samples, program_frame, recorder, watch
 # --- functions of the program that write ---------------------------------------------------------------------
 
 CALLS = ("fsync", "fdatasync")
+MOST_WRITERS = 256
+"""Functions that are watched. A program may make such functions all the time."""
 
 
 class Writers:
@@ -48,7 +50,7 @@ class Writers:
         if frame is None or not self._loop:
             return
         code = frame.f_code
-        if code in self._seen or code in self._loop or code.co_name.startswith("<"):
+        if code in self._seen or code in self._loop or code.co_name.startswith("<") or len(self._seen) >= MOST_WRITERS:
             return
         self._seen.add(code)
         self.new[code] = function_of(frame), segment

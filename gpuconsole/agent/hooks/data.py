@@ -87,6 +87,8 @@ def on_dataloader(module: Any) -> None:
 
 @entry("data.loader_made")
 def note_loader(loader: Any) -> None:
+    if switch.failed:
+        return
     watch.note_made("loader", loader)
     loading.made(loader)
 
@@ -103,11 +105,13 @@ def had_made(loaders: list[Any], iterators: list[Any]) -> None:
 def note_iterator(iterator: Any, loader: Any) -> None:
     if getattr(loader, "_gpuconsole_server", False):
         return  # made by a change, not by the program
-    watch.note_origin(loader, belongs_to(iterator, loader))
+    origin = belongs_to(iterator, loader)
+    if switch.failed:
+        return
+    watch.note_origin(loader, origin)
     iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
     iterator.__dict__["_gpuconsole_number"] = place.code
-    watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
-    watch.iterators.append(weakref.ref(iterator))
+    watch.add(watch.iterators, iterator)
 
 
 def forget_iterators() -> None:

@@ -90,7 +90,7 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     _agent.append(agent)
     recorder.at_end = agent.step_ended
     switch.on_off = agent.report_off
-    switch.undo += [_recorder_off, agent.close, history.stop]
+    switch.undo += [_recorder_off, agent.close, agent.forget_program, history.stop]
     in_forked_children(agent.forked)
     atexit.register(agent.ended)
     finder = Finder()

@@ -293,6 +293,12 @@ class JobService(Service):
         self.loop.account.give_up()
         self.reporter.send()
 
+    def end_probe(self) -> None:
+        """End a probe that waits for a step. What it holds of the program is freed."""
+        probing, self._probing = self._probing, None
+        if probing is not None:
+            probing[1].close()
+
     def forget_window(self) -> None:
         """In a forked child: the profiler of a window belongs to the parent."""
         if self._window is not None:
@@ -687,6 +693,13 @@ class Agent:
         if self._service is not None:
             self._service.loop.close()
         loading.close()
+
+    def forget_program(self) -> None:
+        """The agent is off: it keeps no tensor and no module of the program alive."""
+        watch.keep_inputs, watch.last_inputs = False, None
+        own_updates.reset()
+        if self._service is not None:
+            self._service.end_probe()
 
     def forked(self) -> None:
         """In a forked child: the connection and the account are those of the parent.

@@ -67,6 +67,13 @@ class Watch:
         self.most_micro_batches = 1
         """Of any step. The last step of an epoch may have fewer."""
 
+    def add(self, refs: list[weakref.ref[Any]], target: Any) -> None:
+        """Add a weak reference to `target`. Those to objects that are gone are dropped at each power of two: a program that makes such objects in a loop
+        leaves a short list, and a look at the whole list is rare."""
+        if len(refs).bit_count() <= 1:
+            refs[:] = [ref for ref in refs if ref() is not None]
+        refs.append(weakref.ref(target))
+
     def alive(self, refs: list[weakref.ref[Any]]) -> list[Any]:
         """The objects that still exist, in order."""
         return [target for ref in refs if (target := ref()) is not None]

@@ -90,6 +90,8 @@ class Code:
 
 
 _codes: dict[CodeType, Code] = {}
+MOST_CODES = 4096
+"""Entries of `_codes`: a program may make code all the time, and an entry keeps its code alive."""
 
 
 def part_of(frame: FrameType | None) -> Part | None:
@@ -98,6 +100,8 @@ def part_of(frame: FrameType | None) -> Part | None:
     while frame is not None:
         code = _codes.get(frame.f_code)
         if code is None:
+            if len(_codes) >= MOST_CODES:
+                _codes.clear()
             code = _codes[frame.f_code] = Code(frame.f_code)
         if code.fetches:
             break

@@ -738,6 +738,7 @@ class Window:
         if not self._on:
             return
         self._on = False
+        switch.undo.remove(self.stop)
         if self._lines is not None:
             self._lines.stop()
         self._profile.stop()
