@@ -1,5 +1,5 @@
 """The console of a process that joins by itself, a notebook or a program with `gpuconsole.watch()`: the session of `run --headless -- COMMAND`, whose job
-runs already. The process starts `python -m gpuconsole.cli.joined` and keeps the other end of the socket `--fd`. This process ends with it."""
+runs already. The process starts it by `gpuconsole.cli.detached`. The console ends with that process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 
 import msgspec
 
@@ -24,14 +23,13 @@ from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobCommand, JoinedJob
 from gpuconsole.engine.machine.settings import SettingsError
 from gpuconsole.mcp.control import LONGEST_LINE, ControlServer
-from gpuconsole.mcp.messages import LEAVE, SNAPSHOT, Joined, Leave, Left, encode
+from gpuconsole.mcp.messages import LEAVE, SNAPSHOT, Joined, Leave, Left, Refused, encode
 from gpuconsole.mcp.tools import Progress, ToolError, Tools, WaitFor, Whole
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.session.api import SessionError
 
 OPTIONS: options.Options = (
-    Option("--fd", "the socket of the process that joins", "N", int, required=True),
     Option("--pid", "the process that joins", "PID", int, required=True),
     Option("--name", "what it is called", "NAME", required=True),
     options.PROBE,
@@ -126,24 +124,21 @@ async def _end_of(pid: int) -> None:
         os.close(process)
 
 
-def main() -> int:
+def main(fd: int) -> int:
+    """`fd`: the socket to the process that joins."""
     parser = Parser(prog="gpuconsole", allow_abbrev=False)
     add_options(parser, OPTIONS)
     try:
         args = parser.parse_args()
-        args.command, args.job = "watch", [args.name]
+        args.command, args.job, args.fd = "watch", [args.name], fd
         check(args)
         output.configure(args)
         tries = assignments(args.tries, job_scenario(args.name))
         work = TrialOnJob(tries) if tries or args.apply_top else None
         return JoinedSession(args, work).run()
     except (Mistake, UsageError, SettingsError) as error:
-        output.problem(str(error))
+        os.write(fd, encode(Refused(0, str(error))) + b"\n")
         return USAGE
     except CommandFailed as error:
         output.problem(str(error))
         return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -57,8 +57,8 @@ SNAPSHOT, LEAVE = "snapshot", "leave"
 """Tools that only such a process has: the session so far as a `Snapshot`; and the end of the run, with a `Left` as the answer."""
 
 
-class Joined(msgspec.Struct):
-    """The first line to a process that has joined: what its agent needs."""
+class Joined(msgspec.Struct, tag="joined"):
+    """The answer to a process that joins: what its agent needs. A `Refused` names a wrong option."""
 
     folder: str
     token: str

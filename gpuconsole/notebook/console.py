@@ -1,9 +1,13 @@
-"""The console of this process: a child process (`gpuconsole/cli/joined.py`) and the socket to it. No thread is started here."""
+"""The console of this process: a process of its own (`gpuconsole/cli/joined.py`), which is no child of this one, and the socket to it. No thread is started
+here."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -20,13 +24,11 @@ import gpuconsole
 from gpuconsole.engine.children.environment import own_environment
 from gpuconsole.mcp.messages import Answered, Call, Joined, Refused, decode_message, encode
 
-MODULE = "gpuconsole.cli.joined"
+MODULE = "gpuconsole.cli.detached"
 START_S = 30.0
 """Seconds until a console that says nothing is given up."""
 END_S = 5.0
 """Seconds until a console that does not end is killed."""
-USAGE = 2
-"""The exit code of bad usage."""
 OF_RUN = ("GPUCONSOLE_AGENT", "GPUCONSOLE_TOKEN")
 
 
@@ -38,42 +40,80 @@ class ConsoleLost(WatchError):
     """The console has ended, or does not answer. The training goes on without it."""
 
 
+class Detached:
+    """A process that is no child of this one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended
+            self._fd = -1
+
+    def end(self, limit_s: float) -> None:
+        """Wait for the end of the process; kill it after `limit_s`."""
+        if self._fd < 0:
+            return
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        if not poll.poll(limit_s * 1000):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+            poll.poll()
+        # the first process of a container is the parent of all that have lost theirs
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
 class Console:
-    """The child process from its start to `close`. Several threads may call it."""
+    """The console's process from its start to `close`. Several threads may call it."""
 
     def __init__(self, options: Sequence[str]) -> None:
         """Raises ConsoleLost where the console does not start, ValueError for an option that it refuses."""
         ours, theirs = socket.socketpair()
         self._socket, self._errors = ours, tempfile.TemporaryFile()  # noqa: SIM115  # closed with the console
-        command = [sys.executable, "-P", "-m", MODULE, "--fd", str(theirs.fileno()), "--pid", str(os.getpid()), *options]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C, and the interrupt of a notebook's kernel, go to a whole process group
-                env=_environment(),
-            )
         self._pid = os.getpid()
         self._pending = b""
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answered | Refused] = {}
         self._state = threading.Condition()
         self._reading = False
+        self._process: Detached | None = None
         self.lost = ""
         """Why the console is gone, in one line; empty while it answers."""
         try:
-            self.joined = msgspec.json.decode(self._line(time.monotonic() + START_S), type=Joined)
+            with theirs:
+                self._start(theirs.fileno(), options)
+            until = time.monotonic() + START_S
+            self._process = Detached(int(self._line(until)))
+            answer = msgspec.json.decode(self._line(until), type=Joined | Refused)
         except ConsoleLost as problem:
-            self.close()
-            if self._process.returncode == USAGE:
-                raise ValueError(self._last_words()) from None
-            raise ConsoleLost(self._last_words() or str(problem)) from None
+            words = self._end()
+            raise ConsoleLost(words or str(problem)) from None
         except BaseException:  # an interrupt
             self.close()
             raise
+        if isinstance(answer, Refused):
+            self.close()
+            raise ValueError(answer.why)
+        self.joined = answer
+
+    def _start(self, fd: int, options: Sequence[str]) -> None:
+        """Start the console. Returns once the child process that starts it has ended."""
+        subprocess.run(
+            [sys.executable, "-P", "-m", MODULE, str(fd), "--pid", str(self._pid), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            pass_fds=[fd],
+            start_new_session=True,  # Ctrl-C, and the interrupt of a notebook's kernel, go to a whole process group
+            env=_environment(),
+            check=False,
+        )
 
     def call(self, tool: str, arguments: object = None, limit_s: float = 10.0) -> Any:
         """The answer of a tool as plain data. Raises WatchError with the reason of a refusal, and ConsoleLost."""
@@ -94,16 +134,22 @@ class Console:
         return answer.answer
 
     def close(self) -> None:
-        """End the console. In a process forked from this one, only the descriptor is closed."""
+        """End the console. In a process forked from this one, only the descriptors are closed."""
+        self._end()
+
+    def _end(self) -> str:
+        """As `close`. Returns the console's last line."""
         self._socket.close()
         self.lost = self.lost or "the block is over"
-        if os.getpid() != self._pid:
-            return
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        is_ours, last_words = os.getpid() == self._pid, ""
+        if is_ours and self._process is not None:
+            self._process.end(END_S)
+        if is_ours and not self._errors.closed:
+            last_words = self._last_words()
+        if self._process is not None:
+            self._process.close()
+        self._errors.close()
+        return last_words
 
     def _send(self, line: bytes) -> None:
         if self.lost:
@@ -151,7 +197,7 @@ class Console:
         raise ConsoleLost(self.lost)
 
     def _last_words(self) -> str:
-        """The last line that the child process has printed."""
+        """The last line that the console has printed."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("gpuconsole: ") if lines else ""

@@ -8,9 +8,12 @@ import sys
 import threading
 from types import ModuleType
 
+import gpuconsole
 from gpuconsole.mcp.messages import Joined
 
 AGENT = "gpuconsole.agent"
+FORKS = f"{AGENT}.forks"
+"""The module that stays: Python never forgets what was registered for forks."""
 OF_RUN = "_gpuconsole_agent"
 """The agent's name where `gpuconsole run` has started this process (agent/inject/sitecustomize.py)."""
 
@@ -54,6 +57,7 @@ class Agent:
 
 
 def forget() -> None:
-    """Let the next block load the agent anew."""
-    for name in [name for name in sys.modules if name == AGENT or name.startswith(f"{AGENT}.")]:
+    """Let the next block load the agent anew. Nothing keeps the modules of this one alive."""
+    for name in [name for name in sys.modules if (name == AGENT or name.startswith(f"{AGENT}.")) and name != FORKS]:
         del sys.modules[name]
+    vars(gpuconsole).pop("agent", None)

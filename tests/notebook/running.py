@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,7 +11,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 PROGRAMS = Path(__file__).parent / "programs"
+CONSOLE = "gpuconsole.cli.detached"
 FIRST = """
 import json, sys
 import gpuconsole
@@ -40,6 +44,17 @@ def run(tmp_path: Path, code: str) -> tuple[dict[str, Any], str]:
     out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
     return told(out), err
+
+
+def console_of(pid: int) -> list[psutil.Process]:
+    """The console of the process `pid`, and its children. The console is no child of that process."""
+    consoles = list[psutil.Process]()
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if CONSOLE in words and str(pid) in words:
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process that starts the console ends at once
+                consoles += [*process.children(recursive=True), process]
+    return consoles
 
 
 def told(out: str) -> dict[str, Any]:

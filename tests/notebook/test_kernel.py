@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 from gpuconsole.mcp.answers import Change, Conclusion, Status, TrialAnswer
 from gpuconsole.notebook.page import session_html
-from tests.notebook.running import environment
+from tests.notebook.running import console_of, environment
 from tests.waiting import gone, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -81,18 +81,13 @@ def test_the_interrupt_of_a_cell_and_the_end_of_the_kernel() -> None:
         assert facts["after"] == ["builtins.input"], "the kernel makes it for each cell"
         assert facts["state"] == "stopped" and facts["problem"] == "" and facts["steps"] > 5
         client.execute("with gpuconsole.watch():\n    train(100000)")
-        consoles = console_of(kernel)
+        wait_until(lambda: len(console_of(kernel.pid)) >= 2, what="the console and its sampler")
+        consoles = console_of(kernel.pid)
         manager.shutdown_kernel(now=True)
         wait_until(lambda: all(gone(console.pid) for console in consoles), what="the end of the console")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-
-
-def console_of(kernel: psutil.Process) -> list[psutil.Process]:
-    """The console of a kernel and its children, once they are there."""
-    wait_until(lambda: len(kernel.children(recursive=True)) >= 2, what="a console")
-    return kernel.children(recursive=True)
 
 
 def interrupted(manager: KernelManager, client: Any, kernel: psutil.Process) -> dict[str, Any]:

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.notebook.running import environment, run, start, told
+from tests.notebook.running import console_of, environment, run, start, told
 from tests.waiting import gone, wait_until
 
 pytestmark = pytest.mark.xdist_group("a job")
@@ -22,6 +21,8 @@ def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     facts, err = run(
         tmp_path,
         """
+        import os
+        from left import left
         before = attributes()
         with gpuconsole.watch() as session:
             inside = changed(before)
@@ -36,9 +37,15 @@ def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
         run = session.snapshot.runs[0]
         tell(steps=run.summary.steps, phases=run.summary.phases_ratio, unit=run.throughput[1], batch=run.knobs["batch_size"], rule=session.findings[0].rule)
         tell(evidence=len(session.findings[0].evidence), report=session.report(), name=run.scenario)
+        after_first = left()
         with gpuconsole.watch(quiet=True, name="the second") as second:
             train(20)
+            try:
+                tell(children=os.waitpid(-1, os.WNOHANG))
+            except ChildProcessError:
+                tell(children=None)
         tell(after_second=changed(before), second=second.snapshot.runs[0].scenario, first_stays=session.findings[0].rule)
+        tell(left=left(), left_before=after_first)
         for name in ("a.json", "a.html", "a.md"):
             session.save(name)
         try:
@@ -52,6 +59,8 @@ def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert facts["after"] == facts["after_second"] == []
     assert (facts["running"], facts["state"], facts["problem"]) == ("running", "finished", "")
+    assert facts["left"] == facts["left_before"] and facts["left"]["agent"] == {}
+    assert facts["children"] is None, "a program may wait for all its children"
     assert facts["nested"] == "this process is watched already: leave the block of the first watch() before the next one begins"
     assert facts["rule"] == facts["first_stays"] == "input.slow_storage" and facts["evidence"]
     assert (facts["unit"], facts["batch"], facts["name"], facts["second"]) == ("samples/s", 4, "program.py", "the second")
@@ -146,16 +155,14 @@ def test_a_console_that_is_killed_does_not_disturb_the_training(tmp_path: Path) 
         before = attributes()
         def kill(n):
             if n == 40:
-                children = [child for child in psutil.Process().children() if "gpuconsole.cli.joined" in child.cmdline()]
-                tell(children=len(children))
-                children[0].kill()
+                psutil.Process(session._console._process.pid).kill()
         with gpuconsole.watch() as session:
             train(120, kill)
             tell(status=session.status.state, answer=session.status.answer, findings=len(session.findings))
         tell(losses=len(losses), after=changed(before), problem=session.problem, report=session.report())
         """,
     )
-    assert (facts["children"], facts["losses"], facts["after"]) == (1, 120, [])
+    assert (facts["losses"], facts["after"]) == (120, [])
     assert facts["status"] == "not watched" and "the console has ended" in facts["problem"] == facts["answer"]
     assert facts["problem"] in facts["report"]
 
@@ -171,7 +178,7 @@ def test_the_console_of_a_process_that_is_killed_ends(tmp_path: Path) -> None:
         assert program.stdout is not None
         folder = Path(program.stdout.readline().partition('"folder": "')[2].partition('"')[0])
         assert (folder / "socket").exists()
-        consoles = psutil.Process(program.pid).children(recursive=True)
+        consoles = console_of(program.pid)
         assert len(consoles) >= 2, "the console and its sampler"
         os.kill(program.pid, signal.SIGKILL)
         program.wait()
@@ -201,7 +208,7 @@ def test_a_trial_that_the_end_of_the_block_breaks_off_is_taken_back(tmp_path: Pa
             except gpuconsole.WatchError as problem:
                 answers.append(str(problem))
         def loading():
-            return [child for child in psutil.Process().children() if "gpuconsole" not in " ".join(child.cmdline())]
+            return psutil.Process().children()
         with gpuconsole.watch(quiet=True) as session:
             take(60)
             try:

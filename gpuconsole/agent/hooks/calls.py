@@ -23,6 +23,8 @@ from .watch import OWN, count_samples, program_frame, recorder, watch
 CALLS = ("fsync", "fdatasync")
 FORMER = "_gpuconsole_former"
 """A variable of the code that stands in for that of a function (functions.py)."""
+MOST_WRITERS = 256
+"""Functions that are watched. A program may make such functions all the time."""
 
 
 class Writers:
@@ -50,7 +52,8 @@ class Writers:
         if frame is None or not self._loop:
             return
         code = frame.f_code
-        if code in self._seen or code in self._loop or code.co_name.startswith("<") or FORMER in code.co_varnames:
+        known = code in self._seen or code in self._loop or len(self._seen) >= MOST_WRITERS
+        if known or code.co_name.startswith("<") or FORMER in code.co_varnames:
             return
         self._seen.add(code)
         self.new[code] = function_of(frame), segment

@@ -119,16 +119,18 @@ class Connection:
             self._outbox.clear()
 
     def close(self) -> None:
-        if self.is_ours():
+        """Close the socket and the doorbell, where they are still ours."""
+        if self._socket.fileno() >= 0 and self._still_ours():
             self._socket.close()
-        elif not self.gone or self._socket.fileno() >= 0:
-            self._socket.detach()
-        self.gone = True
+            if self._doorbell is not None:
+                self._doorbell.close()
+        self.gone, self._doorbell = True, None
 
     def is_ours(self) -> bool:
         """Whether the descriptor is still our socket. A program may close all descriptors, and another file may have the number then."""
-        if self.gone:
-            return False
+        return not self.gone and self._still_ours()
+
+    def _still_ours(self) -> bool:
         if is_same(self._socket.fileno(), self._identity):
             return True
         self.gone = self.lost = True

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..clock import now
 from . import passes
+from .changes.loader import is_served
 from .changes.servers import belongs_to
 from .evidence.loading import Place, loading
 from .evidence.steps import iterations
@@ -79,6 +80,8 @@ def on_dataloader(module: Any) -> None:
 
 @entry("data.loader_made")
 def note_loader(loader: Any) -> None:
+    if switch.failed:
+        return
     watch.note_made("loader", loader)
     loading.made(loader)
 
@@ -95,11 +98,21 @@ def had_made(loaders: list[Any], iterators: list[Any]) -> None:
 def note_iterator(iterator: Any, loader: Any) -> None:
     if getattr(loader, "_gpuconsole_server", False):
         return  # made by a change, not by the program
-    belongs_to(iterator, loader)
+    origin = belongs_to(iterator, loader)
+    if switch.failed:
+        return
+    watch.note_origin(loader, origin)
     iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
     iterator.__dict__["_gpuconsole_number"] = place.code
-    watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
-    watch.iterators.append(weakref.ref(iterator))
+    watch.add(watch.iterators, iterator)
+
+
+def forget_iterators() -> None:
+    """The agent leaves the program: no iterator holds anything of the agent's, unless another loader of ours serves the rest of the epoch."""
+    for iterator in watch.alive(watch.iterators):
+        if not is_served(iterator):
+            for name in [name for name in vars(iterator) if name.startswith("_gpuconsole_")]:
+                del vars(iterator)[name]
 
 
 @hot_entry("data.begin_usual")

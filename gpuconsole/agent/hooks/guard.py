@@ -74,7 +74,7 @@ class Switch:
         if self.failed:
             return
         self.failed = True
-        for undo in self.undo:
+        for undo in list(self.undo):
             try:
                 undo()
             except Exception:  # the next part is switched off all the same

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..forks import in_forked_children
 from . import calls, data, graphs, optimizer, passes, pickles
 from .changes import loader
 from .evidence import communication, loading_parts
@@ -89,8 +90,8 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     _agent.append(agent)
     recorder.at_end = agent.step_ended
     switch.on_off = agent.report_off
-    switch.undo.append(_recorder_off)
-    os.register_at_fork(after_in_child=agent.forked)
+    switch.undo += [_recorder_off, agent.close, agent.forget_program, history.stop]
+    in_forked_children(agent.forked)
     atexit.register(agent.ended)
     finder = Finder()
     sys.meta_path.insert(0, finder)
@@ -113,10 +114,13 @@ def _adopt_objects() -> None:
     """Watch what the program has made before; one look at all objects. Modules are found after the first step, as ever."""
     torch = sys.modules["torch"]
     dataloader, ddp = (sys.modules.get(name) for name in ("torch.utils.data.dataloader", "torch.nn.parallel.distributed"))
-    kinds = [torch.optim.Optimizer]
-    kinds += [dataloader.DataLoader, dataloader._BaseDataLoaderIter] if dataloader is not None else []
-    kinds += [ddp.DistributedDataParallel] if ddp is not None else []
-    objects = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), tuple(kinds))]
+    bases = [torch.optim.Optimizer]
+    bases += [dataloader.DataLoader, dataloader._BaseDataLoaderIter] if dataloader is not None else []
+    bases += [ddp.DistributedDataParallel] if ddp is not None else []
+    everything = gc.get_objects()
+    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, tuple(bases))}
+    objects = [candidate for candidate in everything if type(candidate) in kinds]
+    del everything
     for earlier in objects:
         if isinstance(earlier, torch.optim.Optimizer):
             optimizer.had_made(earlier)
@@ -144,6 +148,7 @@ def leave(problem: BaseException | None) -> None:
     finally:
         switch.off("", None)
         served = loader.leave()
+        data.forget_iterators()
         put_back(lambda holder: served and getattr(holder, "__module__", "") == loader.DATALOADER)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
         atexit.unregister(_agent[0].ended)

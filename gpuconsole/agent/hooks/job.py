@@ -254,6 +254,7 @@ class JobLoop:
 
     def close(self) -> None:
         self._counters.close()
+        self.account.times.close()
 
 
 def refusal(problem: Exception) -> str:
@@ -301,6 +302,12 @@ class JobService(Service):
             self._window.stop()
         self.loop.account.give_up()
         self.reporter.send()
+
+    def end_probe(self) -> None:
+        """End a probe that waits for a step. What it holds of the program is freed."""
+        probing, self._probing = self._probing, None
+        if probing is not None:
+            probing[1].close()
 
     def forget_window(self) -> None:
         """In a forked child: the profiler of a window belongs to the parent."""
@@ -690,6 +697,20 @@ class Agent:
         memory.end(device.index if device.type == "cuda" else None)
         self._send_notes()
 
+    def close(self) -> None:
+        """Give back what the agent has of the process: file descriptors, and the function that Python calls at each garbage collection. The connection
+        is closed by `report_off`."""
+        if self._service is not None:
+            self._service.loop.close()
+        loading.close()
+
+    def forget_program(self) -> None:
+        """The agent is off: it keeps no tensor and no module of the program alive."""
+        watch.keep_inputs, watch.last_inputs = False, None
+        own_updates.reset()
+        if self._service is not None:
+            self._service.end_probe()
+
     def forked(self) -> None:
         """In a forked child: the connection and the account are those of the parent.
 
@@ -698,6 +719,7 @@ class Agent:
         """
         if self._joined and switch.failed:
             return
+        self.close()
         keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
         if self._service is not None:
             self._service.forget_window()

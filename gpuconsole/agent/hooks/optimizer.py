@@ -21,6 +21,8 @@ HELD = 12
 """Optimizer steps of a program with several optimizers that are looked at together: until then each of them ends a step, and none is sent."""
 ALONE = 3
 """The same, where the program has made only one optimizer: slow steps are then sent soon."""
+MOST_GONE = 32
+"""Optimizers that are gone, of which the number of steps is kept."""
 MARK = "_gpuconsole_watched"
 """An attribute of a hooked function: the switch of the agent that has hooked it. Where a later agent starts in the process, it hooks again."""
 
@@ -89,6 +91,14 @@ class Steppers:
             self._open = recorder.mark()
             return False
         return True
+
+    def bound(self) -> None:
+        """Forget optimizers that are gone, once there are many of them."""
+        if len(self.stepped) > 2 * len(watch.optimizers) + MOST_GONE:
+            known = {0, *map(id, watch.alive(watch.optimizers))}
+            for counts in (self.stepped, self._followed):
+                for key in counts.keys() - known:
+                    del counts[key]
 
     def decide(self) -> None:
         """Look at the optimizer steps that are held: join those of one iteration."""
@@ -247,6 +257,8 @@ def on_scaler(module: Any) -> None:
 
 @entry("optimizer.made")
 def note_made(optimizer: Any) -> None:
+    if switch.failed:
+        return
     watch.note_made("optimizer", optimizer)
     own_updates.optimizer_made()
     watch_retries(sys.modules["torch"].cuda)
@@ -276,7 +288,8 @@ def adopt(optimizer: Any) -> None:
 
 def _add(optimizer: Any) -> None:
     earlier.discard(id(optimizer))
-    watch.optimizers.append(weakref.ref(optimizer))
+    watch.add(watch.optimizers, optimizer)
+    steppers.bound()
     if not iterations.on and len(watch.alive(watch.optimizers)) > 1:
         if recorder.light == get_ident():
             recorder.mark_all()

@@ -19,11 +19,11 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Made(NamedTuple):
-    """`ref`: the newest object that a line of the program made. `function`: the function around the line. `library`: the package that made the
+    """`ref`: gives the newest object that a line of the program made; None once that is gone. `function`: the function around the line. `library`: the package that made the
     object on behalf of that line; empty where the line itself did. `again`: the line has made
     another one since the training began, as in each epoch."""
 
-    ref: weakref.ref[Any]
+    ref: Callable[[], Any]
     function: str
     library: str = ""
     again: bool = False
@@ -47,9 +47,9 @@ class Watch:
         """Classes of the modules that the program has called itself."""
         self.made: dict[tuple[str, str, int], Made] = {}
         """Where loaders, optimizers and DDP modules were made, by kind, file and line."""
-        self.loader: weakref.ref[Any] | None = None
+        self.loader: Callable[[], Any] | None = None
         """The DataLoader of the last training pass."""
-        self.last_loader: weakref.ref[Any] | None = None
+        self.last_loader: Callable[[], Any] | None = None
         """The DataLoader of the last batch."""
         self.works_between_passes = False
         """Whether the program spends much time without torch between its forward passes: see `evidence.between`."""
@@ -67,6 +67,13 @@ class Watch:
         self.most_micro_batches = 1
         """Of any step. The last step of an epoch may have fewer."""
 
+    def add(self, refs: list[weakref.ref[Any]], target: Any) -> None:
+        """Add a weak reference to `target`. Those to objects that are gone are dropped at each power of two: a program that makes such objects in a loop
+        leaves a short list, and a look at the whole list is rare."""
+        if len(refs).bit_count() <= 1:
+            refs[:] = [ref for ref in refs if ref() is not None]
+        refs.append(weakref.ref(target))
+
     def alive(self, refs: list[weakref.ref[Any]]) -> list[Any]:
         """The objects that still exist, in order."""
         return [target for ref in refs if (target := ref()) is not None]
@@ -80,6 +87,12 @@ class Watch:
             place, library = (kind, file, frame.f_lineno), library_of(sys._getframe(1), frame)
             again = place in self.made and recorder.index > 0  # before, a function of the program may make those of training and validation
             self.made[place] = Made(weakref.ref(target), frame.f_code.co_name, library, again)
+
+    def note_origin(self, loader: Any, origin: Callable[[], Any]) -> None:
+        """An epoch of `loader` begins. `origin` gives what stands in for the loader once the program has dropped it: the line that made it stays known."""
+        for place, record in self.made.items():
+            if record.ref() is loader:
+                self.made[place] = record._replace(ref=origin)
 
 
 def is_program(file: str) -> bool:

@@ -93,8 +93,10 @@ def why(knob: str, watch: Watch) -> str:
 def site(watch: Watch, kind: str) -> str:
     """`file:line` where the program made its newest object of this kind; empty where that is not known."""
     used = watch.loader() if kind == "loader" and watch.loader is not None else None
-    made = [(file, line, record.ref()) for (of, file, line), record in watch.made.items() if of == kind]
-    places = [(file, line) for file, line, made_object in made if made_object is used] or [
-        (file, line) for file, line, made_object in made if made_object is not None
+    made = [
+        (file, line, made_object)
+        for (of, file, line), record in watch.made.items()
+        if of == kind and (made_object := record.ref()) is not None
     ]
+    places = [(file, line) for file, line, made_object in made if made_object is used] or [(file, line) for file, line, _ in made]
     return place_name(*places[-1]) if places else ""

@@ -170,6 +170,8 @@ class Control:
         self.inherited = False
         """Whether the settings are those of the DataLoader before."""
         self.failure = ""
+        self.dropped: weakref.finalize[..., Any] | None = None
+        """Called once the program has dropped the loader."""
         self.epoch: weakref.ref[Epoch] | None = None
         self.rehearsal: Rehearsal | None = None
         self._asked = 0.0

@@ -157,12 +157,14 @@ def _register(loader: Any, control: Control) -> None:
     """`control` is that of `loader` until the program drops the loader."""
     _controls[id(loader)] = control
     changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
-    weakref.finalize(loader, _forget, id(loader)).atexit = False
+    control.dropped = weakref.finalize(loader, _forget, id(loader))
+    control.dropped.atexit = False
 
 
 def likeness_of(loader: Any) -> Likeness | None:
-    """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader."""
-    collate, worker_init = (getattr(function, "__code__", function) for function in (loader.collate_fn, loader.worker_init_fn))
+    """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader. So are objects of
+    one class: a collator may have no hash, and may hold a model."""
+    collate, worker_init = (getattr(function, "__code__", type(function)) for function in (loader.collate_fn, loader.worker_init_fn))
     try:
         samples = len(loader.dataset)
     except Exception:  # the program's own `__len__` may raise anything
@@ -286,19 +288,31 @@ def leave() -> bool:
         epoch = control.epoch() if control.epoch is not None else None
         outer = epoch.outer() if epoch is not None else None
         if control.ended or outer is None:
-            del _controls[key]
-            control.close()
+            _end(key)
         else:
             control.ask(control.program, outer)
             weakref.finalize(outer, _served, key).atexit = False
     return bool(_controls)
 
 
-def _served(key: int) -> None:
-    """The last iterator that others served is gone."""
+def _end(key: int) -> None:
+    """Give a loader up, and keep nothing for the next one."""
     control = _controls.pop(key, None)
     if control is not None:
+        if control.dropped is not None:
+            control.dropped.detach()
         control.close()
+
+
+def is_served(iterator: Any) -> bool:
+    """Whether another loader than the program's own serves the epoch of `iterator`."""
+    epoch = vars(iterator).get("_gpuconsole_epoch")
+    return epoch is not None and not epoch.over and any(control is epoch.control for control in _controls.values())
+
+
+def _served(key: int) -> None:
+    """The last iterator that others served is gone."""
+    _end(key)
     if not _controls:
         put_back()
 

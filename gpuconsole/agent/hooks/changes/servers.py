@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import queue
 import time
 import warnings
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from ...forks import in_forked_children
 from .change import Refused
 from .indices import Feed, OwnRandom
 
@@ -66,24 +66,40 @@ class Spec(SimpleNamespace):
     """What an iterator of torch reads of its DataLoader. A class of its own, because instances of SimpleNamespace have no weak references."""
 
 
-def belongs_to(iterator: Any, loader: Any) -> None:
-    """Note that `iterator` is one of `loader`. The program may drop the loader while it uses the iterator: `for batch in DataLoader(...)`.
+NAMES_OF_LOADER = (
+    "dataset sampler batch_sampler batch_size drop_last collate_fn generator num_workers prefetch_factor pin_memory pin_memory_device timeout"
+    " worker_init_fn multiprocessing_context persistent_workers in_order _dataset_kind"
+)
+"""What the changes and the descriptions read of a DataLoader. `in_order` is new in torch 2.6."""
 
-    The iterator then keeps the loader. A loader with persistent workers holds its iterator. If the iterator held that loader too, the workers would end
-    later. Such an iterator keeps a copy of the loader. The copy takes the place of the loader once the program has dropped the loader.
+
+class Origin:
+    """The DataLoader of an iterator. Once the program has dropped the loader, as in `for batch in DataLoader(...)`: what `belongs_to` has noted of the
+    loader, as long as the iterator lives. None after that. Keeps neither alive."""
+
+    def __init__(self, loader: Any, stand_in: Spec) -> None:
+        self._loader, self._stand_in = weakref.ref(loader), weakref.ref(stand_in)
+
+    def __call__(self) -> Any:
+        loader = self._loader()
+        return loader if loader is not None else self._stand_in()
+
+
+def belongs_to(iterator: Any, loader: Any) -> Origin:
+    """Note that `iterator` is one of `loader`.
+
+    The iterator does not keep the loader itself: many loaders keep their iterator, and their workers end with the last reference to the loader.
     """
-    kept = loader
-    if loader.persistent_workers:
-        kept = object.__new__(type(loader))
-        kept.__dict__.update(loader.__dict__, _iterator=None)
-    iterator.__dict__.update(_gpuconsole_loader=weakref.ref(loader), _gpuconsole_keeps=kept)
+    stand_in = Spec(**{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)})
+    origin = Origin(loader, stand_in)
+    iterator.__dict__.update(_gpuconsole_loader=origin, _gpuconsole_stand_in=stand_in)
+    return origin
 
 
 def loader_of(iterator: Any) -> Any:
-    """The DataLoader of an iterator, or the copy that stands in for it; None where it is not known."""
-    ref = iterator.__dict__.get("_gpuconsole_loader")
-    loader = ref() if ref is not None else None
-    return loader if loader is not None else iterator.__dict__.get("_gpuconsole_keeps")
+    """The DataLoader of an iterator, or what stands in for it; None where it is not known."""
+    origin = iterator.__dict__.get("_gpuconsole_loader")
+    return origin() if origin is not None else None
 
 
 class Recipe:
@@ -299,7 +315,7 @@ def _forked() -> None:
         iterator.__dict__["_shutdown"] = True
 
 
-os.register_at_fork(after_in_child=_forked)
+in_forked_children(_forked)
 
 
 def apart(dataset: Any, depth: int = 4) -> Any:

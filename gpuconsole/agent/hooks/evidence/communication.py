@@ -129,13 +129,18 @@ class Exchanges:
     def reset(self) -> None:
         """As in a process that has made no DDP module yet."""
         self.replicas: list[Replica] = []
+        """Of the modules that the program still has."""
+        self._made = 0
+        """DDP modules that were made so far."""
         self._new: list[Exchange] = []
 
     def made(self, module: Any) -> None:
         """The program has made a DDP module."""
-        if not self.replicas:
+        if not self._made:
             switch.undo.append(self.give_back)
-        self.replicas.append(Replica(len(self.replicas), module))
+        self.replicas = [replica for replica in self.replicas if replica.ref() is not None]
+        self.replicas.append(Replica(self._made, module))
+        self._made += 1
 
     def look(self) -> None:
         """Read what DDP has timed since the last call. Call it between two steps."""
@@ -211,6 +216,8 @@ def on_ddp(module: Any) -> None:
 
 @entry("communication.made")
 def note_made(module: Any) -> None:
+    if switch.failed:
+        return
     watch.note_made("ddp", module)
     exchanges.made(module)
 

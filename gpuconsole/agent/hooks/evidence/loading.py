@@ -21,6 +21,8 @@ SAMPLE_EVERY_S = 0.04
 """Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
 WORKERS_EVERY_S = 0.25
 """Seconds between two readings of the loader's processes at least, apart from those of each message: 5 µs for each process."""
+MOST_PLACES = 512
+"""Places that are told apart. The oldest is forgotten then: it may be one of a class of datasets that the program no longer has."""
 FRAMES = 2
 """Calls in the program that tell places apart: the call that makes the loader, and the call of the function around it. One helper may make the loader
 of the training and the one of the evaluation."""
@@ -60,6 +62,11 @@ class Loading:
         self._workers = [0.0, 0.0, 0.0]
         self._last: dict[int, tuple[float, float, float]] = {}
 
+    def close(self) -> None:
+        """Give the file of the thread's times back."""
+        if self._times is not None:
+            self._times.close()
+
     # --- places -----------------------------------------------------------------------------------------------
 
     def made(self, loader: Any) -> None:
@@ -86,6 +93,8 @@ class Loading:
             place = Place(LOADER + self._count % LOADERS)
             self._count += 1
             if key is not None:
+                if len(self._places) >= MOST_PLACES:
+                    del self._places[next(iter(self._places))]
                 self._places[key] = place
         if loader is not None:
             try:

@@ -24,6 +24,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ...clock import ThreadTimes, now
+from ...forks import before_forks
 from ...loop import Signals
 from ...probes import ProbeError, short_switch_s
 from ...protocol import Signal
@@ -89,6 +90,8 @@ class Code:
 
 
 _codes: dict[CodeType, Code] = {}
+MOST_CODES = 4096
+"""Entries of `_codes`: a program may make code all the time, and an entry keeps its code alive."""
 
 
 def part_of(frame: FrameType | None) -> Part | None:
@@ -97,6 +100,8 @@ def part_of(frame: FrameType | None) -> Part | None:
     while frame is not None:
         code = _codes.get(frame.f_code)
         if code is None:
+            if len(_codes) >= MOST_CODES:
+                _codes.clear()
             code = _codes[frame.f_code] = Code(frame.f_code)
         if code.fetches:
             break
@@ -345,9 +350,6 @@ class Here:
     def __init__(self, seconds: float) -> None:
         self._samples, self._stop = Samples(threading.get_ident()), threading.Event()
         self._until = now() + seconds
-        if not _registered:
-            _registered.append(True)
-            os.register_at_fork(before=window.process_forks)
         self._thread = threading.Thread(target=self._run, name="gpuconsole-loading", daemon=True)
         self._thread.start()
 
@@ -364,9 +366,6 @@ class Here:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
-
-
-_registered: list[bool] = []
 
 
 class Window:
@@ -420,6 +419,7 @@ class Window:
 
 
 window = Window()
+before_forks(window.process_forks)
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:

@@ -7,6 +7,7 @@ of the largest allocation, or that of an allocation that failed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,6 +149,18 @@ class History:
             self.on = True
         except Exception as problem:  # another version of torch, or a device without a history
             self.reason = f"torch records no history of allocations here: {type(problem).__name__}: {problem}".splitlines()[0]
+
+    def stop(self) -> None:
+        """The agent is off: torch keeps no history any longer, and begins none when the program initialises CUDA."""
+        self.wanted = False
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        if self.on:
+            torch.cuda.memory._record_memory_history(enabled=None)
+            self.on = False
+        waiting = getattr(torch.cuda, "_queued_calls", [])
+        waiting[:] = [call for call in waiting if call[0] != self.begin]
 
     def report(self, device: int, failed: bool, is_program: Callable[[str], bool]) -> dict[str, Any]:
         """The fields of the event `MemoryLines`, without `rank`."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from ... import probes
 from ...clock import ThreadTimes, now
+from ...forks import before_forks
 from ...loop import Signals
 from ...probes import ProbeError, StackSamples, refuse_compiled
 from ...protocol import Knobs, Message, Profile, RunProbe, Signal, message
@@ -494,7 +495,6 @@ LENGTH_S = 1.0
 LEAST_STEPS = 4
 MOST_S = 10.0
 _running: list[JobSamples] = []
-_registered: list[bool] = []
 
 
 class JobSamples(StackSamples):
@@ -510,9 +510,6 @@ class JobSamples(StackSamples):
         self._times = times
         self._torch = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
         self._cpu_clock = time.pthread_getcpuclockid(get_ident()) if times.available else 0
-        if not _registered:
-            _registered.append(True)
-            os.register_at_fork(before=stop_all)
         super().__init__()
         _running.append(self)
 
@@ -564,6 +561,9 @@ def stop_all() -> None:
     """End all sampling threads."""
     for samples in list(_running):
         samples.stop()
+
+
+before_forks(stop_all)
 
 
 def script_lines(times: ThreadTimes) -> Probing:
@@ -738,6 +738,7 @@ class Window:
         if not self._on:
             return
         self._on = False
+        switch.undo.remove(self.stop)
         if self._lines is not None:
             self._lines.stop()
         self._profile.stop()

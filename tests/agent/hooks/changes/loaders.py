@@ -32,7 +32,7 @@ def hooked() -> Iterator[Watch]:
     def __init__(self: Any, loader: Any) -> None:
         init(self, loader)
         if not getattr(loader, "_gpuconsole_server", False):
-            belongs_to(self, loader)
+            watch.note_origin(loader, belongs_to(self, loader))
             watch.iterators[:] = [one for one in watch.iterators if one() is not None]
             watch.iterators.append(weakref.ref(self))
 

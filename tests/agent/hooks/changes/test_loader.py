@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.change import Refused, site
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked
@@ -303,10 +306,10 @@ def test_missing_private_names_refuse(watch: Watch, monkeypatch: pytest.MonkeyPa
         WORKERS.set(watch, 2)
 
 
-def epoch_of(watch: Watch, data: Any, change: int | None = None, *, held: list[Any] | None = None) -> tuple[list[int], int]:
+def epoch_of(watch: Watch, data: Any, change: int | None = None, *, held: list[Any] | None = None, **options: Any) -> tuple[list[int], int]:
     """One epoch of a new DataLoader, with a change of num_workers at its start. `held` keeps the loader. Returns the samples and the workers at
     the end of the epoch."""
-    seen, workers, loader = list[int](), 0, DataLoader(data, 4)
+    seen, workers, loader = list[int](), 0, DataLoader(data, 4, **options)
     if held is not None:
         held.append(loader)
     for step, (_, index) in enumerate(loader):
@@ -327,6 +330,26 @@ def test_the_next_loader_of_the_program_keeps_the_change(watch: Watch) -> None:
     assert list(DataLoader(other, 4)) and not multiprocessing.active_children()  # an evaluation with another dataset
     assert epoch_of(watch, data, change=0) == (everything, 0)
     assert epoch_of(watch, data) == (everything, 0)
+    assert not lost
+
+
+@dataclass
+class Collator:
+    """As those of transformers: without a hash, and with a model."""
+
+    model: Any
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return default_collate(samples)
+
+
+def test_the_collator_of_a_dropped_loader_is_not_kept(watch: Watch) -> None:
+    model, data = Numbers(1), Faulty("none")
+    assert epoch_of(watch, data, change=2, collate_fn=Collator(model))[1] == 2
+    held = weakref.ref(model)
+    del model
+    assert held() is None
+    assert epoch_of(watch, data, collate_fn=Collator(None)) == (list(range(400)), 2)
     assert not lost
 
 
@@ -402,3 +425,63 @@ def test_a_changed_loader_may_be_dropped_while_its_iterator_lives(watch: Watch) 
     assert seen == list(range(400))
     del iterator
     assert not multiprocessing.active_children()
+
+
+def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Watch) -> None:
+    loader = DataLoader(Faulty("none"), 4)
+    watch.note_made("loader", loader)
+    iterator = iter(loader)
+    watch.loader = iterator.__dict__["_gpuconsole_loader"]
+    place = site(watch, "loader")
+    other = DataLoader(Faulty("none"), 4)
+    watch.note_made("loader", other)
+    del loader
+    assert site(watch, "loader") == place != ""
+    del iterator
+    assert watch.loader is not None and watch.loader() is None and site(watch, "loader") != place
+
+
+class ManyEpochs(DataLoader[Any]):
+    """Keeps one iterator, as timm's MultiEpochsDataLoader and other loaders do. `ended`: how often an instance has ended."""
+
+    ended = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def __del__(self) -> None:
+        type(self).ended += bool(self.iterator)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_that_keeps_its_iterator_ends_its_workers_with_its_last_reference(watch: Watch, persistent: bool) -> None:
+    ended = ManyEpochs.ended
+    gc.disable()
+    try:
+        loader = ManyEpochs(Faulty("none"), 4, num_workers=1, persistent_workers=persistent)
+        assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
+        kinds = sum(type(candidate) is ManyEpochs for candidate in gc.get_objects())
+        del loader
+        assert not multiprocessing.active_children()
+        assert (kinds, ManyEpochs.ended - ended) == (1, 1)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_that_keeps_its_iterator_changes_live(watch: Watch, persistent: bool) -> None:
+    gc.disable()
+    try:
+        loader = ManyEpochs(Faulty("none"), 4, num_workers=1, persistent_workers=persistent)
+        seen, answer, _ = train(watch, loader, 2)
+        assert (seen, answer, WORKERS.read(watch)) == (list(range(400)), None, 2)
+        assert len(multiprocessing.active_children()) >= 2
+        del loader
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()

@@ -134,6 +134,17 @@ def test_ddp_that_prints_its_times_prints_no_more_of_them(level: str, exchanges:
     assert bool(rates) == (level == "OFF")
 
 
+def test_modules_that_the_program_has_dropped_are_not_kept(exchanges: Exchanges) -> None:
+    undone = len(switch.undo)
+    for _ in range(5):
+        model = replica()
+        exchanges.made(model)
+    assert [held.number for held in exchanges.replicas] == [4]
+    del model
+    exchanges.made(replica())
+    assert [held.number for held in exchanges.replicas] == [5] and len(switch.undo) == undone + 1
+
+
 def test_a_torch_without_these_names_ends_the_readings_only(exchanges: Exchanges) -> None:
     model = replica()
     exchanges.made(model)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuconsole.agent.hooks.evidence.memory_lines import BEFORE, NO_LINE, owners_by_line
+import pytest
+import torch
+
+from gpuconsole.agent.hooks.evidence.memory_lines import BEFORE, NO_LINE, History, owners_by_line
 
 MIB = 2**20
 
@@ -89,6 +92,20 @@ def test_ten_lines_are_listed_and_all_are_counted() -> None:
     lines, total = owners_by_line(snapshot(blocks, []), 0, False, is_program)
     assert [line.line for line in lines] == list(range(24, 14, -1))
     assert total == sum(range(1, 26)) * MIB
+
+
+def test_an_agent_that_is_off_leaves_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = list[object]()
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: recorded.append(enabled))
+    history, waiting = History(), list(torch.cuda._queued_calls)
+    history.wanted = True
+    history.begin_with_cuda(torch.cuda)
+    assert len(torch.cuda._queued_calls) == len(waiting) + 1
+    history.begin()
+    history.stop()
+    history.begin()
+    assert torch.cuda._queued_calls == waiting
+    assert recorded == ["all", None]
 
 
 def test_another_gpu_has_its_own_blocks() -> None:
