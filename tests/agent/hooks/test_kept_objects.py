@@ -28,7 +28,7 @@ PROGRAMS = {
         assert not watch.keep_inputs
     """,
     "a function that saves, and what it has around it": """
-        from gpuconsole.agent.hooks.data import watch_writer
+        from gpuconsole.agent.hooks.functions import MONITORING, watch_function
         from gpuconsole.agent.hooks.recorder import SAVE
 
         def program(batch):
@@ -38,10 +38,10 @@ PROGRAMS = {
 
         save = program(batch)
         code = save.__code__
-        watch_writer(code, save, SAVE)
-        assert save.__code__ is not code and save() is batch
+        watch_function(code, SAVE, save)
+        assert (save.__code__ is code) == (MONITORING is not None) and save() is batch
         other = program(None)
-        watch_writer(code, other, SAVE)
+        watch_function(code, SAVE, other)
         del save, batch
         gc.collect()
         assert kept() is None
