@@ -315,6 +315,7 @@ def _replace_code(function: FunctionType, segment: int) -> None:
     code = function.__code__
     former = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     former.__kwdefaults__ = function.__kwdefaults__
+    vars(former).update(vars(function))
     generates = code.co_flags & CO_GENERATOR
     inner = _spanned_generator(former) if generates else _spanned_source(former) if segment == DATA else spanned(segment, former)
     names = code.co_freevars
@@ -340,7 +341,9 @@ def _give_code_back(function: weakref.ref[FunctionType], code: CodeType) -> None
     present = function()
     if present is not None:
         present.__code__ = code
-        vars(present).pop("__wrapped__", None)
+        former = vars(present).pop("__wrapped__", None)
+        if hasattr(former, "__wrapped__"):  # it was a wrapper before
+            present.__wrapped__ = former.__wrapped__  # type: ignore[attr-defined]
 
 
 @wrappers_without_level
