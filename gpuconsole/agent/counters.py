@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from typing import Any
@@ -27,7 +28,8 @@ class ProcessCounters:
         gc.callbacks.append(self.collected)
 
     def close(self) -> None:
-        gc.callbacks.remove(self.collected)
+        with contextlib.suppress(ValueError):  # the program has emptied the list
+            gc.callbacks.remove(self.collected)
         self._statm.close()
 
     def read(self) -> dict[str, float]:

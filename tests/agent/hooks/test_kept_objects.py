@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 FIRST = """
-    import gc, weakref
+    import functools, gc, weakref
     from gpuconsole.agent.hooks.guard import switch
     from gpuconsole.agent.hooks.watch import watch
 
@@ -40,14 +40,14 @@ PROGRAMS = {
         code = save.__code__
         watch_function(code, SAVE, save)
         assert (save.__code__ is code) == (MONITORING is not None) and save() is batch
-        other = program(None)
+        other = functools.wraps(len)(program(None))
         watch_function(code, SAVE, other)
         del save, batch
         gc.collect()
         assert kept() is None
         for undo in switch.undo:
             undo()
-        assert other.__code__ is code and not hasattr(other, "__wrapped__")
+        assert other.__code__ is code and other.__wrapped__ is len
     """,
 }
 
