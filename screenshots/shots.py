@@ -117,11 +117,14 @@ def write_png(target: Path, text: str, title: str) -> None:
 
 
 def text_of(svg: str) -> str:
-    """The lines of text in the SVG of a screen."""
-    lines: dict[float, list[tuple[float, str]]] = {}
-    for x, y, text in re.findall(r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', svg):
-        lines.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
-    return "\n".join("".join(text for _, text in sorted(parts)) for _, parts in sorted(lines.items()))
+    """The lines of text in the SVG of a screen. The SVG leaves out blanks; each text has its place."""
+    lines: dict[float, str] = {}
+    texts = re.findall(r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)"[^>]*>([^<]*)</text>', svg)
+    for x, y, length, escaped in sorted(texts, key=lambda found: float(found[0])):
+        text = html.unescape(escaped).replace("\xa0", " ")
+        column = round(float(x) / float(length) * len(text))
+        lines[float(y)] = f"{lines.get(float(y), ''):<{column}}{text}"
+    return "\n".join(line for _, line in sorted(lines.items()))
 
 
 def save_png(target: Path, rendered: bytes, title: str, words: str) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "gpuconsole"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "gpuconsole"
 GAP = "\0"
 """Stands for a value in an f-string."""
-SHORT = 3
-"""Texts of so many words are often shown beside another text."""
+SHORT = 4
+"""Texts of so many words are often shown before another text."""
 DATA = ("*.toml", "*.html", "*.md")
 
 
@@ -30,9 +31,11 @@ def texts(path: Path) -> Iterator[str]:
 
 
 class ProgramWords:
-    """`pairs`: words that are neighbours in a text of the program. `last`, `first`: words before and after a value, and at the ends of short texts."""
+    """`words`: all words in the texts of the program. `pairs`: words that are neighbours. `last`, `first`: words before and after a value, the last
+    words of short texts, and the first words of texts."""
 
     def __init__(self) -> None:
+        self.words: set[str] = set()
         self.pairs: set[tuple[str, str]] = set()
         self.last: set[str] = set()
         self.first: set[str] = set()
@@ -40,20 +43,22 @@ class ProgramWords:
             for text in texts(module):
                 self._add(text)
         for pattern in DATA:
-            for file in PACKAGE.rglob(pattern):
+            for file in (*PACKAGE.rglob(pattern), *(ROOT / "scenarios").glob(pattern)):
                 self._add(file.read_text(encoding="utf-8"))
 
     def _add(self, text: str) -> None:
         words = [word.lower() for word in re.findall(rf"[A-Za-z]+|[0-9%]+|{GAP}", text)]
+        self.words.update(words)
         self.pairs |= set(pairwise(words))
         self.last |= {word for word, after in pairwise(words) if after == GAP}
         self.first |= {word for before, word in pairwise(words) if before == GAP}
-        if words and len(words) <= SHORT:
-            self.last.add(words[-1])
-            self.first.add(words[0])
+        self.first |= set(words[:1])
+        if len(words) <= SHORT:
+            self.last |= set(words[-1:])
 
     def unknown(self, screen: str) -> list[str]:
-        """Neighbouring words of a screen that are no neighbours in a text of the program, each with its surroundings."""
+        """Neighbouring words of a screen that are no neighbours in a text of the program, each with its surroundings. A word that no text has is a value, such
+        as the name of a processor."""
         return [
             f"{word} {after}: {part.strip()}"
             for line in screen.splitlines()
@@ -66,4 +71,4 @@ class ProgramWords:
 
     def _can_show(self, word: str, after: str) -> bool:
         word, after = word.lower(), after.lower()
-        return (word, after) in self.pairs or (word in self.last and after in self.first)
+        return not {word, after} <= self.words or (word, after) in self.pairs or (word in self.last and after in self.first)
