@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gpuconsole"
 GAP = "\0"
 """Stands for a value in an f-string."""
-SHORT = 4
-"""Texts of so many words are often shown before another text."""
+SHORT_BEFORE, SHORT_AFTER = 4, 6
+"""Texts of so many words are often shown before, or after, another text."""
 DATA = ("*.toml", "*.html", "*.md")
 
 
@@ -31,8 +31,8 @@ def texts(path: Path) -> Iterator[str]:
 
 
 class ProgramWords:
-    """`words`: all words in the texts of the program. `pairs`: words that are neighbours. `last`, `first`: words before and after a value, the last
-    words of short texts, and the first words of texts."""
+    """`words`: all words in the texts of the program. `pairs`: words that are neighbours. `last`, `first`: words before and after a value, and at
+    the ends of short texts."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
@@ -52,9 +52,10 @@ class ProgramWords:
         self.pairs |= set(pairwise(words))
         self.last |= {word for word, after in pairwise(words) if after == GAP}
         self.first |= {word for before, word in pairwise(words) if before == GAP}
-        self.first |= set(words[:1])
-        if len(words) <= SHORT:
+        if len(words) <= SHORT_BEFORE:
             self.last |= set(words[-1:])
+        if len(words) <= SHORT_AFTER:
+            self.first |= set(words[:1])
 
     def unknown(self, screen: str) -> list[str]:
         """Neighbouring words of a screen that are no neighbours in a text of the program, each with its surroundings. A word that no text has is a value, such
