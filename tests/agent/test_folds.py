@@ -11,6 +11,7 @@ from tests.agent.listener import Listener
 PROGRAM = Path(__file__).parent / "programs" / "folds.py"
 
 
+@pytest.mark.slow
 def test_the_agent_holds_little_of_a_program_that_makes_thousands_of_optimizers(tmp_path: Path) -> None:
     listener = Listener(tmp_path)
     done = listener.run(sys.executable, str(PROGRAM))

@@ -49,6 +49,7 @@ def alone(*command: str, environment: dict[str, str] | None = None, cwd: Path | 
 
 
 @pytest.mark.parametrize("where", ["plain", "within"])
+@pytest.mark.slow
 def test_no_mode_of_torchs_functions_stays_after_the_step_that_is_counted(where: str, tmp_path: Path) -> None:
     """`Tensor.backward` is such a function: torch puts a mode back after it. `within`: the step ends there, so the mode stays until the next pass."""
     listener = Listener(tmp_path)
@@ -79,6 +80,7 @@ def without_times(text: str) -> str:
     return re.sub(r"^W\d+ [\d:.]+ \d+ ", "", text, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_what_the_program_puts_in_place_of_print_stays_when_the_agent_goes_off(tmp_path: Path) -> None:
     command = (sys.executable, str(PROGRAMS / "prints.py"))
     done, expected = Listener(tmp_path).run(*command), alone(*command)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpuconsole.wire.events import RunProbe
 from tests.agent.listener import Listener
 
@@ -58,12 +60,14 @@ print(any(profiles), profiles[-1])
 )
 
 
+@pytest.mark.slow
 def test_samples_of_a_probe_end_with_the_agent(tmp_path: Path) -> None:
     listener = Listener(tmp_path, asks=[(25, RunProbe(1, "script_lines"))])
     done = listener.run(sys.executable, "-c", OFF_IN_A_PROBE)
     assert (done.stdout, done.stderr) == ("[] True\n", "")
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_the_source_of_batches_is_looked_for_has_no_profile_function(tmp_path: Path) -> None:
     done = Listener(tmp_path).run(sys.executable, "-c", FORK_IN_THE_SEARCH)
     assert done.stdout == "child None\nTrue False\n", done.stdout + done.stderr

@@ -167,7 +167,7 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("sweep train-gpt --vary nproc=1,2 --url http://h:1", "--url: only for serving scenarios"),
         ("sweep train-gpt --vary batch_size=1,2 --summary x", "--summary goes with a command of your own"),
         ("tune train-gpt --resume c.json --certificate d.json", "--certificate does not go with --resume"),
-        ("tune --only no_such -- true", "--only no_such: no setting of true"),
+        ("tune --only no_such -- true", "--only no_such: no setting of the job"),
         ("baselines --key s.json --json", "--json does not go with --key"),
         ("baselines --key s.json --remove x", "--key does not go with --remove"),
         ("compare s.json#1 s.json#2 --undecided-fails", "--undecided-fails needs --fail-below RATIO"),
