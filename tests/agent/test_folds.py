@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.agent.listener import Listener
 
 PROGRAM = Path(__file__).parent / "programs" / "folds.py"
