@@ -47,6 +47,7 @@ async def running(engine: LiveSession, scenario: str = "train-gpt", overrides: K
     await until(lambda: engine.view().running_s > 1, 60, "the run runs")
 
 
+@pytest.mark.slow
 def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() -> None:
     """Logging every gradient at every step of a small model costs most of its time."""
 

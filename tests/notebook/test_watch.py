@@ -16,6 +16,7 @@ from tests.waiting import gone, wait_until
 pytestmark = pytest.mark.xdist_group("a job")
 
 
+@pytest.mark.slow
 def test_a_block_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     """The model, the optimizer with its scheduler and the loader are older than the block. Two blocks follow each other."""
     facts, err = run(
