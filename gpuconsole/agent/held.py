@@ -9,6 +9,9 @@ import ctypes
 import os
 from typing import Any
 
+LEAST_NUMBERS = 3
+"""In each file of /proc that is read here. A file with fewer is one of the program's, under the number of a descriptor of ours."""
+
 
 def identity(fd: int) -> tuple[int, int]:
     """The device and the inode of an open file. Raises OSError where the descriptor is closed."""
@@ -43,14 +46,17 @@ class ProcFile:
             self.gone = True
 
     def numbers(self) -> list[int]:
-        """The numbers in the file; an empty list where it is gone. Never raises."""
+        """The numbers in the file, at least three; an empty list where the file is gone. Never raises."""
         if self.gone:
             return []
         try:
-            return [int(word) for word in os.pread(self._fd, 128, 0).split()]
-        except (OSError, ValueError):  # ValueError: a file of the program
+            numbers = [int(word) for word in os.pread(self._fd, 128, 0).split()]
+        except (OSError, ValueError):  # ValueError: the descriptor belongs to a file of the program now
+            numbers = []
+        if len(numbers) < LEAST_NUMBERS:
             self.close()
             return []
+        return numbers
 
     def close(self) -> None:
         """Close the descriptor, where it is still ours."""

@@ -135,7 +135,7 @@ def test_a_failure_in_any_entry_point_switches_off_that_part_or_the_agent_and_no
 
 @pytest.mark.slow
 def test_a_reading_that_fails_switches_off_the_agent_only(tmp_path: Path) -> None:
-    """Readings are taken wherever a mark is: in the hooks of the usual steps too, which catch their exceptions themselves."""
+    """A mark of a sampled step reads the run-queue time. This also happens in the hooks of usual steps, which have guards of their own."""
     command = (sys.executable, str(PROGRAMS / "faults.py"), "readings, light")
     expected = alone(*command)
     listener = Listener(tmp_path)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.xdist_group("a job"), pytest.mark.slow]
 
 
 def test_agents_that_have_left_hold_nothing(tmp_path: Path) -> None:
-    """Without the console's process, which takes most of the time of a block."""
+    """No process of a console is started here, because its start takes most of the time of a block."""
     listener = Listener(tmp_path)
     code = f"""
         from left import left

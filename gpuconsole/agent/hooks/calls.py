@@ -52,8 +52,8 @@ class Writers:
         if frame is None or not self._loop:
             return
         code = frame.f_code
-        known = code in self._seen or code in self._loop or len(self._seen) >= MOST_WRITERS
-        if known or code.co_name.startswith("<") or FORMER in code.co_varnames:
+        is_known = code in self._seen or code in self._loop or len(self._seen) >= MOST_WRITERS
+        if is_known or code.co_name.startswith("<") or FORMER in code.co_varnames:
             return
         self._seen.add(code)
         self.new[code] = function_of(frame), segment

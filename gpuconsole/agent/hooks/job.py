@@ -292,9 +292,7 @@ class JobService(Service):
         """The agent goes off: no sample is taken any longer, and a probe under way ends. It may hold inputs of the program."""
         stop_all()
         window.end()
-        if self._probing is not None:
-            (_, probing, _), self._probing = self._probing, None
-            probing.close()
+        self.end_probe()
 
     def end(self) -> None:
         """The process ends: send what is known. Nothing waits for the device."""

@@ -1,5 +1,5 @@
-"""Pickles by value. cloudpickle and dill copy what is in a class or a function of `__main__`. They get what would be there without the agent: the other
-processes that load the pickle have no agent."""
+"""Pickles by value. cloudpickle and dill copy the contents of a class or a function of `__main__`. The hooks here leave the agent out of these copies,
+because the process that loads the pickle has no agent."""
 
 from __future__ import annotations
 

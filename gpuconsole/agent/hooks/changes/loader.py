@@ -162,8 +162,8 @@ def _register(loader: Any, control: Control) -> None:
 
 
 def likeness_of(loader: Any) -> Likeness | None:
-    """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader. So are objects of
-    one class: a collator may have no hash, and may hold a model."""
+    """None where the dataset of the loader has no length. Two functions with the same code count as equal, because a program makes a lambda anew with
+    each loader. Two collators of one class count as equal, because a collator may have no hash, and may hold a model."""
     collate, worker_init = (getattr(function, "__code__", type(function)) for function in (loader.collate_fn, loader.worker_init_fn))
     try:
         samples = len(loader.dataset)
@@ -305,7 +305,7 @@ def _end(key: int) -> None:
 
 
 def is_served(iterator: Any) -> bool:
-    """Whether another loader than the program's own serves the epoch of `iterator`."""
+    """Whether a loader of the agent makes the batches of `iterator`, in place of the program's loader."""
     epoch = vars(iterator).get("_gpuconsole_epoch")
     return epoch is not None and not epoch.over and any(control is epoch.control for control in _controls.values())
 

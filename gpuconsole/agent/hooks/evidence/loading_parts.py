@@ -182,8 +182,10 @@ def _name(code: CodeType) -> str:
 
 
 class Samples:
-    """Samples of one thread. `thread`: its identifier. `threads`: see `short_switch_s`. `seconds`: by part, the time that the samples stand for. `count`:
-    samples within a part.
+    """Stack samples of one thread.
+
+    `thread`: the identifier of the thread. `threads`: see `short_switch_s`. `seconds`: the time that the samples stand for, by part of loading.
+    `count`: the number of samples within a part.
 
     A call that holds the interpreter lock delays a sample until the call returns, so fewer samples fall into it. The sample therefore stands for the delay
     too. A wait for a core is not counted in the delay: the loading thread has usually gone on when the sample is taken, so its next part would get that
@@ -213,7 +215,9 @@ class Samples:
                     return
                 delay_s, cost_s = now() - wanted, time.thread_time()
                 part = part_of(sys._current_frames().get(self._thread))
-                delay_s -= times.runq_s() - runq_s  # after the look at the stack: the reading gives up the lock, and the thread goes on
+                delay_s -= (
+                    times.runq_s() - runq_s
+                )  # read after the stack: this reading releases the interpreter lock, and the loading thread runs on
                 if part is not None:
                     self.seconds[part] += every_s + max(0.0, delay_s)
                     self.count += 1
