@@ -6,6 +6,7 @@ process (`xdist_group`); nothing else may be shared between tests but what is ma
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -39,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.set_start_method("fork", force=True)  # as before Python 3.14; a test of another method asks for it
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None and config.getoption("numprocesses", None):
         return  # the process that only hands out the tests

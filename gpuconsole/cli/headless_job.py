@@ -81,7 +81,7 @@ class HeadlessJob:
             await asyncio.wait([working], timeout=TRIAL_ENDS_S)
         working.cancel()
         await asyncio.wait([working])
-        await engine.baselines.settled()
+        await engine.settled()
 
     def _pass_signals_on(self, job: JobChild) -> None:
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -74,6 +75,11 @@ class LiveSession(Engine, SessionApi):
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
         await super().end_run(state, error)
+        await self.settled()
+
+    async def settled(self) -> None:
+        """The run has ended: wait until its trial has ended too, and its baseline is written."""
+        await self._trials.settled()
         await self.baselines.settled()
 
     # --- experiments ----------------------------------------------------------------------------------------
@@ -112,6 +118,8 @@ class Trials:
     def __init__(self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None]) -> None:
         self._control, self._state, self._emit = control, state, emit
         self._trial: LiveTrial | None = None
+        self._work: asyncio.Task[Any] | None = None
+        """The latest trial from its first moment to its report."""
         control.on_break_off.append(self._break_off)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
@@ -131,6 +139,11 @@ class Trials:
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([work], timeout=SETTLE_S)
             raise
+
+    async def settled(self) -> None:
+        """Wait until the trial of a run that has ended has reported its end, whoever asked for the trial."""
+        if self._work is not None:
+            await asyncio.wait([self._work], timeout=SETTLE_S)
 
     async def keep(self) -> Trial:
         """Keep the change of the last trial, which was a win and only measured. Raises SessionError."""
@@ -163,6 +176,7 @@ class Trials:
     async def _run(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         control = self._control
         async with control.lock.change():
+            self._work = asyncio.current_task()
             record, worker = control.running()  # the run may have ended during a probe
             run = run_now(self._state, record)
             forecast = await self._forecast(run, worker, changes, predicted, limits)

@@ -16,13 +16,13 @@ from typing import Any
 
 from .change import Refused
 from .indices import Feed, Indices
-from .rehearsal import COMPARED, Rehearsal
+from .rehearsal import COMPARED, LIMIT_S, Rehearsal
 from .servers import Recipe, Server, Settings, belongs_to, in_one_line, loader_of, settings_of
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
-UNUSED_S = 18.0
-"""A change is refused where the program asks for no batch within this time."""
+UNUSED_S = 3.0
+"""A change is refused where the program asks for no batch within the limit of a rehearsal and this time."""
 
 
 RANDOM = "the dataset is random: workers draw other random numbers, so this change needs your permission: N, or --allow-numerics"
@@ -249,7 +249,8 @@ class Control:
         if self.rehearsal is not None and (why := self.rehearsal.over()):
             self._give_up(why)
             return self.under_way()
-        if time.monotonic() - self._asked > UNUSED_S:
+        limit_s = self.rehearsal.limit_s if self.rehearsal is not None else LIMIT_S
+        if time.monotonic() - self._asked > limit_s + UNUSED_S:
             self._give_up("the program asked for no batch that could show whether the change works")
             return self.under_way()
         return True

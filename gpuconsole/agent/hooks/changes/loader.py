@@ -11,7 +11,7 @@ from ...protocol import Value
 from ..guard import put, put_back
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control, is_random
-from .servers import Settings, loader_of, missing_names, settings_of
+from .servers import Settings, loader_of, missing_names, settings_of, start_method
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -108,10 +108,7 @@ def why_no_workers(loader: Any) -> str:
     """Why worker processes cannot be started for a loader that has none; empty where they can."""
     if loader.num_workers:
         return ""
-    import multiprocessing
-
-    methods = multiprocessing.get_all_start_methods()
-    method = multiprocessing.get_start_method(allow_none=True) or methods[0]
+    method = start_method(None)
     if method == "fork" or _main_is_guarded():
         return ""
     return (

@@ -64,6 +64,8 @@ def copied(batch: Any) -> Any:
 
 LIMIT_S = 15.0
 """The new workers must have made their batches within this time."""
+IMPORTING_S = 60.0
+"""The same where each worker imports the modules of the program first: torch alone takes seconds, and all workers do it at a time."""
 COMPARED = 2
 """Batches that are compared."""
 
@@ -73,6 +75,7 @@ class Rehearsal:
 
     def __init__(self, server: Server, indices: list[Any]) -> None:
         self.server = server
+        self.limit_s = IMPORTING_S if server.imports else LIMIT_S
         self.began = time.monotonic()
         self.same = True
         self._indices = indices
@@ -93,8 +96,8 @@ class Rehearsal:
 
     def over(self) -> str:
         """Why the rehearsal must end without a result; empty while it may go on."""
-        if self._missing and time.monotonic() - self.began > LIMIT_S:
-            return f"the new workers made no batch within {LIMIT_S:.0f} s"
+        if self._missing and time.monotonic() - self.began > self.limit_s:
+            return f"the new workers made no batch within {self.limit_s:.0f} s"
         return ""
 
     def served(self, index: Any, batch: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import multiprocessing
 import queue
 import time
 import warnings
@@ -60,6 +61,14 @@ def missing_names(module: Any, iterator: Any) -> list[str]:
     missing = [name for name in classes if not hasattr(module, name)]
     names = NAMES.split() + (NAMES_OF_WORKERS.split() if getattr(iterator, "_num_workers", 0) else [])
     return missing + [name for name in names if not hasattr(iterator, name)]
+
+
+def start_method(context: Any) -> str:
+    """How worker processes start: fork, forkserver or spawn. `context`: the `multiprocessing_context` of a DataLoader. Python 3.14 has another default
+    than earlier versions, and the look does not fix the default."""
+    if context is not None:
+        return str(context.get_start_method())
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 class Spec(SimpleNamespace):
@@ -158,7 +167,8 @@ class Recipe:
         except Exception as problem:
             discard(iterator)
             raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
-        return Server(self.module, iterator, settings, random=OwnRandom(seed) if aside and not workers else None)
+        imports = bool(workers) and start_method(self._fields["multiprocessing_context"]) != "fork"
+        return Server(self.module, iterator, settings, random=OwnRandom(seed) if aside and not workers else None, imports=imports)
 
     def posing(self, loader: Any) -> Any:
         """The iterator of a new epoch for the program, which others will serve. Draws what the program's own iterator with workers would draw
@@ -176,8 +186,11 @@ class Recipe:
 class Server:
     """An iterator that serves batches of the indices that its feed gives."""
 
-    def __init__(self, module: Any, iterator: Any, settings: Settings, *, own: bool = False, random: OwnRandom | None = None) -> None:
-        """`own`: the iterator that the program holds. It is not kept alive. `random`: see `Recipe.server`."""
+    def __init__(
+        self, module: Any, iterator: Any, settings: Settings, *, own: bool = False, random: OwnRandom | None = None, imports: bool = False
+    ) -> None:
+        """`own`: the iterator that the program holds. It is not kept alive. `random`: see `Recipe.server`. `imports`: each worker imports the modules of the
+        program at its start."""
         base = module._BaseDataLoaderIter
         self._plain_next: Callable[[Any], Any] = getattr(base, "_gpuconsole_plain_next", None) or base.__next__
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
@@ -186,6 +199,7 @@ class Server:
         self.feed = Feed(iter(()))
         self.idle_since = time.monotonic()
         self._random = random
+        self.imports = imports
         if settings.num_workers and not own:
             self.limit_s = float(iterator._timeout or HANG_S)
             iterator._get_data = functools.partial(_receive, weakref.ref(iterator), weakref.ref(self))

@@ -142,6 +142,17 @@ def test_workers_that_hang_are_refused(watch: Watch, monkeypatch: pytest.MonkeyP
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
+def test_workers_that_import_the_program_first_have_longer(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.14 starts workers by forkserver: each imports torch, which takes longer than the limit of workers that are forked."""
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.5)
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", multiprocessing.get_context("forkserver"))
+    loader = DataLoader(Faulty("none"), 4)
+    seen, answer, _ = train(watch, loader, 2, step_s=0.1)
+    assert answer is None and WORKERS.read(watch) == 2
+    assert seen == list(range(400))
+
+
 @pytest.mark.parametrize("fault", ["raises", "dies", "hangs"])
 def test_workers_that_fail_later_are_replaced(watch: Watch, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.servers.HANG_S", 0.5)
