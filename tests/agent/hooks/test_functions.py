@@ -43,7 +43,10 @@ def watched(function: Callable[..., Any], segment: int = SAVE) -> Callable[..., 
     """A function of its own with the code of `function`, whose calls are segments."""
     assert isinstance(function, FunctionType)
     twin = FunctionType(function.__code__.replace(), function.__globals__, None, function.__defaults__, function.__closure__)
-    for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__doc__"):
+    annotations = (
+        "__annotate__" if hasattr(function, "__annotate__") else "__annotations__"
+    )  # from Python 3.14 on, the first makes the second
+    for name in ("__kwdefaults__", annotations, "__qualname__", "__doc__"):
         setattr(twin, name, getattr(function, name))
     functions.watch_function(twin.__code__, segment, twin)
     return twin

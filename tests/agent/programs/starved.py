@@ -20,6 +20,7 @@ class Samples(Dataset):
         return torch.full((32,), float(index % 7)), index % 10
 
 
+torch.multiprocessing.set_start_method("fork")  # the default before Python 3.14
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10))

@@ -20,6 +20,7 @@ class Samples(Dataset):
         return torch.full((8,), index / (1 << 20))
 
 
+torch.multiprocessing.set_start_method("fork")  # the default before Python 3.14
 torch.set_num_threads(1)
 model = nn.Linear(8, 1)
 optimizer = torch.optim.AdamW(model.parameters())

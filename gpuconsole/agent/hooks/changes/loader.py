@@ -379,6 +379,10 @@ class NumWorkers(LoaderChange):
 
     knob, effect = "num_workers", SAME_SAMPLES
 
+    def why_fixed(self, watch: Watch) -> str:
+        loader, _ = training_loader(watch)
+        return super().why_fixed(watch) or why_no_workers(loader)
+
     def effect_here(self, watch: Watch) -> str:
         loader, _ = training_loader(watch)
         return CHANGES_NUMERICS if loader is not None and is_random(loader.dataset) else self.effect

@@ -142,15 +142,34 @@ def test_workers_that_hang_are_refused(watch: Watch, monkeypatch: pytest.MonkeyP
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
-def test_workers_that_import_the_program_first_have_longer(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.14 starts workers by forkserver: each imports torch, which takes longer than the limit of workers that are forked."""
-    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.5)
+@pytest.fixture
+def by_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default from Python 3.14 on."""
     monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", multiprocessing.get_context("forkserver"))
+
+
+@pytest.mark.slow
+def test_workers_that_import_the_program_first_have_longer(watch: Watch, monkeypatch: pytest.MonkeyPatch, by_forkserver: None) -> None:
+    """Each imports torch, which takes longer than the limit of workers that are forked."""
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.5)
     loader = DataLoader(Faulty("none"), 4)
     seen, answer, _ = train(watch, loader, 2, step_s=0.1)
     assert answer is None and WORKERS.read(watch) == 2
     assert seen == list(range(400))
+
+
+def test_a_script_that_workers_would_run_again_is_no_subject_of_a_trial(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, by_forkserver: None
+) -> None:
+    """The finding says so before anybody asks for the trial."""
+    iterator = iter(loader := DataLoader(Faulty("none"), 4))
+    next(iterator)
+    assert loaders_of.training_loader(watch) == (loader, iterator) and not WORKERS.why_fixed(watch)
+    monkeypatch.setattr(loaders_of, "_main_is_guarded", lambda: False)
+    assert "by forkserver here, and the script has no `if __name__ == '__main__'`" in WORKERS.why_fixed(watch)
+    assert not PrefetchFactor().why_fixed(watch)
+    with pytest.raises(Refused, match="forkserver"):
+        WORKERS.set(watch, 2)
 
 
 @pytest.mark.parametrize("fault", ["raises", "dies", "hangs"])
