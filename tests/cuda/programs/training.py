@@ -28,6 +28,7 @@ GPU = torch.device("cuda", 0)
 SYNCS = Path(os.environ["SIMULATED_CUDA_SYNCS"])
 device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
 found: dict[str, object] = {}
+loops: list[TrainingLoop] = []
 AHEAD, TRIES = 0.8, 5
 """The host is ahead if it issues the work in less than this share of its time."""
 probes.ELASTICITY_BUDGET_S = probes.UPDATES_BUDGET_S = catalog.SWAP_BUDGET_S = gpu.BUDGET_S = memory.BUDGET_S = loader.LINES_BUDGET_S = 0.05
@@ -39,7 +40,8 @@ def loop_of(module: Any, scenario: str, **changes: object) -> TrainingLoop:
     known = knobs_of(scenario)
     knobs = {**known, **{name: value for name, value in (small | changes).items() if name in known}}
     torch.manual_seed(0)
-    return TrainingLoop(module.create(knobs, GPU, 0), knobs, GPU, Path(tempfile.mkdtemp(dir=SYNCS.parent)))
+    loops.append(TrainingLoop(module.create(knobs, GPU, 0), knobs, GPU, Path(tempfile.mkdtemp(dir=SYNCS.parent))))
+    return loops[-1]
 
 
 def spans(loop: TrainingLoop) -> list[float]:
@@ -169,3 +171,5 @@ found["changed"] = {"gpt": changed_by_probes(gpt, "train-gpt"), "churn": changed
 found["peaks"] = peaks_after_a_probe()
 found["reads"] = reads_for_a_message()
 print(json.dumps(found))
+for loop in loops:  # else torch's thread that pins memory may be within C++ when Python ends: the process is then aborted
+    loop.close()
