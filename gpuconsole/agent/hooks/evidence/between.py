@@ -7,7 +7,7 @@ segments are the same, so torch's functions are timed between the passes of one 
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...clock import now
 from ..recorder import BACKWARD, FORWARD, GAP, NO_GRAD, ZERO
@@ -16,8 +16,23 @@ from ..watch import recorder
 RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
 """Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
 made. They are given only if the rest is large."""
-LEAST_S, LEAST_RATIO = 0.0001, 1 / 3
+LEAST_S, LEAST_RATIO = 0.0002, 1 / 3
 """Seconds without torch in the median gap, and their share of it. Below, they are the cost of Python between the parts of a model."""
+CALL_S = 10e-6
+"""Seconds of Python around each function of torch that are no work of the program: torch.distributions takes 8 µs for each."""
+
+
+class Gap(NamedTuple):
+    """Seconds, those in functions of torch, and the number of their calls."""
+
+    whole_s: float
+    torch_s: float
+    calls: int
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds without torch, and without the usual cost of Python around its functions."""
+        return max(0.0, self.whole_s - self.torch_s - self.calls * CALL_S)
 
 
 class BetweenPasses:
@@ -27,11 +42,11 @@ class BetweenPasses:
         from torch.overrides import TorchFunctionMode
 
         between = self
-        self.gaps: list[tuple[float, float]] = []
-        """For each gap its seconds, and those in functions of torch."""
-        self.last_gaps: list[tuple[float, float]] = []
-        """The same for the gaps before a backward pass."""
-        self._torch_s = 0.0
+        self.gaps: list[Gap] = []
+        """Those between two passes."""
+        self.last_gaps: list[Gap] = []
+        """Those before a backward pass."""
+        self._torch_s, self._calls = 0.0, 0
         self._segments: int | None = None
         """The number of segments at the begin of the gap under way."""
         self._entered = False
@@ -40,6 +55,7 @@ class BetweenPasses:
         class Times(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 begun = now()
+                between._calls += 1
                 try:
                     return func(*args, **(kwargs or {}))
                 finally:
@@ -51,7 +67,7 @@ class BetweenPasses:
         """A pass ends, and is still the present segment. Where the program has entered a mode, nothing is timed: the program would leave ours in its
         place."""
         if recorder.stack[-1] == FORWARD and (self._entered or not depth()):
-            self._torch_s, self._segments = 0.0, len(recorder.codes)
+            self._torch_s, self._calls, self._segments = 0.0, 0, len(recorder.codes)
             if not self._entered:
                 self._entered = True
                 self._mode.__enter__()
@@ -65,7 +81,7 @@ class BetweenPasses:
         gap, *further = recorder.codes[begun + 1 :]
         if recorder.codes[begun] != FORWARD or gap != GAP or not {*further} <= {ZERO, GAP}:
             return
-        timed = recorder.times[begun + 1] - recorder.times[begun], self._torch_s
+        timed = Gap(recorder.times[begun + 1] - recorder.times[begun], self._torch_s, self._calls)
         if recorder.stack[-1] == BACKWARD:
             self.last_gaps.append(timed)
         elif recorder.stack[-1] in (FORWARD, NO_GRAD) and not further:
@@ -80,19 +96,18 @@ class BetweenPasses:
 
     def facts(self) -> dict[str, float]:
         """RATIO where much of the time is spent without torch, and then LAST_RATIO; else nothing."""
-        if (ratio := _torch_ratio(self.gaps)) == 1:
+        if (ratio := torch_ratio(self.gaps)) == 1:
             return {}
-        return {RATIO: ratio, LAST_RATIO: _torch_ratio(self.last_gaps)}
+        return {RATIO: ratio, LAST_RATIO: torch_ratio(self.last_gaps)}
 
 
-def _torch_ratio(gaps: list[tuple[float, float]]) -> float:
+def torch_ratio(gaps: list[Gap]) -> float:
     """The share of the time in functions of torch; 1 where the rest is small."""
-    without = [gap_s - torch_s for gap_s, torch_s in gaps]
-    if not gaps or statistics.median(without) < LEAST_S:
+    if not gaps or statistics.median(gap.rest_s for gap in gaps) < LEAST_S:
         return 1.0
-    if statistics.median(rest_s / gap_s for rest_s, (gap_s, _) in zip(without, gaps, strict=True)) < LEAST_RATIO:
+    if statistics.median(gap.rest_s / gap.whole_s for gap in gaps) < LEAST_RATIO:
         return 1.0
-    return 1 - sum(without) / sum(gap_s for gap_s, _ in gaps)
+    return sum(gap.torch_s for gap in gaps) / sum(gap.whole_s for gap in gaps)
 
 
 def depth() -> int:
