@@ -282,6 +282,23 @@ def test_styles_change_by_the_shortest_way() -> None:
     assert after(accent, "39;49;22", Colours.TRUE) is PLAIN
 
 
+def test_cells_of_two_colours_in_turn_are_written_colour_by_colour() -> None:
+    """As in a history whose level goes up and down. The picture is that of the random tests above."""
+    screen = Screen(60, 1, Terminal(Colours.MANY, False), entered=True)
+
+    def history(*levels: str) -> str:
+        cells = (f"\x1b[38;5;{103 if level > '▄' else 60}m{level}" for level in levels)
+        return "\x1b[H" + "\x1b[m        ".join(cells) + "\x1b[m\x1b[1;60H"
+
+    screen.feed(history("▂", "▆", "▃", "▇", "▂", "▅"))
+    drain(screen)
+    screen.feed(history("▃", "▇", "▂", "▆", "▃", "▆"))
+    sent = drain(screen)
+    assert sent.count("\x1b[38;5;60m") == 1 and "38;5;103" not in sent, "the terminal has the other colour already"
+    screen.feed("\x1b[H\x1b[1mab\x1b[mcd\x1b[1mef")
+    assert "ab\x1b[mcd\x1b[1mef" in drain(screen), "neighbours are written without a move"
+
+
 @pytest.mark.parametrize(
     ("colours", "seen"),
     [(Colours.TRUE, "38;2;255;95;0"), (Colours.MANY, "38;5;202"), (Colours.SIXTEEN, "91"), (Colours.NONE, "")],

@@ -361,20 +361,39 @@ class Sent:
         changed = [x for x, (char, old, style, old_style) in enumerate(different) if char != old or style is not old_style]
         text_ends = _end_of_text(chars, styles)
         tail = [x for x in changed if x >= text_ends]
-        parts: list[str] = []
-        for start, end in _spans(changed if len(tail) <= 4 else changed[: -len(tail)], chars, styles):
-            for first, stop, style in _pieces(start, end, chars, styles):
-                parts.append(self.go(first, y))
-                parts.append(self._change_style(style))
-                text = "".join(chars[first:stop])
-                if is_narrow(text):
-                    self._narrow(parts, y, first, text)
-                else:
-                    self._any(parts, y, first, chars[first:stop])
+        spans = _spans(changed if len(tail) <= 4 else changed[: -len(tail)], chars, styles)
+        written = self._shortest(y, chars, [piece for start, end in spans for piece in _pieces(start, end, chars, styles)])
         if len(tail) > 4:
-            parts += (self.go(tail[0], y), self._change_style(None), "\x1b[K")
+            written += self.go(tail[0], y) + self._change_style(None) + "\x1b[K"
         shown[:] = chars
         shown_styles[:] = styles
+        return written
+
+    def _shortest(self, y: int, chars: Cells, pieces: list[Piece]) -> str:
+        """The bytes of the pieces of a row, from left to right or style by style: a change of colour needs more bytes than a move of the cursor."""
+        before = self._style, self._x, self._y
+        written = self._pieces(y, chars, pieces)
+        by_style = _by_style(pieces, before[0])
+        if by_style == pieces or not is_narrow("".join(chars)):
+            return written
+        after = self._style, self._x, self._y
+        self._style, self._x, self._y = before
+        other = self._pieces(y, chars, by_style)
+        if len(other) < len(written):
+            return other
+        self._style, self._x, self._y = after
+        return written
+
+    def _pieces(self, y: int, chars: Cells, pieces: list[Piece]) -> str:
+        parts: list[str] = []
+        for first, stop, style in pieces:
+            parts.append(self.go(first, y))
+            parts.append(self._change_style(style))
+            text = "".join(chars[first:stop])
+            if is_narrow(text):
+                self._narrow(parts, y, first, text)
+            else:
+                self._any(parts, y, first, chars[first:stop])
         return "".join(parts)
 
     @property
@@ -466,8 +485,13 @@ def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
     )
 
 
-def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[tuple[int, int, CellStyle | None]]:
-    """Runs that can be written in one style. None: plain blanks, which fit any style that is invisible on blanks."""
+Piece = tuple[int, int, CellStyle | None]
+"""The first cell of a run, the cell after it, and the style in which it can be written. None: plain blanks, which fit any style that is invisible on
+blanks."""
+
+
+def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[Piece]:
+    """Runs that can be written in one style."""
     run = start
     style: CellStyle | None = None
     for x in range(start, end):
@@ -481,6 +505,14 @@ def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[tupl
             yield run, x, style
         run, style = x, here
     yield run, end, style
+
+
+def _by_style(pieces: list[Piece], now: CellStyle | None) -> list[Piece]:
+    """The pieces in the order of their styles: first those in the present style, then each style where it appears first."""
+    order: dict[CellStyle | None, int] = {None: 0, now: 0}
+    for _, _, style in pieces:
+        order.setdefault(style, len(order))
+    return sorted(pieces, key=lambda piece: order[piece[2]])
 
 
 def _end_of_text(chars: Cells, styles: Styles) -> int:
