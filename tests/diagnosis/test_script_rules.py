@@ -48,6 +48,20 @@ def test_a_finding_about_waits_closes_as_soon_as_another_cause_explains_them() -
     assert [finding.rule for finding in shown if finding.state == "fires" and finding.rule.startswith("input.")] == ["input.epoch_restart"]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_takes_most_of_the_start_of_an_epoch_is_the_cause(workers: int) -> None:
+    waits = {"data_wait_ratio": 0.3, "data_wait_excess_ratio": 0.29, "data_wait_typical_ratio": 0.0, "loader__restarts": 4.0}
+    knobs = {**WORKERS, "num_workers": workers}
+    found = case(knobs=knobs, loader__restart_ratio=0.25, loader__sampler_ratio=0.22, **waits, **FAST)
+    finding = check("input.epoch_restart", found)
+    assert finding.state == "fires" and finding.title == "The sampler delays the start of every epoch" and not finding.suggestions
+    assert all(check(rule, found).state == "clear" for rule in ("input.jitter", "input.slow_storage", "input.too_few_workers"))
+    short = case(knobs=WORKERS, loader__restart_ratio=0.25, loader__sampler_ratio=0.02, **waits, **FAST)
+    assert check("input.epoch_restart", short).suggestions[0].changes == {"persistent_workers": True}, "the usual restart"
+    shuffles = case(knobs=knobs, data_wait_ratio=0.08, loader__restart_ratio=0.06, loader__sampler_ratio=0.05, loader__restarts=4.0, **FAST)
+    assert check("input.epoch_restart", shuffles).state == "clear", "a short epoch is shuffled"
+
+
 def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
     found = case(knobs=WORKERS, data_wait_ratio=0.5, loader__restart_ratio=0.04, **loader(rate=100.0, plus_1=200.0, cpu=0.1))
     assert check("input.epoch_restart", found).state == "clear"
