@@ -298,7 +298,8 @@ class SegmentFold:
         ratio = self.between_torch_ratio if after in (FORWARD, NO_GRAD) else self.last_torch_ratio
         if ratio >= 1:
             return {P_FORWARD: 1.0}
-        return {P_FORWARD: ratio, P_OTHER if self._has_data else P_DATA: 1 - ratio}
+        makes_input = not self._has_data and self.between_torch_ratio < 1
+        return {P_FORWARD: ratio, P_DATA if makes_input else P_OTHER: 1 - ratio}
 
     def _unwrapped(self, codes: list[int]) -> list[int]:
         """Of an optimizer step that holds its own passes (a closure), only what follows a backward pass is the optimizer's; the rest is a gap."""

@@ -820,12 +820,32 @@ def scored_before_zeroing(steps):
     return model
 
 
+def scored_before_backward(steps):
+    """The same between the loss and the backward pass."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in itertools.islice(batches(DataLoader(Images(cost_s=0.00003), 16)), steps):
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("forward"):
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+        right = simulated((out.detach().numpy().argmax(1) == y.numpy()).sum().item())
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item() + right)
+    return model
+
+
 LOOPS.update(
     (loop.__name__, loop)
     for loop in (
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
-        growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing,
+        growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing, scored_before_backward,
     )
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ segments are the same, so torch's functions are timed between the passes of one 
 from __future__ import annotations
 
 import statistics
+import time
 from typing import Any
 
 from ...clock import now
@@ -15,7 +16,7 @@ from ..watch import recorder
 
 RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
 """Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
-made. They are given only if the rest is large."""
+made. They are given only if the rest is large. After the only pass of a step, the rest is the program's own work on the outputs: a figure in Python."""
 LEAST_S, LEAST_RATIO = 0.0001, 1 / 3
 """Seconds without torch in the median gap, and their share of it. Below, they are the cost of Python between the parts of a model."""
 
@@ -31,7 +32,9 @@ class BetweenPasses:
         """For each gap its seconds, and those in functions of torch."""
         self.last_gaps: list[tuple[float, float]] = []
         """The same for the gaps before a backward pass."""
-        self._torch_s = 0.0
+        self.last_work: list[tuple[float, float]] = []
+        """For each of these gaps its seconds, and the CPU seconds of its long stretches without torch."""
+        self._torch_s = self._work_s = self._busy_s = 0.0
         self._segments: int | None = None
         """The number of segments at the begin of the gap under way."""
         self._entered = False
@@ -39,11 +42,13 @@ class BetweenPasses:
 
         class Times(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                between._stretch_ends()
                 begun = now()
                 try:
                     return func(*args, **(kwargs or {}))
                 finally:
                     between._torch_s += now() - begun
+                    between._busy_s = time.thread_time()
 
         self._mode = Times()
 
@@ -51,16 +56,26 @@ class BetweenPasses:
         """A pass ends, and is still the present segment. Where the program has entered a mode, nothing is timed: the program would leave ours in its
         place."""
         if recorder.stack[-1] == FORWARD and (self._entered or not depth()):
-            self._torch_s, self._segments = 0.0, len(recorder.codes)
+            self._torch_s, self._work_s, self._segments = 0.0, 0.0, len(recorder.codes)
             if not self._entered:
                 self._entered = True
                 self._mode.__enter__()
+            self._busy_s = time.thread_time()
+
+    def _stretch_ends(self) -> None:
+        """A function of torch, or the pass after the gap, begins. CPU time: a thread without a core does not work. Short stretches are the cost of Python
+        between two functions of torch."""
+        busy_s = time.thread_time()
+        if busy_s - self._busy_s >= LEAST_S:
+            self._work_s += busy_s - self._busy_s
+        self._busy_s = busy_s
 
     def end(self) -> None:
         """A pass has begun. A gap with other segments in it, such as a batch or an optimizer step, is not counted; gradients may be zeroed in it."""
         begun, self._segments = self._segments, None
         if begun is None:
             return
+        self._stretch_ends()
         self.stop()
         gap, *further = recorder.codes[begun + 1 :]
         if recorder.codes[begun] != FORWARD or gap != GAP or not {*further} <= {ZERO, GAP}:
@@ -68,6 +83,8 @@ class BetweenPasses:
         timed = recorder.times[begun + 1] - recorder.times[begun], self._torch_s
         if recorder.stack[-1] == BACKWARD:
             self.last_gaps.append(timed)
+            if not further:
+                self.last_work.append((timed[0], self._work_s))
         elif recorder.stack[-1] in (FORWARD, NO_GRAD) and not further:
             self.gaps.append(timed)
 
@@ -79,9 +96,11 @@ class BetweenPasses:
         return not self._entered
 
     def facts(self) -> dict[str, float]:
-        """RATIO where much of the time is spent without torch, and then LAST_RATIO; else nothing."""
+        """RATIO where much of the time is spent without torch, and then LAST_RATIO; LAST_RATIO alone where only the last gap has much work without torch;
+        else nothing."""
         if (ratio := _torch_ratio(self.gaps)) == 1:
-            return {}
+            gap_s, work_s = (sum(column) for column in zip(*self.last_work, strict=True)) if self.last_work else (0.0, 0.0)
+            return {LAST_RATIO: max(0.0, 1 - work_s / gap_s)} if work_s > LEAST_RATIO * gap_s else {}
         return {RATIO: ratio, LAST_RATIO: _torch_ratio(self.last_gaps)}
 
 

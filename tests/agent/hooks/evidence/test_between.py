@@ -61,6 +61,21 @@ def test_python_between_the_parts_of_a_model_is_no_work_of_its_own() -> None:
     assert between.gaps and between.facts() == {}
 
 
+def test_a_figure_in_python_after_the_only_pass_is_work_of_its_own_and_a_loss_of_many_functions_is_not() -> None:
+    figure, loss, waits = BetweenPasses(), BetweenPasses(), BetweenPasses()
+
+    def many() -> None:
+        value = torch.ones(4)
+        for _ in range(500):
+            value = value.mul(0.9).add(0.1)
+
+    for between, work in ((figure, turn), (loss, many), (waits, lambda: time.sleep(0.001))):
+        gaps(between, work, 0)
+    assert figure.facts()[LAST_RATIO] < 0.2 and RATIO not in figure.facts()
+    assert loss.facts() == {}
+    assert waits.facts() == {}, "a thread that waits for a core looks like this"
+
+
 def test_a_gap_with_another_segment_in_it_is_not_counted() -> None:
     between = BetweenPasses()
 
