@@ -840,12 +840,50 @@ def scored_before_backward(steps):
     return model
 
 
+class Listed(nn.Module):
+    """A model that takes a list of images, as those of torchvision for detection do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, images):
+        return self.net(torch.stack(images))
+
+
+def images_in_list(steps):
+    model = Listed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(Images(), 16, collate_fn=lambda rows: ([x for x, _ in rows], torch.tensor([y for _, y in rows])))
+    for x, y in itertools.islice(batches(loader), steps):
+        usual_step(model, optimizer, x, y)
+    return model
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(1, 64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(self.lstm(x)[0][-1])
+
+
+def time_first(steps):
+    """The first dimension of a batch is that of time, as torch.nn.LSTM has it."""
+    model = Recurrent()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in itertools.islice(batches(DataLoader(Images(), 16)), steps):
+        usual_step(model, optimizer, x.flatten(1)[:, :40].t().unsqueeze(-1), y)
+    return model
+
+
 LOOPS.update(
     (loop.__name__, loop)
     for loop in (
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
-        growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing, scored_before_backward,
+        growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing, scored_before_backward, images_in_list, time_first,
     )
 )  # fmt: skip
 
