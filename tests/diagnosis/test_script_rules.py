@@ -230,6 +230,10 @@ def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     assert ", most of it at train.py:12 ask. This line waits: it uses the CPU only 2 % of its time." in finding.summary
     between = check("host.python_overhead", case(other_ratio=0.4, **STACK, stack__line_cpu_ratio=0.1))
     assert between.summary.startswith("40 % of step time is the script's own code, ") and "batches" not in between.summary
+    rare = check("host.python_overhead", case(other_ratio=0.4, **{**STACK, "stack__script_ratio": 0.06, "stack__line_ratio": 0.03}))
+    assert rare.title.endswith("slows a few steps") and "train.py" not in rare.summary and rare.confidence == "medium", (
+        "the samples have not met it"
+    )
     unknown = check("host.python_overhead", own_batches(cpu=None))
     assert "waits" not in unknown.title + unknown.summary, "a kernel without schedstat: nothing is said about the CPU"
 
