@@ -115,7 +115,8 @@ def remedy(run: Run, missing: tuple[str, ...]) -> str:
     if waiting:
         key = "P (or --probe)" if run.state == "running" else "--probe"
         return f"{key} allows {'the probe' if len(waiting) == 1 else 'the probes'} {', '.join(waiting)}"
-    refused = [run.unavailable[f"probe.{probe}"] for probe in probes if f"probe.{probe}" in run.unavailable]
+    reasons = [run.unavailable[f"probe.{probe}"] for probe in probes if f"probe.{probe}" in run.unavailable]
+    refused = [reason for reason in reasons if reason != NO_CONSENT]  # consent would not help: these never run in a job
     if refused:
         return f"the measurement is not possible here: {refused[0]}"
     return "a longer run may give the numbers" if missing else ""

@@ -101,6 +101,7 @@ class WorkCounts:
                     f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
                 ),
                 "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
+                **_sampler_signal(gained, wall, over),
             }
         )
 
@@ -145,6 +146,15 @@ def _totals(event: Steps) -> dict[str, float]:
     """The counters of a message with the times of the training thread. A kernel that does not report run-queue time leaves it at 0."""
     times = {RUNQ_S: event.runq_s, CPU_S: event.cpu_s} if event.runq_s else {}
     return event.counters | times
+
+
+def _sampler_signal(gained: Counter[str], wall: float, over: str) -> dict[str, Signal]:
+    """`loader.sampler_ratio`: known in a job of the user's own."""
+    if "loader.sampler_s" not in gained:
+        return {}
+    return {
+        "loader.sampler_ratio": Signal(gained["loader.sampler_s"] / wall, "ratio", f"the sampler's first indices of each epoch, {over}")
+    }
 
 
 def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:

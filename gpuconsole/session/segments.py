@@ -282,14 +282,12 @@ class SegmentFold:
             return P_OTHER if self._whole else P_FORWARD  # the loss; or a model that is called in a way that is not seen
         if after == OPTIMIZER and before == BACKWARD:
             return P_OPTIMIZER  # clipping, unscaling
-        if before == OPTIMIZER and after == ZERO:
-            return P_OPTIMIZER
         if (before == FORWARD and after in (ZERO, FORWARD, NO_GRAD)) or (before == NO_GRAD and after == ZERO):
             return P_FORWARD
         if before == NO_GRAD and after == FORWARD and self._has_data:
             return P_FORWARD  # a teacher's output; without a loader, an environment may run in these lines
-        if not self._has_data and after in PASSES:
-            return P_DATA  # no loader, and no function that makes batches: the lines before the pass
+        if not self._has_data and (after in PASSES or (before == OPTIMIZER and after == ZERO)):
+            return P_DATA  # no loader, and no function that makes batches: the lines up to the pass, also those before zero_grad
         if fed and self.on_device:
             return P_H2D
         return P_OTHER
@@ -300,7 +298,8 @@ class SegmentFold:
         ratio = self.between_torch_ratio if after in (FORWARD, NO_GRAD) else self.last_torch_ratio
         if ratio >= 1:
             return {P_FORWARD: 1.0}
-        return {P_FORWARD: ratio, P_OTHER if self._has_data else P_DATA: 1 - ratio}
+        makes_input = not self._has_data and self.between_torch_ratio < 1
+        return {P_FORWARD: ratio, P_DATA if makes_input else P_OTHER: 1 - ratio}
 
     def _unwrapped(self, codes: list[int]) -> list[int]:
         """Of an optimizer step that holds its own passes (a closure), only what follows a backward pass is the optimizer's; the rest is a gap."""

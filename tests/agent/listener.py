@@ -100,7 +100,8 @@ class Listener:
                         one.answered = True
                         if leaves and not waiting:
                             return
-                if fold.between_torch_ratio < 1:  # known after 20 steps, which a short loop of a test is to have, too
+                # known after 20 steps, which a short loop of a test is to have, too
+                if min(fold.between_torch_ratio, fold.last_torch_ratio) < 1:
                     again = SegmentFold()
                     again.on_device = fold.on_device
                     again.between_torch_ratio, again.last_torch_ratio = fold.between_torch_ratio, fold.last_torch_ratio

@@ -36,6 +36,11 @@ def test_samples_and_tokens_of_a_dataclass_are_counted(loops: Ran) -> None:
     assert (last.samples, last.tokens) == (8, 8 * 31)
 
 
+@pytest.mark.parametrize("loop", ["images_in_list", "time_first"])
+def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(loops: Ran, loop: str) -> None:
+    assert loops.watched[loop].steps[-1].samples == 16
+
+
 @pytest.mark.slow
 def test_what_a_generator_returns_is_no_batch(tmp_path: Path) -> None:
     """In a process of its own: the loops above run after gc.freeze, which hides the functions that make batches."""

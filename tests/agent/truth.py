@@ -22,7 +22,7 @@ LOOPS = (
     "alternating", "scaled", "checkpointed",
 )  # fmt: skip
 UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_adam", "zipped", "dataclass_batch", "zeroed_before_backward",
-           "reinforce")  # fmt: skip
+           "reinforce", "zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first")  # fmt: skip
 """Loops of programs/unusual.py that once were wrong."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",

@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probe
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE
-from tests.diagnosis.cases import case, loader
+from tests.diagnosis.cases import case, check, loader
 
 
 def firing(a_case: Case) -> list[str]:
@@ -91,6 +91,20 @@ def test_a_computing_loader_without_a_free_core_is_the_transform() -> None:
     knobs = {"num_workers": 2}
     starved = case(knobs=knobs, data_wait_ratio=0.5, mfu_ratio=0.3, cores=2.0, probe__cached_pass_s=0.05, **loader(160, 165, 0.97))
     assert firing(starved) == ["input.cpu_transform"]
+
+
+def test_a_worker_that_would_save_little_is_no_lack_of_cores() -> None:
+    short = case(
+        step_s=0.002,
+        samples_per_step=64.0,
+        data_wait_ratio=0.14,
+        cores=2.0,
+        threads=1.0,
+        loader__receive_s=0.0013,
+        **loader(220e3, 220e3, 0.9),
+    )
+    finding = check("input.cpu_transform", short)
+    assert finding.state == "fires" and "no core is free" not in finding.summary and "cores" not in finding.title
 
 
 def test_input_rules_stay_silent_below_their_threshold_without_any_probe() -> None:

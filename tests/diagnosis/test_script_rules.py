@@ -48,6 +48,20 @@ def test_a_finding_about_waits_closes_as_soon_as_another_cause_explains_them() -
     assert [finding.rule for finding in shown if finding.state == "fires" and finding.rule.startswith("input.")] == ["input.epoch_restart"]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_takes_most_of_the_start_of_an_epoch_is_the_cause(workers: int) -> None:
+    waits = {"data_wait_ratio": 0.3, "data_wait_excess_ratio": 0.29, "data_wait_typical_ratio": 0.0, "loader__restarts": 4.0}
+    knobs = {**WORKERS, "num_workers": workers}
+    found = case(knobs=knobs, loader__restart_ratio=0.25, loader__sampler_ratio=0.22, **waits, **FAST)
+    finding = check("input.epoch_restart", found)
+    assert finding.state == "fires" and finding.title == "The sampler delays the start of every epoch" and not finding.suggestions
+    assert all(check(rule, found).state == "clear" for rule in ("input.jitter", "input.slow_storage", "input.too_few_workers"))
+    short = case(knobs=WORKERS, loader__restart_ratio=0.25, loader__sampler_ratio=0.02, **waits, **FAST)
+    assert check("input.epoch_restart", short).suggestions[0].changes == {"persistent_workers": True}, "the usual restart"
+    shuffles = case(knobs=knobs, data_wait_ratio=0.08, loader__restart_ratio=0.06, loader__sampler_ratio=0.05, loader__restarts=4.0, **FAST)
+    assert check("input.epoch_restart", shuffles).state == "clear", "a short epoch is shuffled"
+
+
 def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
     found = case(knobs=WORKERS, data_wait_ratio=0.5, loader__restart_ratio=0.04, **loader(rate=100.0, plus_1=200.0, cpu=0.1))
     assert check("input.epoch_restart", found).state == "clear"
@@ -216,6 +230,10 @@ def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     assert ", most of it at train.py:12 ask. This line waits: it uses the CPU only 2 % of its time." in finding.summary
     between = check("host.python_overhead", case(other_ratio=0.4, **STACK, stack__line_cpu_ratio=0.1))
     assert between.summary.startswith("40 % of step time is the script's own code, ") and "batches" not in between.summary
+    rare = check("host.python_overhead", case(other_ratio=0.4, **{**STACK, "stack__script_ratio": 0.06, "stack__line_ratio": 0.03}))
+    assert rare.title.endswith("slows a few steps") and "train.py" not in rare.summary and rare.confidence == "medium", (
+        "the samples have not met it"
+    )
     unknown = check("host.python_overhead", own_batches(cpu=None))
     assert "waits" not in unknown.title + unknown.summary, "a kernel without schedstat: nothing is said about the CPU"
 

@@ -52,6 +52,11 @@ def test_a_wait_without_a_cause_is_named_with_what_is_missing() -> None:
     assert "probe.loader_cpu_ratio" in told.partition("missing: ")[2] and "a longer run may give the numbers" in told
 
 
+def test_consent_is_no_remedy_where_the_probe_never_runs_in_a_job() -> None:
+    told = printed(firing_report(msgspec.structs.replace(starved(), unavailable={"probe.loader_alone": NO_CONSENT})))
+    assert "a longer run may give the numbers" in told and "permission" not in told
+
+
 def test_while_a_probe_is_due_the_cause_is_not_known_yet() -> None:
     run = msgspec.structs.replace(starved(), duration_s=5.0)
     assert state_words(run) == "Measuring: 72 % of each step waits for data; the cause is not known yet"

@@ -105,13 +105,33 @@ def note_iterator(iterator: Any, loader: Any) -> None:
     iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
     iterator.__dict__["_gpuconsole_number"] = place.code
     watch.add(watch.iterators, iterator)
+    time_first_draw(iterator, place)
+
+
+def time_first_draw(iterator: Any, place: Place) -> None:
+    """Time how long the sampler takes for the first indices of the epoch that begins: it may sort all samples. Later batches run the plain method."""
+    reference = weakref.ref(iterator)
+
+    def _next_index() -> Any:
+        present = reference()
+        assert present is not None
+        del present.__dict__["_next_index"]
+        begun = now()
+        try:
+            return present._next_index()
+        finally:
+            if recorder.thread == get_ident():
+                loading.drawn(place, now() - begun)
+
+    if hasattr(iterator, "_next_index"):
+        iterator.__dict__["_next_index"] = _next_index
 
 
 def forget_iterators() -> None:
     """The agent leaves the program: no iterator holds anything of the agent's, unless another loader of ours serves the rest of the epoch."""
     for iterator in watch.alive(watch.iterators):
         if not is_served(iterator):
-            for name in [name for name in vars(iterator) if name.startswith("_gpuconsole_")]:
+            for name in [name for name in vars(iterator) if name.startswith(("_gpuconsole_", "_next_index"))]:
                 del vars(iterator)[name]
 
 
@@ -180,7 +200,10 @@ def begin_epoch(loader: Any) -> float | None:
     """The start of an epoch starts the loader's processes: this time counts as a wait for data."""
     if recorder.thread != get_ident() or recorder.stack[-1] >= LOADER or getattr(loader, "_gpuconsole_server", False):
         return None
-    recorder.enter(loading.place_of(loader).code)
+    place = loading.place_of(loader)
+    if (kept := getattr(loader, "_iterator", None)) is not None:  # its processes stay: no iterator is made
+        time_first_draw(kept, place)
+    recorder.enter(place.code)
     return recorder.times[-1]
 
 

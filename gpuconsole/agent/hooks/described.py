@@ -61,12 +61,13 @@ def observed_knobs() -> Knobs:
 def _loader_knobs() -> Knobs:
     """Settings of the loader that cannot change; for the others see `changes`."""
     loader, _ = training_loader(watch)
+    watch.loader_batch = 0
     if loader is None:
         return {}
     knobs: Knobs = {"persistent_workers": bool(loader.persistent_workers)} if loader.num_workers else {}
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if isinstance(size, int):
-        knobs["batch_size"] = size
+        knobs["batch_size"] = watch.loader_batch = size
     return knobs
 
 

@@ -62,6 +62,8 @@ class Watch:
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
         self.batch_size = 0
         """The largest first dimension of the first tensor of a training pass."""
+        self.loader_batch = 0
+        """The size of the batches of the DataLoader that the training uses; 0: not known."""
         self.micro_batches = 1
         """Backward passes of the last step."""
         self.most_micro_batches = 1
@@ -138,7 +140,8 @@ watch = Watch()
 
 
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens."""
+    """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
+    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch."""
     value: Any = args[0] if args else None
     shape = getattr(value, "shape", None)
     if not shape:
@@ -146,12 +149,16 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = getattr(value, "shape", None)
         if not shape:
             return
-    samples = shape[0]
+    samples, batch = shape[0], watch.loader_batch
+    if batch and samples != batch:
+        given: Any = args[0] if args else None
+        if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
+            samples = batch  # a list of images; or the first dimension is that of time
     recorder.samples += samples
     if type(samples) is int and samples > watch.batch_size:  # a tensor while torch.jit traces
         watch.batch_size = samples
     if len(shape) == 2 and not value.dtype.is_floating_point:
-        recorder.tokens += samples * shape[1]
+        recorder.tokens += shape[0] * shape[1]
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ ADDS_UP = 0.8
 NEARLY_ALL = 0.95
 RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between the end of an epoch and the first batch of the next epoch")
 RESTARTS = Threshold("restarts", 2, "", "one restart does not show how often restarts come")
+SAMPLER = Threshold("sampler", 0.5, "ratio", "the sampler takes half of the wait for data, or of the long waits")
 EXCESS = Threshold(
     "excess", 0.08, "ratio", "the parts of waits beyond the median wait add up to 8 % of step time (loadtune: p90 of 1.5 medians)"
 )
@@ -67,14 +68,30 @@ def restarting(case: Case) -> bool:
 
     Batches soon after an end of an epoch are late too.
     """
+    if ordering(case):
+        return True
+    return bool(_workers(case)) and restart_ratio(case) >= least_restart(case).value and _most_of_wait(case, restart_ratio(case), 0.5)
+
+
+def ordering(case: Case) -> bool:
+    """Whether the sampler, which runs in the training process, causes most of the wait at the starts of epochs: it sorts all samples, or draws by weight.
+    Neither workers nor their processes that stay shorten that."""
+    ordered = case.get("loader.sampler_ratio", 0.0)
+    return waits(case) and ordered >= RESTART and _most_of_wait(case, ordered, SAMPLER.value)
+
+
+def restart_ratio(case: Case) -> float:
+    """The share of time between an epoch and the next epoch's first batch, less that of the sampler."""
+    return max(0.0, case.get("loader.restart_ratio", 0.0) - case.get("loader.sampler_ratio", 0.0))
+
+
+def _most_of_wait(case: Case, ratio: float, share: float) -> bool:
+    """Whether what comes once in an epoch takes this share of the wait; or, if ordinary batches are in time, of the long waits."""
+    if case.get("loader.restarts", 0.0) < RESTARTS:
+        return False
     wait = case.value("data_wait_ratio")
-    if not _workers(case):
-        return False
-    restart = case.get("loader.restart_ratio", 0.0)
-    if restart < least_restart(case).value or case.get("loader.restarts", 0.0) < RESTARTS:
-        return False
     in_time = case.get("data_wait_typical_ratio", 1.0) < TYPICAL
-    return restart >= wait / 2 or (in_time and restart >= case.get("data_wait_excess_ratio", wait) / 2)
+    return ratio >= share * wait or (in_time and ratio >= share * case.get("data_wait_excess_ratio", wait))
 
 
 def least_restart(case: Case) -> Threshold:

@@ -11,6 +11,9 @@ SHARE = Threshold(
 IN_SCRIPT = Threshold(
     "in_script", 0.05, "ratio", "stack samples must find the script: other time outside the phases is the cost of the account itself"
 )
+MET = Threshold(
+    "met", 0.25, "ratio", "a second of stack samples that finds less than a quarter of this time has not met it: few steps have it"
+)
 GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: the collector is the cause, not the lines around it")
 
 
@@ -22,12 +25,12 @@ class HostPythonOverhead(Rule):
     id = "host.python_overhead"
     title = "The script's own Python code slows every step"
     clear_title = "The script's own Python code takes little time"
-    thresholds = (SHARE, IN_SCRIPT, GC, WAITS)
+    thresholds = (SHARE, IN_SCRIPT, MET, GC, WAITS)
     knobs = ("gc_collect_every", "gradient_percentiles")
     reads = ("other_ratio", "gc.pause_ratio", "stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "data_wait_ratio")
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
 during ordinary steps and names the line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are needed.
-Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and
+Samples of one second do not meet what few steps do: the finding then names no line. Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and
 no gc.collect() in the loop, and another process for work that can wait.
 A program without a DataLoader makes its batches in its own lines: a simulator, a replay buffer, a request. This time counts here too. The CPU
 time of the training thread says whether the line computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
@@ -44,9 +47,15 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         pause = case.get("gc.pause_ratio", 0.0)
         collects = pause >= GC and pause >= share / 2
         if not collects and case.value("stack.script_ratio") < IN_SCRIPT and pause < GC:
-            return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
-        waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS
-        if collects:
+            return self.clear(0.99, evidence + self._measured(case), "a second of stack samples has not met this time in the script")
+        waits = not collects and case.get("stack.script_ratio", share) >= MET * share and case.get("stack.line_cpu_ratio", 1.0) < WAITS
+        rare = not collects and case.get("stack.script_ratio", share) < MET * share
+        if rare:
+            cause = (
+                f" is Python that few steps run: a second of stack samples has not met it ({percent(case.value('stack.script_ratio'))}). Look at what"
+                " the loop does now and then, such as a report, a figure over many outputs or a first checkpoint"
+            )
+        elif collects:
             cause = f" is Python between the phases: the garbage collector, {percent(pause)}"
         elif batches or waits:
             cause = f" is the script's own code, {_line(case, waits)}{BATCHES if batches else ''}"
@@ -55,8 +64,8 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         summary = f"{percent(share)} of step time{cause}"
         evidence += self._measured(case)
         changes = [_collect_less(case, share) if collects else _by_tensors(case, share)]
-        title = "The script's own code waits in every step" if waits else ""
-        level, confidence = share / SHARE, high_if(share >= 2 * SHARE)
+        title = "The script's own code waits in every step" if waits else "The script's own Python code slows a few steps" if rare else ""
+        level, confidence = share / SHARE, high_if(share >= 2 * SHARE and not rare)
         return self.fires(level, evidence, summary, recoverable=share * 0.9, confidence=confidence, title=title, suggestions=changes)
 
     def _measured(self, case: Case) -> tuple[Evidence, ...]:

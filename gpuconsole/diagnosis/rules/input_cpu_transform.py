@@ -14,13 +14,13 @@ class InputCpuTransform(Rule):
     thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART)
     knobs = ("transform_cost",)
     reads = (
-        "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "data_wait_typical_ratio",
+        "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
         "data_wait_excess_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "threads",
         "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "loader.receive_s", "probe.loader_samples_per_s",
         "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
-by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 % and less than half of the wait. Less work per sample helps: cheaper or vectorised
+by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 % and less than half of the wait. Without workers and with a free core, a worker gains little where receiving a batch takes as long as making it. Less work per sample helps: cheaper or vectorised
 transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,
 torch.set_num_threads(1) is right. In a job of your own, probe P16 samples the stacks of the loading processes: the finding names the transforms, functions and
 lines that take a quarter of the loading or more, each with the speed of a step without it."""
@@ -32,7 +32,14 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
         cpu = loader.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
-        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. The transforms compute {percent(cpu)} of the time, and no core is free for more workers"
+        free = case.value("cores") - case.value("threads") >= 1 and not int(case.knobs.get("num_workers", 0))
+        who = (
+            f"Loading computes {percent(cpu)} of this time in the training process"
+            if free
+            else f"The transforms compute {percent(cpu)} of the time"
+        )
+        limit = "a worker would gain little: to receive a batch from it takes time too" if free else "no core is free for more workers"
+        summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. {who}, and {limit}"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
         code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"
@@ -44,5 +51,6 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             recoverable=wait,
             confidence=high_if(cpu >= loader.SATURATED),
             suggestions=[change],
+            title="Loading takes time that a worker would not save" if free else "",
             for_prediction=loader.parts_wanted(case),
         )

@@ -11,10 +11,10 @@ class InputEpochRestart(Rule):
     id = "input.epoch_restart"
     title = "Every epoch restarts the loader processes"
     clear_title = "Epoch starts take little time"
-    thresholds = (loader.RESTART, loader.EXCESS, loader.RESTARTS)
+    thresholds = (loader.RESTART, loader.EXCESS, loader.RESTARTS, loader.WAIT, loader.SAMPLER)
     knobs = ("persistent_workers",)
     reads = (
-        "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "data_wait_excess_ratio", "data_wait_typical_ratio",
+        "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_excess_ratio", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "probe.loader_samples_per_s",
     )  # fmt: skip
@@ -22,17 +22,23 @@ class InputEpochRestart(Rule):
 meanwhile. The time is measured from the end of one epoch to the first batch of the next. The rule fires if this time is most of the wait for
 data, or most of the long waits where other waits are short. With persistent_workers only the queue is empty when an epoch begins; then 8 %
 of the time is the threshold, as for other long waits. Short epochs make it worse; a sampler without end avoids it.
+The sampler runs in the training process. Where it takes half of the wait, because it sorts all samples or draws them by weight, the finding names the
+sampler: neither more workers nor persistent_workers shorten that time, but an order from tensor operations, or one that is kept for several epochs.
 Predicted: 1 / (1 - s). For the lower end, s is the share of the restarts minus the time to fill the queue. For the upper end, s is the whole
 wait for data, because the batches after the first batch are late too."""
 
     def judge(self, case: Case) -> Finding:
         if not loader.has_loader(case):
             return self.clear(summary="there is no DataLoader")
-        ratio = case.value("loader.restart_ratio")
+        case.value("loader.restart_ratio")
+        if loader.ordering(case):
+            return self._ordered(case)
+        ratio = loader.restart_ratio(case)
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(summary="there are no loader processes to restart")
         limit = loader.least_restart(case)
-        evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio") + case.if_known(("loader.restarts", loader.RESTARTS))
+        evidence = case.evidence(("loader.restart_ratio", limit), "data_wait_ratio")
+        evidence += case.if_known(("loader.restarts", loader.RESTARTS), "loader.sampler_ratio")
         cause = cause_of_data_wait(case)
         if cause != "epoch_restart":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(ratio / limit), evidence)
@@ -44,3 +50,17 @@ wait for data, because the batches after the first batch are late too."""
         stay = case.suggest({"persistent_workers": True}, gain, why, code)
         recoverable, confidence = (0.9 if keep else 0.5) * ratio, high_if(keep and ratio >= 2 * limit)
         return self.fires(ratio / limit, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=[stay])
+
+    def _ordered(self, case: Case) -> Finding:
+        """The sampler takes the time, not the processes."""
+        ordered, wait = case.value("loader.sampler_ratio"), case.value("data_wait_ratio")
+        evidence = case.evidence(
+            ("loader.sampler_ratio", loader.SAMPLER * wait), ("data_wait_ratio", loader.WAIT), ("loader.restarts", loader.RESTARTS)
+        )
+        summary = (
+            f"at the start of each epoch the sampler orders the samples, {percent(ordered)} of the time. It runs in the training process, so neither more"
+            " workers nor persistent_workers shorten that. Order the samples by tensor operations, or keep an order for several epochs"
+        )
+        level = max(1.0, ordered / max(1e-9, loader.SAMPLER * wait))
+        title = "The sampler delays the start of every epoch"
+        return self.fires(level, evidence, summary, recoverable=0.8 * ordered, confidence=high_if(ordered >= 0.2), title=title)

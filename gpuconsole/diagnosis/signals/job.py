@@ -24,8 +24,9 @@ the same speed deliver their batches at the same time, so only one step of each 
 RECEIVE_S = 0.0013
 """Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
 2.13). A program without workers does not show it."""
-LEAST_LOADING_S = 0.2
-"""Seconds of loading that must have been watched."""
+LEAST_LOADING_S, LEAST_LOADING_HERE_S = 0.2, 0.02
+"""Seconds of loading that must have been watched: in the loader's processes, whose times /proc counts at the ticks of the scheduler; and in the training
+thread, which reads its own clocks at some of its batches only."""
 
 
 def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
@@ -65,7 +66,7 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     passive: dict[str, Signal] = {}
     who = "workers" if workers else "here"
     present = gained[f"loader.{who}_s"] - gained[f"loader.{who}_runq_s"]
-    if present >= LEAST_LOADING_S:
+    if present >= (LEAST_LOADING_S if workers else LEAST_LOADING_HERE_S):
         where = "/proc/PID/schedstat of the workers" if workers else "schedstat of the training thread while it loads"
         source = f"{where}, {seconds:.0f} s of ordinary steps, nothing was tried: CPU time over time outside of run queues"
         passive["probe.loader_cpu_ratio"] = Signal(min(1.0, gained[f"loader.{who}_cpu_s"] / present), "ratio", source)

@@ -5,8 +5,10 @@ import copy
 import dataclasses
 import itertools
 import os
+import queue
 import random
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -771,12 +773,117 @@ def zeroed_before_backward(steps):
     return model
 
 
+def zeroed_after_batch(steps):
+    """A queue gives the batches, and no function of the program. The gradients are zeroed between a batch and its pass."""
+    ready = queue.Queue(maxsize=2)
+
+    def make():
+        for _ in range(steps):
+            time.sleep(0.004)
+            ready.put((torch.randn(16, 432), torch.randint(0, 10, (16,))))
+
+    threading.Thread(target=make).start()
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        with phase("data_wait"):
+            x, y = ready.get()
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("forward"):
+            loss = F.cross_entropy(model(x), y)
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        with phase("data_wait"):
+            LOSSES.append(loss.item())
+    return model
+
+
+def scored_before_zeroing(steps):
+    """A figure in Python over the outputs of each step, between the update and `zero_grad`."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in itertools.islice(batches(DataLoader(Images(cost_s=0.00003), 16)), steps):
+        with phase("forward"):
+            loss = F.cross_entropy(model(x), y)
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item() + simulated(1))
+        with phase("optimizer"):
+            optimizer.zero_grad()
+    return model
+
+
+def scored_before_backward(steps):
+    """The same between the loss and the backward pass."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in itertools.islice(batches(DataLoader(Images(cost_s=0.00003), 16)), steps):
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("forward"):
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+        right = simulated((out.detach().numpy().argmax(1) == y.numpy()).sum().item())
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item() + right)
+    return model
+
+
+class Listed(nn.Module):
+    """A model that takes a list of images, as those of torchvision for detection do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, images):
+        return self.net(torch.stack(images))
+
+
+def images_in_list(steps):
+    model = Listed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(Images(), 16, collate_fn=lambda rows: ([x for x, _ in rows], torch.tensor([y for _, y in rows])))
+    for x, y in itertools.islice(batches(loader), steps):
+        usual_step(model, optimizer, x, y)
+    return model
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(1, 64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(self.lstm(x)[0][-1])
+
+
+def time_first(steps):
+    """The first dimension of a batch is that of time, as torch.nn.LSTM has it."""
+    model = Recurrent()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in itertools.islice(batches(DataLoader(Images(), 16)), steps):
+        usual_step(model, optimizer, x.flatten(1)[:, :40].t().unsqueeze(-1), y)
+    return model
+
+
 LOOPS.update(
     (loop.__name__, loop)
     for loop in (
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
-        growing, own_generator, zeroed_before_backward, reinforce,
+        growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing, scored_before_backward, images_in_list, time_first,
     )
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ segments are the same, so torch's functions are timed between the passes of one 
 from __future__ import annotations
 
 import statistics
+import time
 from typing import Any, NamedTuple
 
 from ...clock import now
@@ -15,24 +16,20 @@ from ..watch import recorder
 
 RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
 """Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
-made. They are given only if the rest is large."""
+made. They are given only if the rest is large. After the only pass of a step, the rest is the program's own work on the outputs: a figure in Python."""
 LEAST_S, LEAST_RATIO = 0.0002, 1 / 3
-"""Seconds without torch in the median gap, and their share of it. Below, they are the cost of Python between the parts of a model."""
-CALL_S = 10e-6
-"""Seconds of Python around each function of torch that are no work of the program: torch.distributions takes 8 µs for each."""
+"""Seconds of one stretch without torch, and the share of such stretches in a gap. Below, they are the cost of Python between two functions of torch:
+torch.distributions takes 8 µs for each, and 0.3 ms in the gap between policy and value of a PPO loop."""
 
 
 class Gap(NamedTuple):
-    """Seconds, those in functions of torch, and the number of their calls."""
+    """The seconds of a gap, those in functions of torch, those of its long stretches without torch, and the CPU seconds of the latter. A thread without a
+    core does not work."""
 
     whole_s: float
     torch_s: float
-    calls: int
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds without torch, and without the usual cost of Python around its functions."""
-        return max(0.0, self.whole_s - self.torch_s - self.calls * CALL_S)
+    rest_s: float
+    work_s: float
 
 
 class BetweenPasses:
@@ -46,7 +43,9 @@ class BetweenPasses:
         """Those between two passes."""
         self.last_gaps: list[Gap] = []
         """Those before a backward pass."""
-        self._torch_s, self._calls = 0.0, 0
+        self.last_work: list[Gap] = []
+        """Those of the latter that hold nothing else."""
+        self._torch_s = self._rest_s = self._work_s = self._left = self._left_busy_s = 0.0
         self._segments: int | None = None
         """The number of segments at the begin of the gap under way."""
         self._entered = False
@@ -54,12 +53,13 @@ class BetweenPasses:
 
         class Times(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                between._stretch_ends()
                 begun = now()
-                between._calls += 1
                 try:
                     return func(*args, **(kwargs or {}))
                 finally:
-                    between._torch_s += now() - begun
+                    between._stretch_begins()
+                    between._torch_s += between._left - begun
 
         self._mode = Times()
 
@@ -67,23 +67,38 @@ class BetweenPasses:
         """A pass ends, and is still the present segment. Where the program has entered a mode, nothing is timed: the program would leave ours in its
         place."""
         if recorder.stack[-1] == FORWARD and (self._entered or not depth()):
-            self._torch_s, self._calls, self._segments = 0.0, 0, len(recorder.codes)
+            self._torch_s = self._rest_s = self._work_s = 0.0
+            self._segments = len(recorder.codes)
             if not self._entered:
                 self._entered = True
                 self._mode.__enter__()
+            self._stretch_begins()
+
+    def _stretch_begins(self) -> None:
+        """A function of torch, or the pass before the gap, ends."""
+        self._left, self._left_busy_s = now(), time.thread_time()
+
+    def _stretch_ends(self) -> None:
+        """A function of torch, or the pass after the gap, begins."""
+        if (rest_s := now() - self._left) >= LEAST_S:
+            self._rest_s += rest_s
+            self._work_s += time.thread_time() - self._left_busy_s
 
     def end(self) -> None:
         """A pass has begun. A gap with other segments in it, such as a batch or an optimizer step, is not counted; gradients may be zeroed in it."""
         begun, self._segments = self._segments, None
         if begun is None:
             return
+        self._stretch_ends()
         self.stop()
         gap, *further = recorder.codes[begun + 1 :]
         if recorder.codes[begun] != FORWARD or gap != GAP or not {*further} <= {ZERO, GAP}:
             return
-        timed = Gap(recorder.times[begun + 1] - recorder.times[begun], self._torch_s, self._calls)
+        timed = Gap(recorder.times[begun + 1] - recorder.times[begun], self._torch_s, self._rest_s, self._work_s)
         if recorder.stack[-1] == BACKWARD:
             self.last_gaps.append(timed)
+            if not further:
+                self.last_work.append(timed)
         elif recorder.stack[-1] in (FORWARD, NO_GRAD) and not further:
             self.gaps.append(timed)
 
@@ -95,17 +110,17 @@ class BetweenPasses:
         return not self._entered
 
     def facts(self) -> dict[str, float]:
-        """RATIO where much of the time is spent without torch, and then LAST_RATIO; else nothing."""
-        if (ratio := torch_ratio(self.gaps)) == 1:
-            return {}
-        return {RATIO: ratio, LAST_RATIO: torch_ratio(self.last_gaps)}
+        """RATIO where much of the time is spent without torch, and then LAST_RATIO; LAST_RATIO alone where only the last gap has much work without torch;
+        else nothing."""
+        if (ratio := _torch_ratio(self.gaps)) < 1:
+            return {RATIO: ratio, LAST_RATIO: _torch_ratio(self.last_gaps)}
+        gap_s, work_s = sum(gap.whole_s for gap in self.last_work), sum(gap.work_s for gap in self.last_work)
+        return {LAST_RATIO: max(0.0, 1 - work_s / gap_s)} if work_s > LEAST_RATIO * gap_s else {}
 
 
-def torch_ratio(gaps: list[Gap]) -> float:
-    """The share of the time in functions of torch; 1 where the rest is small."""
-    if not gaps or statistics.median(gap.rest_s for gap in gaps) < LEAST_S:
-        return 1.0
-    if statistics.median(gap.rest_s / gap.whole_s for gap in gaps) < LEAST_RATIO:
+def _torch_ratio(gaps: list[Gap]) -> float:
+    """The share of the time in functions of torch; 1 where the rest is small in most gaps."""
+    if not gaps or statistics.median(gap.rest_s / gap.whole_s for gap in gaps) < LEAST_RATIO:
         return 1.0
     return sum(gap.torch_s for gap in gaps) / sum(gap.whole_s for gap in gaps)
 

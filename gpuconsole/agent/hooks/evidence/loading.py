@@ -53,7 +53,7 @@ class Loading:
         self._places: dict[Any, Place] = {}
         self._place_of = weakref.WeakKeyDictionary[Any, Place]()
         self._count = 0
-        self._restarts, self._restart_s = 0, 0.0
+        self._restarts, self._restart_s, self._sampler_s = 0, 0.0, 0.0
         self._times: ThreadTimes | None = None
         self.due = self._workers_due = 0.0
         """When the next batch is sampled, and when the loader's processes are read."""
@@ -117,7 +117,7 @@ class Loading:
         """The training thread asks for a batch at `t`, which is `due` or later."""
         if self._times is None:
             self._times = ThreadTimes()
-        self.began = (t, *self._times.cpu_and_runq_s())
+        self.began = (t, self._times.cpu_s(), self._times.runq_s())
 
     def batch_ends(self, place: Place | None, begun: float) -> None:
         """The training thread has its batch, or the epoch is over. `place`: None where the loader is not known. `begun`: when it asked."""
@@ -130,18 +130,24 @@ class Loading:
         if place is not self.place:
             return
         t = now()
-        if opened is not None:
-            if place.epochs > 1:
-                self._restarts += 1
-                self._restart_s += opened + t - begun
-        elif self.began is not None and self._times is not None:
+        if opened is not None and place.epochs > 1:
+            self._restarts += 1
+            self._restart_s += opened + t - begun
+        if opened is not None and self._last:
+            return  # the loader's processes have just started
+        if self.began is not None and self._times is not None:
             self.due = t + SAMPLE_EVERY_S
-            cpu, runq = self._times.cpu_and_runq_s()
-            for i, gained in enumerate((t - self.began[0], cpu - self.began[1], runq - self.began[2])):
-                self._here[i] += gained
+            now_here = (t, self._times.cpu_s(), self._times.runq_s())  # /proc counts the time on a core only at the ticks of the scheduler
+            for i in range(3):
+                self._here[i] += now_here[i] - self.began[i]
             self.began = None
             if t >= self._workers_due:
                 self._read_workers(t)
+
+    def drawn(self, place: Place, seconds: float) -> None:
+        """The sampler has taken so long for the first indices of an epoch. It runs in the training process, whoever loads."""
+        if place is self.place:
+            self._sampler_s += seconds
 
     # --- what is sent -----------------------------------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class Loading:
         if self.place is None:
             return {}
         self._read_workers(now())
-        counters = {"loader.restarts": float(self._restarts), "loader.restart_s": self._restart_s}
+        counters = {"loader.restarts": float(self._restarts), "loader.restart_s": self._restart_s, "loader.sampler_s": self._sampler_s}
         for who, totals in (("here", self._here), ("workers", self._workers)):
             counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
         return counters

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gpuconsole.agent.hooks.evidence.between import LAST_RATIO, RATIO, BetweenPasses, Gap, torch_ratio
+from gpuconsole.agent.hooks.evidence.between import LAST_RATIO, RATIO, BetweenPasses
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD
 from gpuconsole.agent.hooks.watch import recorder
 
@@ -61,11 +61,31 @@ def test_python_between_the_parts_of_a_model_is_no_work_of_its_own() -> None:
     assert between.gaps and between.facts() == {}
 
 
-def test_python_around_functions_of_torch_is_no_work_of_its_own() -> None:
-    """Measured in a loop of PPO: `torch.distributions.Categorical` and its `log_prob` between the passes of policy and value. Then in a loop whose
-    environment takes 2 ms."""
-    assert torch_ratio([Gap(0.00067, 0.00033, 44)]) == 1
-    assert torch_ratio([Gap(0.0026, 0.0004, 40)]) == pytest.approx(0.4 / 2.6)
+def test_a_figure_in_python_after_the_only_pass_is_work_of_its_own_and_a_loss_of_many_functions_is_not() -> None:
+    figure, loss, waits = BetweenPasses(), BetweenPasses(), BetweenPasses()
+
+    def many() -> None:
+        value = torch.ones(4)
+        for _ in range(500):
+            value = value.mul(0.9).add(0.1)
+
+    for between, work in ((figure, turn), (loss, many), (waits, lambda: time.sleep(0.001))):
+        gaps(between, work, 0)
+    assert figure.facts()[LAST_RATIO] < 0.2 and RATIO not in figure.facts()
+    assert loss.facts() == {}
+    assert waits.facts() == {}, "a thread that waits for a core looks like this"
+
+
+def test_the_choice_of_an_action_between_policy_and_value_is_no_work_of_its_own() -> None:
+    """torch.distributions takes as long in Python as in torch's functions, in many short stretches."""
+    between, logits = BetweenPasses(), torch.randn(8, 4)
+
+    def choose() -> None:
+        chances = torch.distributions.Categorical(logits=logits)
+        chances.log_prob(chances.sample()).exp().clamp(0.8, 1.2).mean()
+
+    gaps(between, choose, 9)
+    assert len(between.gaps) == 9 and between.facts() == {}
 
 
 def test_a_gap_with_another_segment_in_it_is_not_counted() -> None:
