@@ -515,3 +515,94 @@ def test_a_loader_that_keeps_its_iterator_changes_live(watch: Watch, persistent:
         assert not multiprocessing.active_children()
     finally:
         gc.enable()
+
+
+class Faultless(Faulty):
+    def __init__(self, count: int) -> None:
+        super().__init__("none")
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def change_to(watch: Watch, iterator: Any, num_workers: int) -> list[int]:
+    """The samples of the batches until the change is in force."""
+    seen = list[int]()
+    WORKERS.set(watch, num_workers)
+    while WORKERS.pending(watch):
+        seen += next(iterator)[1].tolist()
+        time.sleep(0.005)
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["look", "whole", "in turn", "the change under way"])
+@pytest.mark.parametrize(("program", "values"), [(0, [2]), (0, [2, 0]), (1, [2]), (1, [2, 1])])
+def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, program: int, values: list[int], use: str) -> None:
+    """As `next(iter(loader))` for a picture, or a whole pass for an evaluation, in the middle of an epoch."""
+    everything = list(range(2000))
+    loader = DataLoader(Faultless(2000), 4, num_workers=program)
+    iterator = iter(loader)
+    seen = next(iterator)[1].tolist()
+    for value in values:
+        seen += change_to(watch, iterator, value)
+    if use == "in turn":
+        other = iter(loader)
+        beside = next(other)[1].tolist()
+        for batch in iterator:
+            seen += batch[1].tolist()
+            beside += [index for _, indices in [next(other)] for index in indices.tolist()] if len(beside) < 200 else []
+        beside += [index for _, indices in other for index in indices.tolist()]
+        assert seen == beside == everything
+    else:
+        if use == "the change under way":
+            WORKERS.set(watch, 3)
+        for _ in range(2):
+            seen += next(iterator)[1].tolist()
+            if use == "whole":
+                assert [index for _, indices in loader for index in indices.tolist()] == everything
+            else:
+                assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
+        while WORKERS.pending(watch):
+            seen += next(iterator)[1].tolist()
+            time.sleep(0.005)
+        assert WORKERS.read(watch) == (3 if use == "the change under way" else values[-1])
+        assert seen + [index for _, indices in iterator for index in indices.tolist()] == everything
+    assert [index for _, indices in loader for index in indices.tolist()] == everything, "the next epoch"
+    del iterator, loader
+    wait_until(lambda: not multiprocessing.active_children(), PATIENCE_S)
+
+
+def test_a_batch_that_cannot_be_copied_reaches_the_program(watch: Watch) -> None:
+    """Batches that carry a graph of autograd, for example: the agent copies some of them for a comparison."""
+    weight = torch.ones(1, requires_grad=True)
+
+    def collate(rows: list[Any]) -> Any:
+        values, indices = default_collate(rows)
+        return values * weight, indices
+
+    seen, answer, _ = train(watch, DataLoader(Faulty("none"), 4, collate_fn=collate), 2)
+    assert answer is not None and ("cannot be compared" in answer or "worker" in answer)
+    assert seen == list(range(400))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("next_epoch", [False, True])
+def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: pytest.MonkeyPatch, next_epoch: bool) -> None:
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.IDLE_S", 0.2)
+    loader = DataLoader(Faultless(4000), 4)
+    iterator = iter(loader)
+    next(iterator)
+    change_to(watch, iterator, 2)
+    change_to(watch, iterator, 0)
+    assert len(multiprocessing.active_children()) == 2
+
+    def over() -> bool:
+        if next_epoch:
+            assert next(iter(loader))
+        else:
+            next(iterator)
+        return not multiprocessing.active_children()
+
+    wait_until(over, 10)
