@@ -23,6 +23,11 @@ IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
 UNUSED_S = 3.0
 """A change is refused where the program asks for no batch within the limit of a rehearsal and this time."""
+UNUSED_LOOKS, ENOUGH_BATCHES = 16, 16
+"""Steps may take longer than that. So a change is refused only if the program also has made several steps without a batch, or got so many batches, beside
+those that it had under way: each step looks some times."""
+TIMES_OF_A_BATCH = 3.0
+"""The workers of a rehearsal have this multiple of what the program needs for a batch, beyond the limit."""
 
 
 RANDOM = "the dataset is random: workers draw other random numbers, so this change needs your permission: N, or --allow-numerics"
@@ -78,6 +83,7 @@ class Epoch:
             control.go_on(self)
         while True:
             server = self.line[0]
+            begun = time.monotonic()
             try:
                 index, batch = server.next()
             except StopIteration:
@@ -97,6 +103,8 @@ class Epoch:
                 continue
             break
         self.indices.delivered()
+        if not self.alone:
+            control.delivered(time.monotonic() - begun)
         outer = self.outer()
         if outer is not None and not server.own:
             outer._num_yielded += 1
@@ -256,6 +264,10 @@ class Control:
         self._rehearses: weakref.ref[Epoch] | None = None
         """The epoch whose batches the rehearsal makes."""
         self._asked = 0.0
+        self._looks = self._batches = 0
+        """Looks since the last batch, and batches, since the change was asked for."""
+        self._batch_s = 0.0
+        """The longest time that the program waited for one of them."""
         self._servers: dict[Settings, Server] = {}
         self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
         """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
@@ -316,6 +328,7 @@ class Control:
         """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader."""
         self.failure = ""
         self._asked = time.monotonic()
+        self._looks, self._batches, self._batch_s = 0, 0, 0.0
         self.wanted, self.held = settings, held
         if "_gpuconsole_epoch" not in outer.__dict__:
             self.follow(outer)
@@ -332,7 +345,11 @@ class Control:
             self._give_up(why)
             return self.under_way()
         limit_s = self.rehearsal.limit_s if self.rehearsal is not None else LIMIT_S
-        if time.monotonic() - self._asked > limit_s + UNUSED_S:
+        self._looks += 1
+        in_vain = self._looks > UNUSED_LOOKS or self._batches > ENOUGH_BATCHES + max(
+            self._depth, self.in_force.num_workers * self.in_force.prefetch_factor
+        )
+        if in_vain and time.monotonic() - self._asked > limit_s + UNUSED_S:
             self._give_up("the program asked for no batch that could show whether the change works")
             return self.under_way()
         return True
@@ -414,6 +431,13 @@ class Control:
         except Exception as problem:  # the program gets its batches, whatever goes wrong here
             self._give_up(in_one_line(problem))
 
+    def delivered(self, waited_s: float) -> None:
+        """The program got a batch after `waited_s` seconds."""
+        self._looks = 0
+        self._batches += 1
+        if self.rehearsal is None:
+            self._batch_s = max(self._batch_s, waited_s)
+
     def served(self, index: Any, batch: Any) -> None:
         """The present server delivers `batch`. Never raises: a batch may hold objects that cannot be copied or compared."""
         assert self.rehearsal is not None
@@ -452,7 +476,8 @@ class Control:
             count = min(count, wanted.num_workers * wanted.prefetch_factor)
         indices = epoch.indices.peek(count)
         if len(indices) == count:  # else in the next epoch
-            self.rehearsal = Rehearsal(self.recipe.server(wanted, aside=bool(self.program.num_workers)), indices)
+            longer_s = TIMES_OF_A_BATCH * self._batch_s * max(1, self.program.num_workers)
+            self.rehearsal = Rehearsal(self.recipe.server(wanted, aside=bool(self.program.num_workers)), indices, longer_s)
             self._rehearses = weakref.ref(epoch)
 
     def _end_rehearsal(self, wanted: Settings) -> None:

@@ -606,3 +606,54 @@ def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: 
         return not multiprocessing.active_children()
 
     wait_until(over, 10)
+
+
+@pytest.mark.parametrize("program", [0, 1])
+def test_a_program_with_slow_steps_has_the_time_that_the_comparison_takes(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, program: int
+) -> None:
+    """The limits of seconds here are a fiftieth of the real ones: steps of 4 s."""
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.3)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.LIMIT_S", 0.3)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.06)
+    iterator = iter(loader := DataLoader(Faultless(400), 4, num_workers=program))
+    seen = next(iterator)[1].tolist()
+    WORKERS.set(watch, 2)
+    for _ in range(20):
+        time.sleep(0.08)
+        if not WORKERS.pending(watch):
+            break
+        seen += next(iterator)[1].tolist()
+    assert WORKERS.read(watch) == 2
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    del loader
+
+
+def test_batches_that_take_longer_than_the_limit_of_a_rehearsal(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New workers have a multiple of the time that the program itself needs for a batch."""
+
+    class Slow(Faultless):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            time.sleep(0.1)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.LIMIT_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.02)
+    iterator = iter(loader := DataLoader(Slow(60), 2))
+    seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
+    assert WORKERS.read(watch) == 2
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(60))
+    del loader
+
+
+def test_a_program_that_asks_for_no_batch_refuses_the_change(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.LIMIT_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.1)
+    iterator = iter(loader := DataLoader(Faultless(400), 4))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    next(iterator)
+    with pytest.raises(Refused, match="asked for no batch"):
+        wait_until(lambda: not WORKERS.pending(watch), PATIENCE_S)
+    del loader
