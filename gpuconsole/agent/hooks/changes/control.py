@@ -257,6 +257,10 @@ class Control:
         self.inherited = False
         """Whether the settings are those of the DataLoader before."""
         self.failure = ""
+        self.fallen = ""
+        """Why settings that were in force are not any longer, without a change that was asked for."""
+        self._broken: dict[Settings, str] = {}
+        """Settings whose workers failed when they were in force. The next change to them is refused, once: a block of a trial had other settings."""
         self.dropped: weakref.finalize[..., Any] | None = None
         """Called once the program has dropped the loader."""
         self.epoch: weakref.ref[Epoch] | None = None
@@ -325,7 +329,9 @@ class Control:
     # --- asked for by the training thread ----------------------------------------------------------------------
 
     def ask(self, settings: Settings, outer: Any, held: bool = False) -> None:
-        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader."""
+        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader. Raises Refused."""
+        if why := self._broken.pop(settings, ""):
+            raise Refused(f"the workers failed after the last change: {why}")
         self.failure = ""
         self._asked = time.monotonic()
         self._looks, self._batches, self._batch_s = 0, 0, 0.0
@@ -513,6 +519,8 @@ class Control:
 
     def recover(self, epoch: Epoch, why: str) -> None:
         """The server in force has failed: the program's own settings serve again, from the first batch on that was not delivered."""
+        if self.in_force != self.program:
+            self._broken[self.in_force] = self.fallen = why
         self._give_up(why)
         failed = [server for server in epoch.line if not server.own]
         self.in_force = self.program

@@ -657,3 +657,19 @@ def test_a_program_that_asks_for_no_batch_refuses_the_change(watch: Watch, monke
     with pytest.raises(Refused, match="asked for no batch"):
         wait_until(lambda: not WORKERS.pending(watch), PATIENCE_S)
     del loader
+
+
+def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch(watch: Watch) -> None:
+    """The steps after the failure had the program's own settings: a trial that went on would compare these with themselves."""
+    iterator = iter(loader := DataLoader(Faulty("dies", first=200), 4))
+    seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
+    while WORKERS.read(watch) == 2:
+        seen += next(iterator)[1].tolist()
+    assert not loaders_of.under_way() and "its new workers failed: " in lost.pop() and not lost
+    seen += change_to(watch, iterator, 0)
+    with pytest.raises(Refused, match=r"the workers failed after the last change: .*died"):
+        WORKERS.set(watch, 2)
+    assert WORKERS.read(watch) == 0
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    assert not multiprocessing.active_children()
+    del loader
