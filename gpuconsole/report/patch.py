@@ -70,17 +70,19 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
     files: dict[str, _File] = {}
     lines = []
     for kind, arguments in _arguments(changes, before, facts).items():
-        try:
-            place = _place(kind, facts)
-            file = files.get(place.file) or _File(source(place.file))
-            file.change(place, kind, arguments)
-            files[place.file] = file
-        except (OSError, NotPatchable) as problem:
-            why = problem.strerror if isinstance(problem, OSError) else str(problem)
-            lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
-        else:
-            if place.again and not place.library and arguments.get("num_workers"):
-                lines.append(f"# {name(place.file)}:{place.line} {NEW_WORKERS}")
+        for place in _places(kind, facts):
+            try:
+                if place is None:
+                    raise NotPatchable("the line is not known")
+                file = files.get(place.file) or _File(source(place.file))
+                file.change(place, kind, arguments)
+                files[place.file] = file
+            except (OSError, NotPatchable) as problem:
+                why = problem.strerror if isinstance(problem, OSError) else str(problem)
+                lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
+            else:
+                if place.again and not place.library and arguments.get("num_workers"):
+                    lines.append(f"# {name(place.file)}:{place.line} {NEW_WORKERS}")
     for knob, values in LINES.items():
         if knob in changes and (line := values.get(changes[knob])) and not (knob == "precision" and _by_trainer(facts)):
             lines.append(line)
@@ -138,13 +140,11 @@ def _code(value: Value | None) -> str:
     return repr(value)
 
 
-def _place(kind: str, facts: JobFacts) -> Site:
-    """The site whose call decides. For the HF Trainer: its file; the call is looked for there."""
+def _places(kind: str, facts: JobFacts) -> list[Site | None]:
+    """The sites whose calls decide. For the HF Trainer: its file; the call is looked for there. A change of the optimizer is one of all optimizers."""
     of = "loader" if kind == "arguments" else kind
-    site = next((site for site in facts.sites if site.kind == of), None)
-    if site is None:
-        raise NotPatchable("the line is not known")
-    return site
+    sites = [site for site in facts.sites if site.kind == of]
+    return [*(sites if kind == "optimizer" else sites[:1])] or [None]
 
 
 BOM = "\ufeff"

@@ -282,3 +282,11 @@ def test_a_file_in_another_encoding_is_not_patched(tmp_path: Path) -> None:
     facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)])
     patch = make_patch({"num_workers": 4}, facts, BEFORE, source, str)
     assert not patch.diff and "not in UTF-8" in patch.lines[0]
+
+
+def test_a_change_of_the_optimizer_is_one_of_all_optimizers(tmp_path: Path) -> None:
+    """As in the trial: a GAN has one for the generator, and one for the discriminator."""
+    code = "g = Adam(p)\nd = Adam(q, fused=False)\n"
+    sites = Site("optimizer", "train.py", 2), Site("optimizer", "train.py", 1)
+    text, patch = patched(tmp_path, code, {"optim": "adamw_fused"}, *sites)
+    assert text == "g = Adam(p, fused=True)\nd = Adam(q, fused=True)\n" and not patch.lines
