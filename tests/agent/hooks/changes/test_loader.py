@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
+from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused, site
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
@@ -672,4 +673,22 @@ def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch
     assert WORKERS.read(watch) == 0
     assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
     assert not multiprocessing.active_children()
+    del loader
+
+
+def test_a_trial_of_a_setting_that_the_program_does_not_have(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without workers there is no prefetch_factor before the trial. The change was begun, and then answered by an error: it stayed in force."""
+    monkeypatch.setattr("gpuconsole.agent.hooks.watch.watch", watch)
+    monkeypatch.setattr(hooks_of_job, "watch", watch)
+    iterator = iter(loader := DataLoader(Faultless(4000), 4))
+    next(iterator)
+    loop = hooks_of_job.JobLoop()
+    changes = {"num_workers": 2, "prefetch_factor": 4}
+    loop.set_knobs(changes, 2)
+    wait_until(lambda: next(iterator) is not None and not loop.pending(changes), 10)
+    assert (WORKERS.read(watch), PrefetchFactor().read(watch)) == (2, 4)
+    loop.leave_trial()
+    wait_until(lambda: next(iterator) is not None and not loop.pending(changes), 10)
+    assert WORKERS.read(watch) == 0
+    loop.close()
     del loader
