@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +21,13 @@ CLASSES = {
 }
 """Names of the calls that decide a setting, by the kind of their site. `arguments`: the arguments of the HF Trainer."""
 TRAINER = "transformers"
+MAKE_AGAIN = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+"""Libraries that make the program's DataLoader anew: the line that calls them is not the line that decides."""
+POSITIONS = (
+    *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout"),
+    *("worker_init_fn", "multiprocessing_context", "generator"),
+)
+"""Arguments that a DataLoader takes without their names."""
 FLAGS: dict[Value, dict[str, Value]] = {
     "adamw": {"fused": False, "foreach": False},
     "adamw_foreach": {"foreach": True},
@@ -62,17 +70,19 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
     files: dict[str, _File] = {}
     lines = []
     for kind, arguments in _arguments(changes, before, facts).items():
-        try:
-            place = _place(kind, facts)
-            file = files.get(place.file) or _File(source(place.file))
-            file.change(place, kind, arguments)
-            files[place.file] = file
-        except (OSError, NotPatchable) as problem:
-            why = problem.strerror if isinstance(problem, OSError) else str(problem)
-            lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
-        else:
-            if place.again and not place.library and arguments.get("num_workers"):
-                lines.append(f"# {name(place.file)}:{place.line} {NEW_WORKERS}")
+        for place in _places(kind, facts):
+            try:
+                if place is None:
+                    raise NotPatchable("the line is not known")
+                file = files.get(place.file) or _File(source(place.file))
+                file.change(place, kind, arguments)
+                files[place.file] = file
+            except (OSError, NotPatchable) as problem:
+                why = problem.strerror if isinstance(problem, OSError) else str(problem)
+                lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
+            else:
+                if place.again and not place.library and arguments.get("num_workers"):
+                    lines.append(f"# {name(place.file)}:{place.line} {NEW_WORKERS}")
     for knob, values in LINES.items():
         if knob in changes and (line := values.get(changes[knob])) and not (knob == "precision" and _by_trainer(facts)):
             lines.append(line)
@@ -130,97 +140,162 @@ def _code(value: Value | None) -> str:
     return repr(value)
 
 
-def _place(kind: str, facts: JobFacts) -> Site:
-    """The site whose call decides. For the HF Trainer: its file; the call is looked for there."""
+def _places(kind: str, facts: JobFacts) -> list[Site | None]:
+    """The sites whose calls decide. For the HF Trainer: its file; the call is looked for there. A change of the optimizer is one of all optimizers."""
     of = "loader" if kind == "arguments" else kind
-    site = next((site for site in facts.sites if site.kind == of), None)
-    if site is None:
-        raise NotPatchable("the line is not known")
-    return site
+    sites = [site for site in facts.sites if site.kind == of]
+    return [*(sites if kind == "optimizer" else sites[:1])] or [None]
 
 
-@dataclass
+BOM = "\ufeff"
+LINE_OF_PYTHON = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+"""A line as Python counts them. `str.splitlines` also ends lines at form feeds, and at characters that a string may hold."""
+LINE_OF_DIFF = re.compile(r"[^\n]*\n|[^\n]+")
+Edit = tuple[int, int, str]
+"""Start, end and new text, in bytes of the source."""
+
+
 class _File:
-    """A file under change. `edits`: start, end and new text, in bytes of the source."""
+    """A file under change. Raises NotPatchable for one that is no Python source in UTF-8."""
 
-    text: str
-    edits: list[tuple[int, int, str]] = field(default_factory=list)
+    def __init__(self, text: str) -> None:
+        self._bom = BOM if text.startswith(BOM) else ""
+        self._text = text.removeprefix(BOM)
+        try:
+            self._data = self._text.encode()
+            self._tree = ast.parse(self._text)
+        except UnicodeEncodeError:
+            raise NotPatchable("the file is not in UTF-8") from None
+        except (SyntaxError, ValueError):
+            raise NotPatchable("the file has changed") from None
+        self._edits: list[Edit] = []
+        starts = [0]
+        for line in LINE_OF_PYTHON.findall(self._text):
+            starts.append(starts[-1] + len(line.encode()))
+        self._starts = starts
 
     def change(self, site: Site, kind: str, arguments: dict[str, Value]) -> None:
-        """Set keyword arguments of the call at `site`. Raises NotPatchable."""
-        try:
-            tree = ast.parse(self.text)
-        except SyntaxError:
-            raise NotPatchable("the file has changed") from None
-        call = _find(tree, kind, None if kind == "arguments" else site.line)
-        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
-        dicts = [keyword.value for keyword in call.keywords if keyword.arg is None]
+        """Set arguments of the call at `site`. Raises NotPatchable; everything is then as before."""
+        tree = copy.deepcopy(self._tree)
+        call = _find(tree, kind, site)
+        place = f"the call at {os.path.basename(site.file)}:{call.lineno}"
+        if any(isinstance(argument, ast.Starred) for argument in call.args):
+            raise NotPatchable(f"{place} takes its arguments from a list (*)")
+        dicts = [keyword for keyword in call.keywords if keyword.arg is None]
         if len(dicts) > 1:
-            raise NotPatchable(f"the call at {os.path.basename(site.file)}:{call.lineno} takes its arguments from several dicts (**)")
+            raise NotPatchable(f"{place} takes its arguments from several dicts (**)")
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+        if kind == "loader":
+            given |= dict(zip(POSITIONS, call.args, strict=False))
         unset = {name: value for name, value in _excluded(arguments).items() if name in given or dicts}
         wanted = unset | arguments
-        for name in given.keys() & wanted.keys():
-            self.edits.append((self._start(given[name]), self._end(given[name]), _code(wanted[name])))
+        edits = [(self._start(given[name]), self._end(given[name]), _code(wanted[name])) for name in given.keys() & wanted.keys()]
         new = {name: value for name, value in wanted.items() if name not in given}
         if new and dicts:
-            self._merge(dicts[0], new)
+            edits.append(self._merged(dicts[0].value, new))
         elif new:
-            last = max((self._end(argument) for argument in (*call.args, *given.values())), default=0)
-            start = last or self._end(call) - 1
-            self.edits.append((start, start, (", " if last else "") + ", ".join(f"{name}={_code(value)}" for name, value in new.items())))
+            edits.append(self._added(call, new))
+        _set(call, given, wanted, dicts[0] if dicts else None)
+        edits += self._edits
+        try:
+            right = ast.dump(ast.parse(self._edited(edits))) == ast.dump(tree)
+        except SyntaxError:
+            right = False
+        if not right:
+            raise NotPatchable(f"{place} has an unusual form")
+        self._tree, self._edits = tree, edits
 
-    def _merge(self, unpacked: ast.expr, new: Mapping[str, Value | None]) -> None:
+    def _added(self, call: ast.Call, new: Mapping[str, Value | None]) -> Edit:
+        """`new` as further arguments of a call, behind the last one and the parentheses around it."""
+        text = ", ".join(f"{name}={_code(value)}" for name, value in new.items())
+        closing = self._end(call) - 1
+        last = max((self._end(argument) for argument in (*call.args, *(keyword.value for keyword in call.keywords))), default=0)
+        if not last:
+            return closing, closing, text
+        start = at = min(last, closing)
+        while at < closing:
+            if self._data[at : at + 1] == b"#":
+                at = self._data.index(b"\n", at)
+            elif self._data[at : at + 1] == b")":
+                start = at + 1
+            at += 1
+        return start, start, f", {text}"
+
+    def _merged(self, unpacked: ast.expr, new: Mapping[str, Value | None]) -> Edit:
         """Let `new` win over the dict that the call unpacks. The dict itself stays as it is: other calls may use it, and other lines may fill it."""
-        start, end = self._start(unpacked), self._offset(unpacked.end_lineno or 0, unpacked.end_col_offset or 0)
-        text = self.text.encode()[start:end].decode()
+        start, end = self._start(unpacked), self._end(unpacked)
+        text = self._data[start:end].decode()
         if not isinstance(unpacked, ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Dict):
             text = f"({text})"
-        self.edits.append((start, end, f"{{**{text}, {', '.join(f'{name!r}: {_code(value)}' for name, value in new.items())}}}"))
+        return start, end, f"{{**{text}, {', '.join(f'{name!r}: {_code(value)}' for name, value in new.items())}}}"
+
+    def _edited(self, edits: Sequence[Edit]) -> str:
+        data = self._data
+        for start, end, text in sorted(edits, reverse=True):
+            data = data[:start] + text.encode() + data[end:]
+        return data.decode()
 
     def diff(self, name: str) -> str:
         """The unified diff of this file."""
-        data = self.text.encode()
-        for start, end, text in sorted(self.edits, reverse=True):
-            data = data[:start] + text.encode() + data[end:]
-        before, after = self.text.splitlines(keepends=True), data.decode().splitlines(keepends=True)
+        before, after = (LINE_OF_DIFF.findall(self._bom + text) for text in (self._text, self._edited(self._edits)))
         return "".join(_ended(line) for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"))
 
     def _start(self, node: ast.expr) -> int:
-        return self._offset(node.lineno, node.col_offset)
-
-    def _offset(self, line: int, column: int) -> int:
-        return len("".join(self.text.splitlines(keepends=True)[: line - 1]).encode()) + column
+        return self._starts[node.lineno - 1] + node.col_offset
 
     def _end(self, node: ast.expr) -> int:
         assert node.end_lineno is not None and node.end_col_offset is not None
-        end = self._offset(node.end_lineno, node.end_col_offset)
-        data = self.text.encode()
-        while isinstance(node, ast.expr) and data[end : end + 1] == b")" and _opens(data, self._start(node)):
-            end += 1  # a generator or tuple in parentheses of its own
-            break
-        return end
+        return self._starts[node.end_lineno - 1] + node.end_col_offset
 
 
-def _opens(data: bytes, start: int) -> bool:
-    """Whether the expression at `start` stands in parentheses of its own."""
-    before = data[:start].rstrip()
-    return before.endswith(b"(") and before[:-1].rstrip()[-1:] in (b"=", b",", b"(")
+def _set(call: ast.Call, given: Mapping[str, ast.expr], wanted: Mapping[str, Value | None], unpacked: ast.keyword | None) -> None:
+    """Make a call of the syntax tree what the patched source must be."""
+    values = {name: ast.Constant(value) for name, value in wanted.items()}
+    replaced = {id(given[name]): values[name] for name in given.keys() & values.keys()}
+    call.args = [replaced.get(id(argument), argument) for argument in call.args]
+    for keyword in call.keywords:
+        keyword.value = replaced.get(id(keyword.value), keyword.value)
+    new = {name: value for name, value in values.items() if name not in given}
+    if new and unpacked is not None:
+        unpacked.value = ast.Dict([None, *map(ast.Constant, new)], [unpacked.value, *new.values()])
+    else:
+        call.keywords += [ast.keyword(name, value) for name, value in new.items()]
 
 
 def _ended(line: str) -> str:
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
-def _find(tree: ast.Module, kind: str, line: int | None) -> ast.Call:
-    """The call of this kind that spans `line`, the innermost one; without a line, or where that line has none, the only such call."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in CLASSES[kind]]
-    here = [call for call in calls if line is not None and call.lineno <= line <= (call.end_lineno or call.lineno)]
-    if here:
-        return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno)
-    if len(calls) == 1:
-        return calls[0]
-    names = " or ".join(CLASSES[kind][:2])
-    raise NotPatchable(f"no call of {names} in the script" if not calls else f"several calls of {names} in the script")
+def _find(tree: ast.Module, kind: str, site: Site) -> ast.Call:
+    """The call of this kind at the line of `site`. The only such call of the file, where the line calls a library that makes the object again, and for
+    the arguments of the HF Trainer. No other call would do: it may be that of the validation, beside a class or a function that makes the loader."""
+    calls = {node: scope for node, scope in _calls(tree, "<module>") if _called(node) in CLASSES[kind]}
+    names, place = " or ".join(CLASSES[kind][:2]), f"{os.path.basename(site.file)}:{site.line}"
+    here = [call for call in calls if call.lineno <= site.line <= (call.end_lineno or call.lineno)]
+    here = [call for call in here if call.lineno == site.line] or here
+    if kind == "arguments" or (site.library in MAKE_AGAIN and not here):
+        here = list(calls)
+    if not calls or (len(calls) > 1 and len(here) != 1):
+        raise NotPatchable(f"no call of {names} in the script" if not calls else f"several calls of {names} in the script")
+    if not here:
+        raise NotPatchable(f"{place} makes it by another call than {names}")
+    if kind == "arguments" or site.library in MAKE_AGAIN:
+        return here[0]
+    if site.function and site.function not in (calls[here[0]], *OWN_SCOPES):
+        raise NotPatchable("the file has changed")
+    return here[0]
+
+
+OWN_SCOPES = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+def _calls(node: ast.AST, scope: str) -> Iterator[tuple[ast.Call, str]]:
+    """The calls below `node`, each with the name of the function or the class around it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield child, scope
+        inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else scope
+        yield from _calls(child, inner)
 
 
 def _called(call: ast.Call) -> str:

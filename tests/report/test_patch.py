@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.cli.files import base, name_in_patch, patch_of, write_patch
+from gpuconsole.cli.files import base, name_in_patch, patch_of, source, write_patch
 from gpuconsole.model.job import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
@@ -33,7 +33,7 @@ def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs
         (folder / "p.diff").write_bytes(patch.diff.encode())
         subprocess.run(["git", "apply", "p.diff"], cwd=folder, check=True)
     text = (folder / "train.py").read_bytes().decode()
-    ast.parse(text)
+    ast.parse((folder / "train.py").read_bytes())
     return text, patch
 
 
@@ -221,3 +221,72 @@ def test_a_loader_that_is_made_in_each_epoch_gets_a_hint(tmp_path: Path) -> None
     for again, lines in ((True, (hint,)), (False, ())):
         text, patch = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 2, again=again))
         assert "DataLoader(d, 8, num_workers=4" in text and patch.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = DataLoader(d, 8, True, None, None, 2)\n", "x = DataLoader(d, 8, True, None, None, 4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, num_workers=(2 if a else 0))\n", "x = DataLoader(d, num_workers=(4), persistent_workers=True)\n"),
+        ("x = DataLoader(d, sampler=(\n  a or b  # (\n))\n", "x = DataLoader(d, sampler=(\n  a or b  # (\n), num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, collate_fn=((f)))\n", "x = DataLoader(d, collate_fn=((f)), num_workers=4, persistent_workers=True)\n"),
+        ("y = '\x0c\u2028\x85'; x = DataLoader(d)\n", "y = '\x0c\u2028\x85'; x = DataLoader(d, num_workers=4, persistent_workers=True)\n"),
+        ("\ufeffx = DataLoader(d)\r\n", "\ufeffx = DataLoader(d, num_workers=4, persistent_workers=True)\r\n"),
+        ("if 1:\r\n\tx = DataLoader(\r\n\t\td,  # ä\r\n\t)\r\n", "if 1:\r\n\tx = DataLoader(\r\n\t\td, num_workers=4, persistent_workers=True,  # ä\r\n\t)\r\n"),
+    ],
+)  # fmt: skip
+def test_unusual_forms(tmp_path: Path, before: str, after: str) -> None:
+    line = 2 if before.startswith("if") else 1
+    text, patch = patched(tmp_path, before, {"num_workers": 4}, Site("loader", "train.py", line))
+    assert text == after and not patch.lines
+
+
+def test_characters_that_end_no_line_stand_before_the_call(tmp_path: Path) -> None:
+    code = "a = 1\n\x0c\nb = '\u2028'\nx = DataLoader(d)\n"
+    text, _ = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 4))
+    assert text == code.replace("(d)", "(d, num_workers=4, persistent_workers=True)")
+
+
+VALIDATION = "val = DataLoader(v)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "site", "words"),
+    [
+        ("class Mine(DataLoader):\n    pass\ntrain = Mine(t)\n", Site("loader", "train.py", 3), "train.py:3 makes it by another call"),
+        ("class Mine(DataLoader):\n def __init__(self):\n  super().__init__(d)\n", Site("loader", "train.py", 3), "another call"),
+        ("make = partial(DataLoader, batch_size=8)\ntrain = make(t)\n", Site("loader", "train.py", 2), "another call"),
+        ("train = library.loader(t)\n", Site("loader", "train.py", 1, library="library"), "another call"),
+        ("train = DataLoader(i for i in t)\n", Site("loader", "train.py", 1), "unusual form"),
+        ("train = DataLoader(*arguments)\n", Site("loader", "train.py", 1), "from a list (*)"),
+        ("a, train = DataLoader(a), DataLoader(t)\n", Site("loader", "train.py", 1), "several calls of DataLoader"),
+        ("def make():\n    return 1\nx = DataLoader(a)\n", Site("loader", "train.py", 3, "make"), "the file has changed"),
+    ],
+)
+def test_no_other_call_is_changed_in_place_of_the_one_that_made_the_loader(tmp_path: Path, code: str, site: Site, words: str) -> None:
+    """A patch that applies and changes the validation would be worse than none."""
+    text, patch = patched(tmp_path, code + VALIDATION, {"num_workers": 4}, site)
+    assert text == code + VALIDATION and not patch.diff
+    assert words in patch.lines[0]
+
+
+def test_the_only_call_stands_for_a_library_that_makes_the_loader_again(tmp_path: Path) -> None:
+    code = "def make(d):\n    return DataLoader(d)\ntrain = accelerator.prepare(make(t))\n"
+    text, patch = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 3, "<module>", library="accelerate"))
+    assert "return DataLoader(d, num_workers=4, persistent_workers=True)\n" in text and not patch.lines
+
+
+def test_a_file_in_another_encoding_is_not_patched(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_bytes("# coding: latin-1\nx = DataLoader('ä')\n".encode("latin-1"))
+    facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)])
+    patch = make_patch({"num_workers": 4}, facts, BEFORE, source, str)
+    assert not patch.diff and "not in UTF-8" in patch.lines[0]
+
+
+def test_a_change_of_the_optimizer_is_one_of_all_optimizers(tmp_path: Path) -> None:
+    """As in the trial: a GAN has one for the generator, and one for the discriminator."""
+    code = "g = Adam(p)\nd = Adam(q, fused=False)\n"
+    sites = Site("optimizer", "train.py", 2), Site("optimizer", "train.py", 1)
+    text, patch = patched(tmp_path, code, {"optim": "adamw_fused"}, *sites)
+    assert text == "g = Adam(p, fused=True)\nd = Adam(q, fused=True)\n" and not patch.lines

@@ -136,16 +136,19 @@ class JobLoop:
                 done.append(name)
         except Exception:
             for name in done:
-                CHANGES[name].set(watch, before[name])
+                if name in before:
+                    with suppress(Exception):  # the others go back in any case, and the reason is that of the refusal
+                        CHANGES[name].set(watch, before[name])
             raise
-        self._outside = {**{name: before[name] for name in changes}, **self._outside} if arm else {}
+        self._outside = {**self.before(changes), **self._outside} if arm else {}
         self.arm = 0
 
     def take_back(self, changes: Knobs) -> None:
         """Undo changes of which one has failed."""
         for name in changes:
-            if name in self._before and CHANGES[name].read(watch) != self._before[name]:
-                CHANGES[name].set(watch, self._before[name])
+            with suppress(Exception):  # the answer has the values that are in force
+                if name in self._before and CHANGES[name].read(watch) != self._before[name]:
+                    CHANGES[name].set(watch, self._before[name])
 
     def leave_trial(self) -> None:
         """The console has gone. If that is in the middle of a trial, the program goes on with the settings before the trial."""

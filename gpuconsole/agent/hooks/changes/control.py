@@ -23,6 +23,11 @@ IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
 UNUSED_S = 3.0
 """A change is refused where the program asks for no batch within the limit of a rehearsal and this time."""
+UNUSED_LOOKS, ENOUGH_BATCHES = 16, 16
+"""Steps may take longer than that. So a change is refused only if the program also has made several steps without a batch, or got so many batches, beside
+those that it had under way: each step looks some times."""
+TIMES_OF_A_BATCH = 3.0
+"""The workers of a rehearsal have this multiple of what the program needs for a batch, beyond the limit."""
 
 
 RANDOM = "the dataset is random: workers draw other random numbers, so this change needs your permission: N, or --allow-numerics"
@@ -56,7 +61,12 @@ class Epoch:
         self.control, self.indices = control, indices
         self.outer = weakref.ref(outer)
         self.line: deque[Server] = deque()
-        self.over = False
+        self.over = self.left = False
+        """`left`: the program has begun another epoch of the loader, and may come back to this one."""
+        self.alone = False
+        """Whether the program takes batches of another epoch in turn with this one: no change reaches this one any longer."""
+        self._own_workers: Server | None = None
+        """Workers for this epoch alone."""
         self._kept_workers = bool(getattr(outer, "_persistent_workers", False))
         outer.__dict__["_gpuconsole_serves"] = self.serve
         outer.__dict__["_gpuconsole_epoch"] = self
@@ -67,9 +77,13 @@ class Epoch:
         if self.over:
             raise StopIteration
         control = self.control
-        control.go_on(self)
+        if self.left:
+            self._come_back()
+        if not self.alone:
+            control.go_on(self)
         while True:
             server = self.line[0]
+            begun = time.monotonic()
             try:
                 index, batch = server.next()
             except StopIteration:
@@ -82,15 +96,20 @@ class Epoch:
             except Exception as problem:
                 if server.own:
                     raise
-                control.recover(self, f"{in_one_line(problem)}")
+                if self.alone:
+                    self._without_workers()
+                else:
+                    control.recover(self, f"{in_one_line(problem)}")
                 continue
             break
         self.indices.delivered()
+        if not self.alone:
+            control.delivered(time.monotonic() - begun)
         outer = self.outer()
         if outer is not None and not server.own:
             outer._num_yielded += 1
-        if control.rehearsal is not None:
-            control.rehearsal.served(index, batch)
+        if control.rehearsal is not None and not self.alone:
+            control.served(index, batch)
         return batch
 
     def hand_over(self, server: Server) -> None:
@@ -131,17 +150,85 @@ class Epoch:
         outer = self.outer()
         if outer is not None and getattr(outer, "_workers", None) and not self._kept_workers:
             outer._shutdown_workers()
-        self.control.epoch_ended()
+        self._end_own_workers()
+        if not self.alone:
+            self.control.epoch_ended()
+
+    @property
+    def under_way(self) -> bool:
+        return not self.over and not self.left
 
     def abandon(self) -> None:
-        """The program begins another epoch, or drops the iterator."""
-        if not self.over:
-            self.over = True
-            with contextlib.suppress(Exception):  # the interpreter may be ending
-                self.indices.rewind()
+        """The program begins another epoch, or drops the iterator. The servers of the loader belong to the next epoch: what they had under way is drawn
+        again if the program comes back."""
+        if self.under_way:
+            self.left = True
+            self.indices.rewind()
+            stays = 1 if self.line and self.line[0].own else 0
+            self.indices.give_back([index for server in list(self.line)[stays:] for index in server.feed.drawn])
+            while len(self.line) > stays:
+                self.line.pop()
+
+    def _come_back(self) -> None:
+        """The program takes a further batch of this epoch after it has begun another one of the loader, as in `next(iter(loader))` for a picture."""
+        self.left = False
+        control = self.control
+        other = control.epoch() if control.epoch is not None else None
+        self.alone = other is not None and other is not self and other.under_way
+        outer = self.outer()
+        if self.alone:
+            own = self.line[0] if self.line else None
+            if own is None and control.can_serve_itself(outer):
+                own = Server(control.module, outer, control.program, own=True)
+            try:
+                self._serve_by(own or self._start_own_workers())
+            except Exception:  # the program gets its batches, whatever goes wrong here
+                self._without_workers()
+            return
+        control.epoch = weakref.ref(self)
+        try:
+            self._serve_by(control.server_in_force(self))
+        except Exception as problem:
+            self.line = self.line or deque([Server(control.module, outer, control.program, own=True)])
+            control.recover(self, in_one_line(problem))
+
+    def _serve_by(self, server: Server) -> None:
+        """Only `server` delivers; after what the program's own iterator has under way."""
+        if not self.line:
+            server.begin(Feed(self.indices))
+            self.line.append(server)
+        elif self.line[0] is not server:
+            self.hand_over(server)
+        elif server.feed.closed:
+            server.feed.closed = False
+            if server.settings.num_workers:
+                server.fill()
+
+    def _start_own_workers(self) -> Server:
+        """Workers as the program's own iterator of this epoch would have. Raises Refused."""
+        self._own_workers = self.control.recipe.server(self.control.program, aside=True)
+        return self._own_workers
+
+    def _end_own_workers(self, kill: bool = False) -> None:
+        workers, self._own_workers = self._own_workers, None
+        if workers is not None:
+            workers.close(kill)
+
+    def _without_workers(self) -> None:
+        """The workers for this epoch alone do not work: the iterator that the program holds makes the batches itself."""
+        self.indices.give_back([index for server in self.line for index in server.feed.drawn])
+        self._end_own_workers(kill=True)
+        here = self.control.program._replace(num_workers=0, prefetch_factor=0)
+        server = Server(self.control.module, self.outer(), here, own=True)
+        server.begin(Feed(self.indices))
+        self.line = deque([server])
 
     def __del__(self) -> None:
-        self.abandon()
+        try:
+            self.abandon()
+            self._end_own_workers()
+        except Exception:  # the interpreter may be ending: modules have no names any longer, not even contextlib
+            pass
 
     def leave(self) -> None:
         outer = self.outer()
@@ -170,11 +257,21 @@ class Control:
         self.inherited = False
         """Whether the settings are those of the DataLoader before."""
         self.failure = ""
+        self.fallen = ""
+        """Why settings that were in force are not any longer, without a change that was asked for."""
+        self._broken: dict[Settings, str] = {}
+        """Settings whose workers failed when they were in force. The next change to them is refused, once: a block of a trial had other settings."""
         self.dropped: weakref.finalize[..., Any] | None = None
         """Called once the program has dropped the loader."""
         self.epoch: weakref.ref[Epoch] | None = None
         self.rehearsal: Rehearsal | None = None
+        self._rehearses: weakref.ref[Epoch] | None = None
+        """The epoch whose batches the rehearsal makes."""
         self._asked = 0.0
+        self._looks = self._batches = 0
+        """Looks since the last batch, and batches, since the change was asked for."""
+        self._batch_s = 0.0
+        """The longest time that the program waited for one of them."""
         self._servers: dict[Settings, Server] = {}
         self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
         """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
@@ -182,7 +279,7 @@ class Control:
     def stand_in(self) -> Any:
         """Once the program has dropped the loader: what stands in for it as long as its epoch is under way; None without such an epoch."""
         epoch = self.epoch() if self.epoch is not None else None
-        outer = epoch.outer() if epoch is not None and not epoch.over else None
+        outer = epoch.outer() if epoch is not None and epoch.under_way else None
         loader = loader_of(outer) if outer is not None else None
         if loader is not None:
             self._loader = weakref.ref(loader)
@@ -192,7 +289,7 @@ class Control:
     def ended(self) -> bool:
         """Whether no epoch is under way."""
         epoch = self.epoch() if self.epoch is not None else None
-        return epoch is None or epoch.over
+        return epoch is None or not epoch.under_way
 
     def serves(self, dataset: Any) -> bool:
         """Whether this is the dataset of the loader."""
@@ -203,7 +300,7 @@ class Control:
     def workers(self) -> list[Any]:
         """The workers that serve now."""
         epoch = self.epoch() if self.epoch is not None else None
-        return epoch.line[-1].workers if epoch is not None and epoch.line and not epoch.over else []
+        return epoch.line[-1].workers if epoch is not None and epoch.line and epoch.under_way else []
 
     @property
     def _depth(self) -> int:
@@ -225,15 +322,19 @@ class Control:
     def abandon(self) -> None:
         """A new epoch begins. The one before may not have come to its end."""
         epoch = self.epoch() if self.epoch is not None else None
-        if epoch is not None:
-            epoch.abandon()
+        if epoch is not None and epoch.under_way:
+            with contextlib.suppress(Exception):  # the program begins its epoch in any case
+                epoch.abandon()
 
     # --- asked for by the training thread ----------------------------------------------------------------------
 
     def ask(self, settings: Settings, outer: Any, held: bool = False) -> None:
-        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader."""
+        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader. Raises Refused."""
+        if why := self._broken.pop(settings, ""):
+            raise Refused(f"the workers failed after the last change: {why}")
         self.failure = ""
         self._asked = time.monotonic()
+        self._looks, self._batches, self._batch_s = 0, 0, 0.0
         self.wanted, self.held = settings, held
         if "_gpuconsole_epoch" not in outer.__dict__:
             self.follow(outer)
@@ -245,12 +346,16 @@ class Control:
             raise Refused(failure)
         if self.wanted is None:
             epoch = self.epoch() if self.epoch is not None else None
-            return epoch is not None and not epoch.over and len(epoch.line) > 1
+            return epoch is not None and epoch.under_way and len(epoch.line) > 1
         if self.rehearsal is not None and (why := self.rehearsal.over()):
             self._give_up(why)
             return self.under_way()
         limit_s = self.rehearsal.limit_s if self.rehearsal is not None else LIMIT_S
-        if time.monotonic() - self._asked > limit_s + UNUSED_S:
+        self._looks += 1
+        in_vain = self._looks > UNUSED_LOOKS or self._batches > ENOUGH_BATCHES + max(
+            self._depth, self.in_force.num_workers * self.in_force.prefetch_factor
+        )
+        if in_vain and time.monotonic() - self._asked > limit_s + UNUSED_S:
             self._give_up("the program asked for no batch that could show whether the change works")
             return self.under_way()
         return True
@@ -260,7 +365,7 @@ class Control:
         under_way, epoch = self.under_way(), self.epoch() if self.epoch is not None else None
         if self.wanted is None:
             return not under_way
-        return epoch is not None and not epoch.over and len(epoch.line) == 1 and self._can_serve(self.wanted)
+        return epoch is not None and epoch.under_way and len(epoch.line) == 1 and self._can_serve(self.wanted)
 
     def _can_serve(self, settings: Settings) -> bool:
         return settings in (self.in_force, self.program) or settings in self._servers
@@ -290,6 +395,8 @@ class Control:
             outer = plain(loader)
             if self.wanted is not None:
                 self.follow(outer)
+            else:
+                self._end_idle(None)
             return outer
         outer = self.recipe.posing(loader) if self.program.num_workers else plain(loader)
         belongs_to(outer, loader)
@@ -330,6 +437,21 @@ class Control:
         except Exception as problem:  # the program gets its batches, whatever goes wrong here
             self._give_up(in_one_line(problem))
 
+    def delivered(self, waited_s: float) -> None:
+        """The program got a batch after `waited_s` seconds."""
+        self._looks = 0
+        self._batches += 1
+        if self.rehearsal is None:
+            self._batch_s = max(self._batch_s, waited_s)
+
+    def served(self, index: Any, batch: Any) -> None:
+        """The present server delivers `batch`. Never raises: a batch may hold objects that cannot be copied or compared."""
+        assert self.rehearsal is not None
+        try:
+            self.rehearsal.served(index, batch)
+        except Exception as problem:
+            self._give_up(f"the batches cannot be compared: {in_one_line(problem)}")
+
     def _go_on(self, epoch: Epoch, wanted: Settings) -> None:
         if len(epoch.line) > 1:  # the last change is not complete
             return
@@ -341,7 +463,8 @@ class Control:
                 return
             epoch.hand_over(self._server(wanted, epoch))
             self.in_force, self.wanted = wanted, None
-        elif self.rehearsal is None:
+        elif self.rehearsal is None or self._rehearses is None or self._rehearses() is not epoch:
+            self._drop_rehearsal()  # the program has left the epoch of the rehearsal
             self._begin_rehearsal(epoch, wanted)
         elif self.rehearsal.poll():
             self._end_rehearsal(wanted)
@@ -359,7 +482,9 @@ class Control:
             count = min(count, wanted.num_workers * wanted.prefetch_factor)
         indices = epoch.indices.peek(count)
         if len(indices) == count:  # else in the next epoch
-            self.rehearsal = Rehearsal(self.recipe.server(wanted, aside=bool(self.program.num_workers)), indices)
+            longer_s = TIMES_OF_A_BATCH * self._batch_s * max(1, self.program.num_workers)
+            self.rehearsal = Rehearsal(self.recipe.server(wanted, aside=bool(self.program.num_workers)), indices, longer_s)
+            self._rehearses = weakref.ref(epoch)
 
     def _end_rehearsal(self, wanted: Settings) -> None:
         rehearsal, self.rehearsal = self.rehearsal, None
@@ -375,17 +500,27 @@ class Control:
     def _server(self, settings: Settings, epoch: Epoch) -> Server:
         """The server with these settings; for those of the program its own iterator, where that can serve."""
         outer = epoch.outer()
-        if settings == self.program and outer is not None and (not settings.num_workers or hasattr(outer, "_workers")):
+        if settings == self.program and self.can_serve_itself(outer):
             own = next((server for server in epoch.line if server.own), None)
             return own or Server(self.module, outer, settings, own=True)
         if settings not in self._servers:
             self._servers[settings] = self.recipe.server(settings, aside=bool(self.program.num_workers))
         return self._servers[settings]
 
+    def server_in_force(self, epoch: Epoch) -> Server:
+        """The server with the settings in force. Raises Refused."""
+        return self._server(self.in_force, epoch)
+
+    def can_serve_itself(self, outer: Any) -> bool:
+        """Whether the iterator that the program holds can load with the program's own settings."""
+        return outer is not None and (not self.program.num_workers or hasattr(outer, "_workers"))
+
     # --- ends ---------------------------------------------------------------------------------------------------
 
     def recover(self, epoch: Epoch, why: str) -> None:
         """The server in force has failed: the program's own settings serve again, from the first batch on that was not delivered."""
+        if self.in_force != self.program:
+            self._broken[self.in_force] = self.fallen = why
         self._give_up(why)
         failed = [server for server in epoch.line if not server.own]
         self.in_force = self.program
@@ -408,11 +543,11 @@ class Control:
         if not self._keeps_workers:
             self.close()
 
-    def _end_idle(self, epoch: Epoch) -> None:
-        """End workers that have long had nothing to do."""
-        if len(self._servers) > 1:
+    def _end_idle(self, epoch: Epoch | None) -> None:
+        """End workers that have long had nothing to do. `epoch`: the one under way."""
+        if self._servers:
             for settings, server in list(self._servers.items()):
-                if server not in epoch.line and time.monotonic() - server.idle_since > IDLE_S:
+                if (epoch is None or server not in epoch.line) and time.monotonic() - server.idle_since > IDLE_S:
                     del self._servers[settings]
                     server.close()
 

@@ -50,6 +50,7 @@ MOST_KEPT = 32
 lost: list[str] = []
 """Why a DataLoader did not get the settings of the one before, in one line each; the service reports them."""
 NEW_LOADER = "the program made a new DataLoader, and the program's own settings are back"
+FALLEN = "the DataLoader has the program's own settings again: its new workers failed"
 TOO_SHORT = f"{NEW_LOADER}: an epoch ends before new workers are ready"
 
 
@@ -227,9 +228,12 @@ def _apply_kept(loader: Any, iterator: Any) -> None:
 
 
 def under_way() -> bool:
-    """Whether a new loader does not yet load with the settings of the one before. A refusal goes to `lost`."""
+    """Whether a new loader does not yet load with the settings of the one before. A refusal goes to `lost`, and so does a failure of workers in force."""
     waits = False
     for control in list(_controls.values()):
+        if control.fallen:
+            lost.append(f"{FALLEN}: {control.fallen}")
+            control.fallen = ""
         if control.inherited:
             try:
                 waits |= control.under_way()

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 Flags = tuple[Any, Any]
 """`fused` and `foreach` of a parameter group."""
+TAKES_SCALE = "_step_supports_amp_scaling"
+"""The attribute of a fused optimizer by which GradScaler leaves the scaling of gradients to the step."""
+OF_SCALER = ("grad_scale", "found_inf")
+"""What GradScaler gives to such an optimizer for the time of a step."""
 FLAGS: dict[str, Flags] = {"adamw": (False, False), "adamw_foreach": (False, True), "adamw_fused": (True, False)}
 
 
@@ -66,6 +70,9 @@ class Flagged:
         self.name = name
         self._optimizer = weakref.ref(optimizer)
         self._before: list[Flags] = []
+        self._took_scale = bool(getattr(optimizer, TAKES_SCALE, False)) and not FLAGS[name][0]
+        if self._took_scale:  # only the fused update can scale: the others raise
+            setattr(optimizer, TAKES_SCALE, False)
         self._hooks = [optimizer.register_step_pre_hook(self._set), optimizer.register_step_post_hook(self._put_back)]
 
     def remove(self) -> None:
@@ -74,6 +81,8 @@ class Flagged:
             hook.remove()
         optimizer = self._optimizer()
         if optimizer is not None:
+            if self._took_scale:
+                setattr(optimizer, TAKES_SCALE, True)
             for group in optimizer.param_groups:
                 move_counters(optimizer, group, bool(group.get("fused")))
 
@@ -182,7 +191,7 @@ def _step_of_a_copy(optimizer: Any, parameter: Any, group: dict[str, Any], flags
         torch.zeros_like(replacement) if parameter.grad is None else parameter.grad.detach().clone(memory_format=torch.preserve_format)
     )
     other = object.__new__(type(optimizer))
-    other.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in ("state", "param_groups")})
+    other.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in ("state", "param_groups", *OF_SCALER)})
     other.state = {replacement: copy.deepcopy(dict(optimizer.state[parameter]))}
     other.param_groups = [{**group, "params": [replacement], "fused": flags[0], "foreach": flags[1]}]
     move_counters(other, other.param_groups[0], bool(flags[0]))

@@ -73,9 +73,10 @@ COMPARED = 2
 class Rehearsal:
     """`server` makes the batches of `indices`. They are compared with the batches of the present server, and thrown away."""
 
-    def __init__(self, server: Server, indices: list[Any]) -> None:
+    def __init__(self, server: Server, indices: list[Any], longer_s: float = 0.0) -> None:
+        """`longer_s`: time beyond the limit, where batches take long."""
         self.server = server
-        self.limit_s = IMPORTING_S if server.imports else LIMIT_S
+        self.limit_s = (IMPORTING_S if server.imports else LIMIT_S) + longer_s
         self.began = time.monotonic()
         self.same = True
         self._indices = indices

@@ -285,6 +285,8 @@ def _receive(iterator_ref: Any, server_ref: Any) -> Any:
                 raise ServerFailed("a worker died") from None
             if time.monotonic() > until:
                 raise ServerFailed(f"no batch from the workers within {server.limit_s:.0f} s") from None
+        except (ConnectionError, EOFError) as problem:  # tensors come by a socket of the worker
+            raise ServerFailed(f"a worker died ({type(problem).__name__})") from None
 
 
 class unregistered:

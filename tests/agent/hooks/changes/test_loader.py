@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
+from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused, site
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
@@ -515,3 +516,179 @@ def test_a_loader_that_keeps_its_iterator_changes_live(watch: Watch, persistent:
         assert not multiprocessing.active_children()
     finally:
         gc.enable()
+
+
+class Faultless(Faulty):
+    def __init__(self, count: int) -> None:
+        super().__init__("none")
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def change_to(watch: Watch, iterator: Any, num_workers: int) -> list[int]:
+    """The samples of the batches until the change is in force."""
+    seen = list[int]()
+    WORKERS.set(watch, num_workers)
+    while WORKERS.pending(watch):
+        seen += next(iterator)[1].tolist()
+        time.sleep(0.005)
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["look", "whole", "in turn", "the change under way"])
+@pytest.mark.parametrize(("program", "values"), [(0, [2]), (0, [2, 0]), (1, [2]), (1, [2, 1])])
+def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, program: int, values: list[int], use: str) -> None:
+    """As `next(iter(loader))` for a picture, or a whole pass for an evaluation, in the middle of an epoch."""
+    everything = list(range(2000))
+    loader = DataLoader(Faultless(2000), 4, num_workers=program)
+    iterator = iter(loader)
+    seen = next(iterator)[1].tolist()
+    for value in values:
+        seen += change_to(watch, iterator, value)
+    if use == "in turn":
+        other = iter(loader)
+        beside = next(other)[1].tolist()
+        for batch in iterator:
+            seen += batch[1].tolist()
+            beside += [index for _, indices in [next(other)] for index in indices.tolist()] if len(beside) < 200 else []
+        beside += [index for _, indices in other for index in indices.tolist()]
+        assert seen == beside == everything
+    else:
+        if use == "the change under way":
+            WORKERS.set(watch, 3)
+        for _ in range(2):
+            seen += next(iterator)[1].tolist()
+            if use == "whole":
+                assert [index for _, indices in loader for index in indices.tolist()] == everything
+            else:
+                assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
+        while WORKERS.pending(watch):
+            seen += next(iterator)[1].tolist()
+            time.sleep(0.005)
+        assert WORKERS.read(watch) == (3 if use == "the change under way" else values[-1])
+        assert seen + [index for _, indices in iterator for index in indices.tolist()] == everything
+    assert [index for _, indices in loader for index in indices.tolist()] == everything, "the next epoch"
+    del iterator, loader
+    wait_until(lambda: not multiprocessing.active_children(), PATIENCE_S)
+
+
+def test_a_batch_that_cannot_be_copied_reaches_the_program(watch: Watch) -> None:
+    """Batches that carry a graph of autograd, for example: the agent copies some of them for a comparison."""
+    weight = torch.ones(1, requires_grad=True)
+
+    def collate(rows: list[Any]) -> Any:
+        values, indices = default_collate(rows)
+        return values * weight, indices
+
+    seen, answer, _ = train(watch, DataLoader(Faulty("none"), 4, collate_fn=collate), 2)
+    assert answer is not None and ("cannot be compared" in answer or "worker" in answer)
+    assert seen == list(range(400))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("next_epoch", [False, True])
+def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: pytest.MonkeyPatch, next_epoch: bool) -> None:
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.IDLE_S", 0.2)
+    loader = DataLoader(Faultless(4000), 4)
+    iterator = iter(loader)
+    next(iterator)
+    change_to(watch, iterator, 2)
+    change_to(watch, iterator, 0)
+    assert len(multiprocessing.active_children()) == 2
+
+    def over() -> bool:
+        if next_epoch:
+            assert next(iter(loader))
+        else:
+            next(iterator)
+        return not multiprocessing.active_children()
+
+    wait_until(over, 10)
+
+
+@pytest.mark.parametrize("program", [0, 1])
+def test_a_program_with_slow_steps_has_the_time_that_the_comparison_takes(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, program: int
+) -> None:
+    """The limits of seconds here are a fiftieth of the real ones: steps of 4 s."""
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.3)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.LIMIT_S", 0.3)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.06)
+    iterator = iter(loader := DataLoader(Faultless(400), 4, num_workers=program))
+    seen = next(iterator)[1].tolist()
+    WORKERS.set(watch, 2)
+    for _ in range(20):
+        time.sleep(0.08)
+        if not WORKERS.pending(watch):
+            break
+        seen += next(iterator)[1].tolist()
+    assert WORKERS.read(watch) == 2
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    del loader
+
+
+def test_batches_that_take_longer_than_the_limit_of_a_rehearsal(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New workers have a multiple of the time that the program itself needs for a batch."""
+
+    class Slow(Faultless):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            time.sleep(0.1)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.LIMIT_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.02)
+    iterator = iter(loader := DataLoader(Slow(60), 2))
+    seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
+    assert WORKERS.read(watch) == 2
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(60))
+    del loader
+
+
+def test_a_program_that_asks_for_no_batch_refuses_the_change(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.LIMIT_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.1)
+    iterator = iter(loader := DataLoader(Faultless(400), 4))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    next(iterator)
+    with pytest.raises(Refused, match="asked for no batch"):
+        wait_until(lambda: not WORKERS.pending(watch), PATIENCE_S)
+    del loader
+
+
+def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch(watch: Watch) -> None:
+    """The steps after the failure had the program's own settings: a trial that went on would compare these with themselves."""
+    iterator = iter(loader := DataLoader(Faulty("dies", first=200), 4))
+    seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
+    while WORKERS.read(watch) == 2:
+        seen += next(iterator)[1].tolist()
+    assert not loaders_of.under_way() and "its new workers failed: " in lost.pop() and not lost
+    seen += change_to(watch, iterator, 0)
+    with pytest.raises(Refused, match=r"the workers failed after the last change: .*died"):
+        WORKERS.set(watch, 2)
+    assert WORKERS.read(watch) == 0
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    assert not multiprocessing.active_children()
+    del loader
+
+
+def test_a_trial_of_a_setting_that_the_program_does_not_have(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without workers there is no prefetch_factor before the trial. The change was begun, and then answered by an error: it stayed in force."""
+    monkeypatch.setattr("gpuconsole.agent.hooks.watch.watch", watch)
+    monkeypatch.setattr(hooks_of_job, "watch", watch)
+    iterator = iter(loader := DataLoader(Faultless(4000), 4))
+    next(iterator)
+    loop = hooks_of_job.JobLoop()
+    changes = {"num_workers": 2, "prefetch_factor": 4}
+    loop.set_knobs(changes, 2)
+    wait_until(lambda: next(iterator) is not None and not loop.pending(changes), 10)
+    assert (WORKERS.read(watch), PrefetchFactor().read(watch)) == (2, 4)
+    loop.leave_trial()
+    wait_until(lambda: next(iterator) is not None and not loop.pending(changes), 10)
+    assert WORKERS.read(watch) == 0
+    loop.close()
+    del loader

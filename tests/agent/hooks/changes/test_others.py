@@ -82,6 +82,37 @@ def test_a_fused_optimizer_and_back(kind: type[torch.optim.Optimizer]) -> None:
     assert not job.optimizer._optimizer_step_pre_hooks and not job.optimizer._optimizer_step_post_hooks
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw_foreach"])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_fused_optimizer_with_a_scaler_of_gradients(name: str, within: bool) -> None:
+    """GradScaler leaves the scaling to a fused update, and the other updates raise then. `within`: the change is made within the step of the scaler."""
+
+    def weights(change: bool) -> tuple[list[float], bool]:
+        job, changed, scaler = Job(fused=True), Optimizer(), torch.amp.GradScaler("cpu", init_scale=64.0)
+        wanted = dict[int, str]({3: name, 6: "adamw_fused"} if change else {})
+
+        def make_change(step: int) -> None:
+            if step in wanted:
+                changed.set(job.watch, wanted[step])
+
+        for step in range(9):
+            job.optimizer.zero_grad()
+            scaler.scale(job.model(torch.ones(2, 3, 8, 8)).square().mean()).backward()
+            hook = job.optimizer.register_step_post_hook(lambda *_, step=step: make_change(step)) if within else None
+            scaler.step(job.optimizer)
+            scaler.update()
+            if hook is not None:
+                hook.remove()
+            else:
+                make_change(step)
+        takes_scale = bool(job.optimizer._step_supports_amp_scaling)  # type: ignore[attr-defined]
+        return [float(weight.sum()) for weight in job.model.parameters()], takes_scale
+
+    plain, changed = weights(False), weights(True)
+    assert changed[0] == pytest.approx(plain[0], rel=1e-5)
+    assert plain[1] and changed[1]
+
+
 def test_the_fused_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     plain = torch._fused_adamw_
