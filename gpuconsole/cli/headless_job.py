@@ -112,12 +112,12 @@ class HeadlessJob:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
         lines += self._last_lines(snapshot)
-        self._write_summary("\n".join(lines) + "\n")
         if self._args.snapshot is not None:
             try:
                 write_snapshot(snapshot, self._args.snapshot)
             except SessionError as error:
                 output.problem(str(error))
+        self._write_summary("\n".join(lines) + "\n")
         report_baselines(engine)
         slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
         return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
@@ -131,8 +131,7 @@ class HeadlessJob:
 
     def _write_summary(self, text: str) -> None:
         if self._args.summary is None:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            output.on_stderr(text)
             return
         try:
             self._args.summary.write_text(text, encoding="utf-8")

@@ -205,7 +205,7 @@ async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, 
             return exit_code()
         run, trial = outcome
         snapshot = msgspec.structs.replace(engine.snapshot(), runs=[run], trials=[trial])
-        print(trial_text(trial, snapshot, output.paint(sys.stderr)), file=sys.stderr)
+        output.on_stderr(f"{trial_text(trial, snapshot, output.paint(sys.stderr))}\n")
         if args.snapshot is not None:
             write_snapshot(snapshot, args.snapshot)
         return exit_code(trial.state != "done")
@@ -243,7 +243,7 @@ async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
         sweep = Sweep(JobCommand(command).name, device, "samples/s", base, rows, args.repeat, clock)
         # After Ctrl-C, what was measured until then is printed.
         await until_interrupt(sweep_by_restarts(sweep, commands, output.note, lambda sweep: None))
-        print(printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr)), file=sys.stderr)
+        output.on_stderr(f"{printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr))}\n")
         if args.snapshot is not None:
             write_snapshot(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot)
         return exit_code(any(point.error for point in sweep.points))

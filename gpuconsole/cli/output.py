@@ -80,6 +80,13 @@ def to_json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
+def on_stderr(text: str) -> None:
+    """Write a result on stderr, where stdout belongs to the user's job. The terminal or the reader of stderr may have gone."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def progress(text: str) -> None:
     """Print a line on stderr that --quiet leaves out."""
     if not _quiet:
