@@ -30,3 +30,40 @@ def test_a_job_whose_stderr_is_lost_leaves_its_snapshot_and_its_exit_code(tmp_pa
         os.close(stderr)
     assert (done.returncode, done.stdout) == (0, b"hello\n")
     assert [run["workload"] for run in json.loads((tmp_path / "s.json").read_bytes())["runs"]] == ["job"]
+
+
+def test_closed_descriptors_are_no_files_of_the_console(tmp_path: Path) -> None:
+    """Without stdin, stdout and stderr the next sockets would get their numbers, and children would lose them."""
+
+    def close_all() -> None:
+        os.closerange(0, 3)
+
+    words = ["run", "--headless", "--summary", "sum.txt", "--snapshot", "s.json", "--", sys.executable, "-c", "open('ran', 'w')"]
+    done = subprocess.run([*CONSOLE, *words], cwd=tmp_path, preexec_fn=close_all)
+    assert done.returncode == 0 and (tmp_path / "ran").exists()
+    assert "sampler ended" not in (tmp_path / "sum.txt").read_text()
+    done = subprocess.run([*CONSOLE, "devices"], cwd=tmp_path, preexec_fn=close_all)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("words", [("rules",), ("snapshot-schema",)], ids=lambda words: words[0])
+def test_a_result_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*CONSOLE, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "gpuconsole: No space left on device\n")
+
+
+def test_a_reader_that_has_gone_is_no_line_and_exit_code_1(tmp_path: Path) -> None:
+    stdout = no_reader()
+    try:
+        done = subprocess.run([*CONSOLE, "rules"], cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (1, "")
+    finally:
+        os.close(stdout)
+
+
+def test_letters_that_stdout_cannot_take_are_escapes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*CONSOLE, "doctor"], cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii", "TERM": "ümlaut"}, capture_output=True
+    )
+    assert done.returncode == 0 and b"\\xfcmlaut" in done.stdout
