@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -22,6 +23,16 @@ def encode(value: object) -> bytes:
         return _encode(value)
     except UnicodeEncodeError:
         return _encode(_as_utf8(msgspec.to_builtins(value)))
+
+
+def without_surrogates(data: bytes | str) -> bytes | None:
+    """JSON that Python has written, with escapes for its surrogates; None where it has none."""
+    if b"\\ud" not in (data.encode() if isinstance(data, str) else data):
+        return None
+    try:
+        return _encode(_as_utf8(json.loads(data)))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _as_utf8(value: Any) -> Any:

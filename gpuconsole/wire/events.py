@@ -532,6 +532,10 @@ def decode_event(line: bytes | str) -> AnyEvent:
         event = _decode_sent(line)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"not UTF-8: {error.reason}") from None
+    except msgspec.DecodeError:  # the agent writes surrogates, in names of files of the job
+        if (mended := encoding.without_surrogates(line)) is None:
+            raise
+        event = _decode_sent(mended)
     if not isinstance(event, MarkedSteps):
         return cast("AnyEvent", event)
     try:

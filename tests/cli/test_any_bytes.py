@@ -29,6 +29,25 @@ def test_a_job_whose_name_is_no_utf8_is_saved_recorded_and_shared(cli: Cli, tmp_
     assert (done.returncode, done.stdout) == (0, 'wrote caf\\udce9 "q".py.html\n')
 
 
+TRAINS = """
+import torch
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for _ in range(200):
+    layer(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_whose_name_is_no_utf8_is_measured(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / LATIN_1).write_text(TRAINS)
+    done = cli("run", "--headless", "--snapshot", "s.json", "--", sys.executable, LATIN_1)
+    assert done.returncode == 0
+    (run,) = json.loads((tmp_path / "s.json").read_bytes())["runs"]
+    assert run["knobs"]["optim"] == "sgd_plain"
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals")
 def test_a_job_that_a_signal_without_a_name_ends_has_failed(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "--headless", "--snapshot", "s.json", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 40)")
