@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,29 @@ def test_letters_that_stdout_cannot_take_are_escapes(tmp_path: Path) -> None:
         [*CONSOLE, "doctor"], cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii", "TERM": "ümlaut"}, capture_output=True
     )
     assert done.returncode == 0 and b"\\xfcmlaut" in done.stdout
+
+
+NO_BYTECODE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+"""Python leaves bytecode that does not fit on a disk there, and cannot read it later."""
+
+
+def full_disk() -> None:
+    """Files of the command may have 200 bytes: what is longer fails, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_snapshot_cannot_be_written_is_printed(tmp_path: Path) -> None:
+    words = ["sweep", "gemm-peak", "--vary", "matrix_size=256,512", "--repeat", "2", "--device", "cpu", "--snapshot", "s.json"]
+    done = subprocess.run([*CONSOLE, *words], cwd=tmp_path, capture_output=True, text=True, preexec_fn=full_disk, env=NO_BYTECODE)
+    assert done.returncode == 1 and "matrix_size" in done.stdout
+    assert "gpuconsole: s.json: cannot be written: File too large" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_tuning_session_whose_files_cannot_be_written_is_printed(tmp_path: Path) -> None:
+    words = ["tune", "gemm-peak", "--device", "cpu", "--budget", "3", "--certificate", "c.json", "--snapshot", "s.json"]
+    done = subprocess.run([*CONSOLE, *words], cwd=tmp_path, capture_output=True, text=True, preexec_fn=full_disk, env=NO_BYTECODE)
+    assert done.returncode == 1 and "gemm-peak" in done.stdout
+    problems = [line for line in done.stderr.splitlines() if "cannot be written: File too large" in line]
+    assert [line.split(":")[1] for line in problems] == [" c.json", " s.json"] and "Traceback" not in done.stderr
