@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 from collections.abc import Callable
@@ -161,9 +162,10 @@ def name_in_patch(file: str) -> str:
 
 def base(file: str) -> Path:
     """The current folder where it holds the file; else the git repository around the file; else the folder of the file."""
-    path, here = Path(file).resolve(), Path.cwd()
-    if path.is_relative_to(here):
-        return here
+    path = Path(file).resolve()
+    with contextlib.suppress(OSError):  # the current folder has been removed
+        if path.is_relative_to(here := Path.cwd()):
+            return here
     return next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
 
 
