@@ -5,6 +5,7 @@ An option on the command line comes before the environment, the environment befo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -102,10 +103,8 @@ def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
 
 def _number(value: object, what: str) -> float:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             return float(value)
-        except ValueError:
-            pass
     raise ValueError(f"{value!r} is not {what}")
 
 
@@ -139,7 +138,13 @@ def _address_text(value: object) -> str:
 
 
 def _path(value: object) -> Path:
-    return Path(_text(value)).expanduser()
+    text = _text(value)
+    if "\0" in text:
+        raise ValueError(f"{value!r}: must be a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{value!r}: there is no such user, or no home directory") from None
 
 
 def _keys(value: object) -> dict[str, str]:
