@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_a_recording_with_bytes_that_are_no_utf8_is_one_line(cli: Cli, tmp_path:
     (tmp_path / "r.jsonl").write_bytes(b"".join([*lines[:5], b'{"event":"note","t":1,"text":"\xff"}\n']))
     done = cli("replay", "r.jsonl", "--headless")
     assert (done.returncode, done.stderr) == (2, "gpuconsole: r.jsonl: line 6: not a gpuconsole recording: not UTF-8: invalid start byte\n")
+
+
+@pytest.mark.parametrize(
+    "words", [("report", "s.json"), ("compare", "s.json#1", "s.json#2"), ("diagnose", "s.json")], ids=lambda words: words[0]
+)
+def test_a_snapshot_whose_series_are_damaged_is_one_line(cli: Cli, tmp_path: Path, words: tuple[str, ...]) -> None:
+    with resources.as_file(DEMO) as demo:
+        session = json.loads(cli("replay", str(demo), "--json").stdout)
+    next(iter(session["runs"][0]["series"].values()))["v"].pop()
+    (tmp_path / "s.json").write_text(json.dumps(session))
+    done = cli(*words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("gpuconsole: s.json: not a valid snapshot: a series has ")
 
 
 def test_a_damaged_calibration_counts_as_none(cli: Cli, tmp_path: Path) -> None:
