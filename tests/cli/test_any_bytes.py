@@ -77,6 +77,14 @@ def test_a_snapshot_whose_series_are_damaged_is_one_line(cli: Cli, tmp_path: Pat
     assert done.stderr.startswith("gpuconsole: s.json: not a valid snapshot: a series has ")
 
 
+@pytest.mark.parametrize("t", ["1e308", "4611686018427387904", "-1e15"])
+def test_a_recording_with_a_time_that_no_calendar_has_is_shown(cli: Cli, tmp_path: Path, t: str) -> None:
+    lines = gzip.decompress(DEMO.read_bytes()).splitlines(keepends=True)
+    (tmp_path / "r.jsonl").write_bytes(b"".join([*lines[:40], b'{"event":"note","t":%s,"text":"late"}\n' % t.encode()]))
+    done = cli("replay", "r.jsonl", "--headless", "--json")
+    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["runs"]
+
+
 def test_a_damaged_calibration_counts_as_none(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "gpuconsole").mkdir()
     (tmp_path / "gpuconsole" / "calibration.json").write_bytes(b'{"schema":"\xff","records":[]}')
