@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 CONSOLE = (sys.executable, "-m", "gpuconsole")
 JOB = (sys.executable, "-c", "print('hello')")
 
@@ -94,3 +96,35 @@ def test_a_tuning_session_whose_files_cannot_be_written_is_printed(tmp_path: Pat
     assert done.returncode == 1 and "gemm-peak" in done.stdout
     problems = [line for line in done.stderr.splitlines() if "cannot be written: File too large" in line]
     assert [line.split(":")[1] for line in problems] == [" c.json", " s.json"] and "Traceback" not in done.stderr
+
+
+def test_a_disk_that_is_full_at_the_end_ends_the_recording_only(tmp_path: Path) -> None:
+    """The last events wait in a buffer until the end."""
+    words = [
+        "run",
+        "--headless",
+        "--record",
+        "r.jsonl",
+        "--snapshot",
+        "s.json",
+        "--",
+        sys.executable,
+        "-c",
+        "import time; time.sleep(0.5); print('hello')",
+    ]
+    with subprocess.Popen([*CONSOLE, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as console:
+        wait_until(lambda: (tmp_path / "r.jsonl").exists() and (tmp_path / "r.jsonl").stat().st_size, 20, "the recording")
+        size = (tmp_path / "r.jsonl").stat().st_size
+        resource.prlimit(console.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        wait_until(lambda: console.stdout is not None and console.stdout.readline() == "hello\n", 20, "the job")
+        resource.prlimit(console.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        _, stderr = console.communicate(timeout=20)
+    assert console.returncode == 0 and "Traceback" not in stderr
+    assert "recording to r.jsonl ended: File too large" in stderr
+
+
+def test_a_job_whose_private_folder_cannot_be_filled_is_one_short_line(tmp_path: Path) -> None:
+    words = ["run", "--headless", "--", sys.executable, "-c", "print('hello')"]
+    done = subprocess.run([*CONSOLE, *words], cwd=tmp_path, capture_output=True, text=True, preexec_fn=full_disk, env=NO_BYTECODE)
+    assert done.returncode == 126 and "could not be started: [Errno 27] File too large" in done.stderr
+    assert done.stderr.count("\n") == 1 and len(done.stderr) < 300

@@ -172,7 +172,11 @@ class JobFolder:
         self.ring()
         with as_file(files("gpuconsole")) as package:
             agent = package / "agent"
-            shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
+            try:
+                shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
+            except shutil.Error as failed:  # its text has a line for each file
+                number = int(found[1]) if (found := re.match(r"\[Errno (\d+)\]", str(failed.args[0][0][2]))) else errno.EIO
+                raise OSError(number, os.strerror(number), str(self.path)) from None
             shutil.copy(agent / "inject" / "sitecustomize.py", self.path / "sitecustomize.py")
 
     def environment(self, token: str) -> dict[str, str]:
