@@ -250,6 +250,11 @@ def test_a_value_that_python_cannot_take_is_one_line(cli: Cli, tmp_path: Path, s
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and says in done.stderr
 
 
+def test_a_service_whose_home_is_dev_null_has_no_settings(cli: Cli) -> None:
+    done = cli("rules", env={**os.environ, "XDG_CONFIG_HOME": "/dev/null"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 BASH = """source completion; compopt() { :; }
 complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); COMPREPLY=(); _gpuconsole_without_blank gpuconsole; echo "${COMPREPLY[@]}"; }
 complete_words gpuconsole swe; complete_words gpuconsole run data-st; complete_words gpuconsole run train-gpt --set batch_s

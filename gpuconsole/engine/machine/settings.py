@@ -233,7 +233,7 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
     """The contents of the file, and the line of each key. Raises SettingsError."""
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
         return {}, {}
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
