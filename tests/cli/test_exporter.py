@@ -131,6 +131,7 @@ def test_an_open_address_without_a_token_warns_in_one_line(machine: Machine) -> 
         (["--listen", "a..b:9835"], ["--listen a..b:9835"]),
         (["--token-file", "nowhere"], ["--token-file nowhere", "No such file"]),
         (["--token-file", "/dev/null"], ["--token-file /dev/null", "empty"]),
+        (["--token-file", "/dev/zero"], ["--token-file /dev/zero", "more than"]),
         (["--dcgm", "localhost:9400"], ["--dcgm localhost:9400", "http://"]),
         (["--interval", "0"], ["--interval"]),
     ],

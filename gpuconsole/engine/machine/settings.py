@@ -17,11 +17,14 @@ from urllib.parse import urlsplit
 import msgspec
 import platformdirs
 
+from gpuconsole.model.files import read_limited
 from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.text import visible
 
 PREFIX = "GPUCONSOLE_"
 BUILT_IN = "built-in"
+MOST_BYTES = 2**20
+"""The largest file that is read."""
 COLORS = ("auto", "always", "never")
 THEMES = ("dark", "dark-contrast", "light")
 
@@ -232,7 +235,7 @@ def _checked(name: str, value: object, place: str, key: str) -> Any:
 def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
     """The contents of the file, and the line of each key. Raises SettingsError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_limited(path, MOST_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
         return {}, {}
     except (OSError, UnicodeDecodeError) as error:
