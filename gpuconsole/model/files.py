@@ -40,9 +40,12 @@ def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
 
 def write_new(path: Path, data: bytes) -> Path:
     """Write `data` whole to a new file `path`, or to that name with a number where the name is taken, as by another console that ends in the same second;
-    returns where. Raises OSError."""
+    returns where. A link, which another user could have made, is replaced. Raises OSError."""
     for target in (path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, MOST_NAMES))):
         with contextlib.suppress(FileExistsError):
+            if target.is_symlink():
+                write_whole(target, data, follow=False)
+                return target
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # the name is ours now
             try:
                 write_whole(target, data, follow=False)
