@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import re
 import signal
@@ -301,6 +302,25 @@ def answering() -> Iterator[str]:
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_more_clients_than_are_served_write_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The clients above the limit are refused."""
+
+    async def main() -> None:
+        server = metrics_server.MetricsServer("127.0.0.1", 0, SessionState(1.0, history=False))
+        serving = asyncio.create_task(server.serve())
+        host, _, port = server.address.rpartition(":")
+        clients = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(60)))
+        for _, writer in clients:
+            writer.close()
+        await asyncio.sleep(0.1)
+        serving.cancel()
+        await asyncio.wait([serving])
+
+    asyncio.run(main())
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
