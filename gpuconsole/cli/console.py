@@ -89,6 +89,8 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
     finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
+        if engine.recording_lost:
+            problem(engine.recording_lost)
         for line in feed.wait(note) if feed is not None else ():
             problem(line)
         if engine.job is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuconsole.cli.options import UsageError
+from gpuconsole.cli.output import problem
 from gpuconsole.cli.values import writable
 from gpuconsole.model.files import read_limited, write_whole
 
@@ -52,6 +54,43 @@ def write(path: Path, content: bytes) -> None:
         write_whole(path, content)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def save(snapshot: Snapshot, path: Path | None) -> bool:
+    """Write the file of --snapshot, if the user wants one. False where that fails, which a line on stderr says: the result is printed in any case."""
+    from gpuconsole.engine.reader import write_snapshot
+    from gpuconsole.session.api import SessionError
+
+    if path is None:
+        return True
+    try:
+        write_snapshot(snapshot, path)
+    except SessionError as error:
+        problem(str(error))
+        return False
+    return True
+
+
+class CertificateFile:
+    """The file of --certificate, written again after every trial. Where that fails, a line says so once, and the tuning goes on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.failed = False
+        self._path = path
+
+    def write(self, certificate: Certificate) -> None:
+        from gpuconsole.model.certificate import encode
+
+        if self._path is None:
+            return
+        try:
+            write_whole(self._path, encode(certificate))
+        except OSError as error:
+            if not self.failed:
+                problem(f"{self._path}: cannot be written: {error.strerror}")
+            self.failed = True
+        else:
+            self.failed = False
 
 
 STDOUT = Path("-")
@@ -123,9 +162,10 @@ def name_in_patch(file: str) -> str:
 
 def base(file: str) -> Path:
     """The current folder where it holds the file; else the git repository around the file; else the folder of the file."""
-    path, here = Path(file).resolve(), Path.cwd()
-    if path.is_relative_to(here):
-        return here
+    path = Path(file).resolve()
+    with contextlib.suppress(OSError):  # the current folder has been removed
+        if path.is_relative_to(here := Path.cwd()):
+            return here
     return next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
 
 

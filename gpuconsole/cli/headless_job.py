@@ -12,13 +12,12 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, NOT_EXECUTABLE
-from gpuconsole.cli.files import patch_lines
+from gpuconsole.cli.files import patch_lines, save
 from gpuconsole.cli.headless import regressed, report_baselines
 from gpuconsole.cli.hints import job_hints
 from gpuconsole.cli.job_work import JobWork, TrialOnJob
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobChild, JobCommand
-from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import clean
@@ -112,12 +111,8 @@ class HeadlessJob:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
         lines += self._last_lines(snapshot)
+        save(snapshot, self._args.snapshot)
         self._write_summary("\n".join(lines) + "\n")
-        if self._args.snapshot is not None:
-            try:
-                write_snapshot(snapshot, self._args.snapshot)
-            except SessionError as error:
-                output.problem(str(error))
         report_baselines(engine)
         slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
         return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
@@ -131,8 +126,7 @@ class HeadlessJob:
 
     def _write_summary(self, text: str) -> None:
         if self._args.summary is None:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            output.on_stderr(text)
             return
         try:
             self._args.summary.write_text(text, encoding="utf-8")

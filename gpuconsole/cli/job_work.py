@@ -14,20 +14,19 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
+from gpuconsole.cli.files import CertificateFile, save
 from gpuconsole.cli.options import CommandFailed
 from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.children.job import JobCommand
-from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.restart import RestartSides, sweep_by_restarts
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.statistics import BASELINE
 from gpuconsole.experiments.sweep import JobSweeper, points
 from gpuconsole.experiments.trial import TrialFailed, TrialLimits, run_trial
 from gpuconsole.experiments.tune import Tuner
-from gpuconsole.model.certificate import Certificate, encode
+from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
-from gpuconsole.model.files import write_whole
 from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.knobs.knob import KnobError, Value
@@ -82,7 +81,7 @@ class TuneJob(JobWork):
 
     def __init__(self, args: argparse.Namespace, target: Path | None) -> None:
         """`target`: the file of the certificate."""
-        self._args, self._target = args, target
+        self._args, self._file = args, CertificateFile(target)
         self._certificate: Certificate | None = None
 
     async def run(self, engine: LiveSession, say: Say) -> None:
@@ -90,8 +89,7 @@ class TuneJob(JobWork):
 
         def on_change(certificate: Certificate) -> None:
             self._certificate = msgspec.structs.replace(certificate, command_digest=run.command_digest)
-            if self._target is not None:
-                write_whole(self._target, encode(self._certificate))
+            self._file.write(self._certificate)
             if certificate.attempts and certificate.proof is None and not certificate.stopped:
                 say(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
@@ -205,10 +203,9 @@ async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, 
             return exit_code()
         run, trial = outcome
         snapshot = msgspec.structs.replace(engine.snapshot(), runs=[run], trials=[trial])
-        print(trial_text(trial, snapshot, output.paint(sys.stderr)), file=sys.stderr)
-        if args.snapshot is not None:
-            write_snapshot(snapshot, args.snapshot)
-        return exit_code(trial.state != "done")
+        output.on_stderr(f"{trial_text(trial, snapshot, output.paint(sys.stderr))}\n")
+        saved = save(snapshot, args.snapshot)
+        return exit_code(trial.state != "done" or not saved)
 
 
 async def _measure(
@@ -243,10 +240,9 @@ async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
         sweep = Sweep(JobCommand(command).name, device, "samples/s", base, rows, args.repeat, clock)
         # After Ctrl-C, what was measured until then is printed.
         await until_interrupt(sweep_by_restarts(sweep, commands, output.note, lambda sweep: None))
-        print(printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr)), file=sys.stderr)
-        if args.snapshot is not None:
-            write_snapshot(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot)
-        return exit_code(any(point.error for point in sweep.points))
+        output.on_stderr(f"{printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr))}\n")
+        saved = args.snapshot is None or save(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot)
+        return exit_code(not saved or any(point.error for point in sweep.points))
 
 
 def _parsed(name: str, text: str | None) -> Value | None:

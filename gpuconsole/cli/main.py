@@ -5,7 +5,10 @@ The other imports are inside the functions, so that the console can paint its fi
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from io import TextIOWrapper
 
 from gpuconsole.cli.exits import FAILED, INTERRUPTED, USAGE, ending_at_once
 
@@ -13,6 +16,7 @@ from gpuconsole.cli.exits import FAILED, INTERRUPTED, USAGE, ending_at_once
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    _prepare_streams()
     with ending_at_once():
         from gpuconsole.tui import skeleton
 
@@ -20,6 +24,9 @@ def main(argv: list[str] | None = None) -> int:
             if not argv and skeleton.fits():  # an empty command line has no mistakes
                 skeleton.paint(overview=True)
             return _run(argv)
+        except OSError as error:  # the result cannot be written; other files have their own lines
+            skeleton.restore()
+            return _without_stdout(error)
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
@@ -40,7 +47,9 @@ def _run(argv: list[str]) -> int:
 
             args.handler = run_console
         configure(args)  # a mistake in the settings is reported before anything starts
-        return int(args.handler(args))
+        code = int(args.handler(args))
+        sys.stdout.flush()
+        return code
     except (UsageError, SettingsError) as error:
         skeleton.restore()
         problem(str(error))
@@ -48,5 +57,29 @@ def _run(argv: list[str]) -> int:
     except CommandFailed as error:
         problem(str(error))
         return FAILED
-    except BrokenPipeError:
-        return FAILED
+
+
+def _prepare_streams() -> None:
+    """Open /dev/null in place of a stream that the caller has closed: else the next socket gets its number, and children lose the socket. Letters
+    that the locale does not have are written as escapes."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _without_stdout(error: OSError) -> int:
+    """Report that the result could not be written, unless its reader has gone; the exit code. What waits in the buffer is dropped: Python would try
+    again at its end."""
+    from gpuconsole.cli.output import problem
+
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    if not isinstance(error, BrokenPipeError):
+        problem(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+    return FAILED

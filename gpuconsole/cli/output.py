@@ -15,6 +15,7 @@ from typing import TextIO
 import msgspec
 
 from gpuconsole.engine.machine.settings import COLORS, settings
+from gpuconsole.model.encoding import encode
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Paint, ansi, plain
 from gpuconsole.report.parts import Part, printed
@@ -77,7 +78,14 @@ def show_result(args: argparse.Namespace, data: object, report: Callable[[], Ite
 
 def to_json(value: object) -> str:
     """`value` as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return msgspec.json.format(encode(value), indent=2).decode()
+
+
+def on_stderr(text: str) -> None:
+    """Write a result on stderr, where stdout belongs to the user's job. The terminal or the reader of stderr may have gone."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def progress(text: str) -> None:

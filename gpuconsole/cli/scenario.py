@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.options import RDZV_ID, SERVING, UsageError, check
 from gpuconsole.cli.values import check_url, parse_address
 from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.files import read_limited
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, Value, parse_assignment
 from gpuconsole.model.scenario import Scenario, ScenarioError, Workload
 
 if TYPE_CHECKING:
     from gpuconsole.engine.children.torchrun import Launch
 
+MOST_PROMPT_BYTES = 2**28
 OWN_COMMAND = "a command of your own goes after --, as in: gpuconsole run -- python train.py"
 
 
@@ -80,7 +82,7 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
 
         try:
             args.prompts = args.prompts.absolute()
-            parse_recorded(args.prompts.read_text(encoding="utf-8"))
+            parse_recorded(read_limited(args.prompts, MOST_PROMPT_BYTES).decode())
         except (OSError, ValueError) as problem:
             raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
     if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):

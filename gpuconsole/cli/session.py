@@ -121,6 +121,8 @@ async def session(
         if warming is not None:
             warming.cancel()
         await engine.close()
+        if engine.recording_lost:
+            output.problem(engine.recording_lost)
         for line in await asyncio.to_thread(feed.wait, output.note) if feed is not None else ():
             output.problem(line)
 

@@ -11,11 +11,14 @@ from gpuconsole.cli import output
 from gpuconsole.cli.options import UsageError
 from gpuconsole.engine.machine import settings as rules
 from gpuconsole.engine.machine.settings import settings
-from gpuconsole.model.files import check_writable, make_writable_folder
+from gpuconsole.model.files import check_writable, make_writable_folder, read_limited
 
 if TYPE_CHECKING:
     from gpuconsole.model.machine import Device
     from gpuconsole.session.state import SessionState
+
+
+MOST_TOKEN_BYTES = 2**16
 
 
 def interval(args: argparse.Namespace) -> float:
@@ -76,7 +79,7 @@ def token(args: argparse.Namespace) -> bytes | None:
     if not path:
         return None
     try:
-        text = path.read_bytes().strip()
+        text = read_limited(path, MOST_TOKEN_BYTES).strip()
     except OSError as error:
         raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):

@@ -77,6 +77,8 @@ class Engine(StateReader):
         self.job: ScreenJob | None = None
         self.remote: RemoteApi | None = None
         self.profile_dir: Path | None = None
+        self.recording_lost = ""
+        """Why the recording has no end, once the session has closed; empty where all is well."""
         self._price_per_hour, self._wanted_device = price_per_hour, device
         lock = RunLock()
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
@@ -119,7 +121,7 @@ class Engine(StateReader):
         await ending
         for finish in self.before_close:
             await finish()
-        self._recorder.close()
+        self.recording_lost = self._recorder.close()
 
     async def keep_warm(self, wanted: bool) -> None:
         if not wanted:

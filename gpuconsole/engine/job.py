@@ -133,7 +133,10 @@ async def start_on_terminal(
 def log_path() -> Path:
     """The file for the output of a job that the console has left: in the current folder, as with nohup; in the user's folder for state
     (`~/.local/state/gpuconsole`) where the current folder cannot be written."""
-    folder = Path.cwd()
-    if not os.access(folder, os.W_OK):
+    try:
+        folder: Path | None = Path.cwd()
+    except OSError:  # it has been removed
+        folder = None
+    if folder is None or not os.access(folder, os.W_OK):
         folder = platformdirs.user_state_path("gpuconsole", ensure_exists=True)
     return folder / f"gpuconsole-output-{time.strftime('%Y%m%d-%H%M%S')}.txt"

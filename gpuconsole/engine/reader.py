@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import platformdirs
 
 from gpuconsole.diagnosis.models.run import MISSING, with_figures
-from gpuconsole.model.files import write_whole
+from gpuconsole.model.files import write_new, write_whole
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
@@ -81,10 +83,17 @@ class StateReader:
 
 
 def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:
-    """Write `snapshot` whole to `path`, or to a dated file of that stem in the current folder; returns where. Raises SessionError."""
-    target = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    """Write `snapshot` whole to `path`, or to a new dated file of that stem in the current folder, or in the user's folder for state where that does not
+    work; returns where. Raises SessionError."""
+    target, data = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json"), encode(snapshot)
     try:
-        write_whole(target, encode(snapshot), follow=path is not None)
+        if path is None:
+            return write_new(target, data)
+        write_whole(path, data)
+        return path
     except OSError as error:
-        raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
-    return target
+        failed = SessionError(f"{target}: cannot be written: {error.strerror}")
+    if path is None:
+        with contextlib.suppress(OSError):
+            return write_new(platformdirs.user_state_path("gpuconsole", ensure_exists=True) / target, data)
+    raise failed

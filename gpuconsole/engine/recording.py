@@ -37,15 +37,17 @@ class Recorder:
         A recording begins with the events of `prelude`. Without `path` it is a dated file in the current folder.
         """
         if self._writer is not None:
-            self.close()
+            if problem := self.close():
+                raise SessionError(problem)
             return None
         target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
         try:
-            self._writer = RecordingWriter(target, new=path is None)
+            writer = RecordingWriter(target, new=path is None)
+            for event in prelude:
+                writer.write(as_recorded(event))
         except OSError as error:
             raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
-        for event in prelude:
-            self._writer.write(as_recorded(event))
+        self._writer = writer
         return target
 
     def write(self, event: AnyEvent) -> str:
@@ -56,13 +58,23 @@ class Recorder:
             self._writer.write(as_recorded(event))
         except OSError as error:
             path, self._writer = self._writer.path, None
-            return f"recording to {path} ended: {error.strerror}"
+            return _ended(path, error)
         return ""
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def close(self) -> str:
+        """End the recording, if there is one. When its last events cannot be written, the reason is returned; else empty."""
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+        except OSError as error:
+            assert writer is not None
+            return _ended(writer.path, error)
+        return ""
+
+
+def _ended(path: Path, error: OSError) -> str:
+    return f"recording to {path} ended: {error.strerror}"
 
 
 DEMO = resources.files("gpuconsole") / "data" / "demo.jsonl.gz"

@@ -342,16 +342,17 @@ class RunControl:
         async with self.lock.change():
             record, worker = self.running()
             with self.lock.showing("profiler"):
-                return await _profile(worker, steps, trace_path(record.run.scenario, folder))
+                return await _profile(worker, steps, record.run.scenario, folder)
 
 
-async def _profile(worker: WorkerHandle, steps: int, target: Path) -> ProfileReport:
-    """Profile `steps` steps; the worker writes the trace to `target`. Raises SessionError."""
+async def _profile(worker: WorkerHandle, steps: int, scenario: str, folder: Path | None) -> ProfileReport:
+    """Profile `steps` steps; the worker writes the trace. Raises SessionError."""
     try:
+        target = trace_path(scenario, folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         answer = await worker.profile(steps, str(target))
     except OSError as error:
-        raise SessionError(f"{target.parent}: cannot be written: {error.strerror}") from None
+        raise SessionError(f"{folder or 'the current folder'}: cannot be written: {error.strerror}") from None
     except WorkerGone:
         raise SessionError("the run ended before its profile was there") from None
     if answer.report is None:

@@ -14,7 +14,7 @@ import platformdirs
 
 from gpuconsole.engine.machine.settings import settings
 from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, rate_change, rate_verdict
-from gpuconsole.model import units
+from gpuconsole.model import encoding, units
 from gpuconsole.model.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.files import make_writable_folder, write_whole
 from gpuconsole.model.knobs.catalogue import describe_changes
@@ -63,7 +63,7 @@ def read_baseline(path: Path) -> Baseline:
         raise BaselineError(f"{name}: too large for a baseline")
     try:
         baseline = msgspec.json.decode(data, type=Baseline)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except encoding.UNREADABLE as error:
         raise BaselineError(f"{name}: not a valid baseline: {visible(str(error))[:200]}") from None
     if baseline.schema != SCHEMA:
         raise BaselineError(f"{name}: not a baseline that this gpuconsole reads ({SCHEMA})")
@@ -131,7 +131,7 @@ def _comparable(path: Path, knobs: Knobs, unit: str) -> tuple[tuple[BaselineRun,
 
 
 def _encode(baseline: Baseline) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(baseline), indent=1) + b"\n"
+    return msgspec.json.format(encoding.encode(baseline), indent=1) + b"\n"
 
 
 def remove(folder: Path, name: str) -> Path:

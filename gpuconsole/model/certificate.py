@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuconsole.model import encoding
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, show
@@ -96,14 +97,14 @@ MOST_BYTES = 8 * 2**20
 
 def encode(certificate: Certificate) -> bytes:
     """Pretty JSON, UTF-8, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(certificate), indent=1) + b"\n"
+    return msgspec.json.format(encoding.encode(certificate), indent=1) + b"\n"
 
 
 def decode(data: bytes) -> Certificate:
     """Raises CertificateError."""
     try:
         raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except encoding.UNREADABLE as error:
         raise CertificateError(f"not JSON: {error}") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise CertificateError(f'not a certificate (no "schema": "{SCHEMA}")')

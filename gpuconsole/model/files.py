@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+MOST_NAMES = 100
+"""Files of one name, with numbers."""
+
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
     """The content of `path`. Raises OSError, also for a larger file: a file from elsewhere must not take all memory."""
@@ -33,6 +36,24 @@ def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
     """Write `data` to `path` by `writing`. Raises OSError."""
     with writing(path, follow=follow) as file:
         file.write(data)
+
+
+def write_new(path: Path, data: bytes) -> Path:
+    """Write `data` whole to a new file `path`, or to that name with a number where the name is taken, as by another console that ends in the same second;
+    returns where. A link, which another user could have made, is replaced. Raises OSError."""
+    for target in (path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, MOST_NAMES))):
+        with contextlib.suppress(FileExistsError):
+            if target.is_symlink():
+                write_whole(target, data, follow=False)
+                return target
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # the name is ours now
+            try:
+                write_whole(target, data, follow=False)
+            except OSError:
+                target.unlink(missing_ok=True)
+                raise
+            return target
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 @contextlib.contextmanager

@@ -133,6 +133,10 @@ class SeriesData(msgspec.Struct):
     v: list[float]
     source: str
 
+    def __post_init__(self) -> None:
+        if len(self.t) != len(self.v):
+            raise ValueError(f"a series has {len(self.t)} times and {len(self.v)} values")
+
 
 class Rank(msgspec.Struct, omit_defaults=True):
     """One process of a run with several processes, over its steady steps. `leads`: the steps of this process represent the run."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gpuconsole.model import encoding
 from gpuconsole.model.experiments import Sweep, Trial
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
@@ -53,14 +54,14 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 def encode(snapshot: Snapshot) -> bytes:
     """Pretty JSON, UTF-8, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+    return msgspec.json.format(encoding.encode(snapshot), indent=1) + b"\n"
 
 
 def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
     """A snapshot and its JSON with all unknown fields; raises SnapshotError."""
     try:
         raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except encoding.UNREADABLE as error:
         raise SnapshotError(f"not JSON: {error}") from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or not schema.startswith("gpuconsole.snapshot/"):

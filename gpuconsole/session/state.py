@@ -77,8 +77,11 @@ class SessionState(MachineState):
         return self.records[-1] if self.records else None
 
     def wall_clock(self, t: float) -> str:
-        """`t` as UTC in ISO 8601."""
-        moment = datetime.datetime.fromtimestamp(self.wall0 + self.session_time(t), datetime.UTC)
+        """`t` as UTC in ISO 8601; empty where no calendar has it, as in a damaged recording."""
+        try:
+            moment = datetime.datetime.fromtimestamp(self.wall0 + self.session_time(t), datetime.UTC)
+        except (ValueError, OverflowError, OSError):
+            return ""
         return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
     def power_w(self, record: RunRecord) -> float | None:

@@ -45,6 +45,8 @@ REFRESH_HZ, so that a key need not wait for frames."""
 ECO_S = 2.0
 FIRST_DATA_S = 0.05
 CLOSE_S = 3.0
+ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
+"""Signals after which the console saves the session and gives the terminal back."""
 JOB_TERM_S = 4.0
 """Seconds that a job of the user's own gets to end after SIGTERM, before the console leaves it."""
 HANG_UP_S = 8.0
@@ -127,7 +129,7 @@ class ConsoleApp(Console):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGHUP, signal.SIGTERM):
+        for number in ENDING:
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, self._hang_up, number)
         self._timer = self.set_interval(self._period, self._on_timer)
@@ -136,7 +138,7 @@ class ConsoleApp(Console):
 
     def on_unmount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGHUP, signal.SIGTERM):
+        for number in ENDING:
             with contextlib.suppress(ValueError, RuntimeError):
                 loop.remove_signal_handler(number)
 

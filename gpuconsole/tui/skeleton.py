@@ -28,7 +28,7 @@ _SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[?1049l\x1b[?25h"
 _ALL_MODES_OFF = "\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h\x1b[<u"
-_DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 """SIGINT too: an exception in the middle of an import can crash msgspec while it builds its decoders."""
 
 _painted = False
@@ -60,6 +60,7 @@ def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) ->
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
     quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
+    quiet[6][termios.VSUSP] = quiet[6][termios.VQUIT] = os.fpathconf(0, "PC_VDISABLE").to_bytes(1, "little")  # keys, as later in the app
     with contextlib.suppress(termios.error):
         termios.tcsetattr(0, termios.TCSANOW, quiet)
     able = terminal(environ)

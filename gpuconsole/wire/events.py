@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 
+from gpuconsole.model import encoding
 from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial
@@ -521,13 +522,20 @@ class Stop(Command, frozen=True):
 
 AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | WhatNow | Stop
 
-encode = msgspec.json.Encoder().encode
+encode = encoding.encode
 _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 
 
 def decode_event(line: bytes | str) -> AnyEvent:
     """The event in `line`. Raises msgspec.DecodeError where it holds none."""
-    event = _decode_sent(line)
+    try:
+        event = _decode_sent(line)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"not UTF-8: {error.reason}") from None
+    except msgspec.DecodeError:  # the agent writes surrogates, in names of files of the job
+        if (mended := encoding.without_surrogates(line)) is None:
+            raise
+        event = _decode_sent(mended)
     if not isinstance(event, MarkedSteps):
         return cast("AnyEvent", event)
     try:

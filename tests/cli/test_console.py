@@ -23,6 +23,7 @@ class FakeEngine:
         self.exports: list[Path | None] = []
         self._full = full
         self.job = None
+        self.recording_lost = ""
 
     async def open(self) -> None:
         pass

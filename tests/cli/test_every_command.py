@@ -234,6 +234,27 @@ def test_a_mistake_in_the_file_is_one_line_before_anything_starts(cli: Cli, tmp_
     assert done.stderr == f"gpuconsole: {tmp_path}/gpuconsole/config.toml, line 2: interval: 'soon' is not a number of seconds\n"
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        (f"price = 1{'0' * 400}", "is not a price per hour"),
+        ("token_file = '~nosuchuser/token'", "there is no such user"),
+        ('baselines = "a\\u0000b"', "must be a path"),
+    ],
+    ids=lambda text: text.partition(" ")[0],
+)
+def test_a_value_that_python_cannot_take_is_one_line(cli: Cli, tmp_path: Path, setting: str, says: str) -> None:
+    (tmp_path / "gpuconsole").mkdir()
+    (tmp_path / "gpuconsole" / "config.toml").write_text(f"{setting}\n")
+    done = cli("baselines", env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and says in done.stderr
+
+
+def test_a_service_whose_home_is_dev_null_has_no_settings(cli: Cli) -> None:
+    done = cli("rules", env={**os.environ, "XDG_CONFIG_HOME": "/dev/null"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 BASH = """source completion; compopt() { :; }
 complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); COMPREPLY=(); _gpuconsole_without_blank gpuconsole; echo "${COMPREPLY[@]}"; }
 complete_words gpuconsole swe; complete_words gpuconsole run data-st; complete_words gpuconsole run train-gpt --set batch_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import re
 import signal
@@ -131,6 +132,7 @@ def test_an_open_address_without_a_token_warns_in_one_line(machine: Machine) -> 
         (["--listen", "a..b:9835"], ["--listen a..b:9835"]),
         (["--token-file", "nowhere"], ["--token-file nowhere", "No such file"]),
         (["--token-file", "/dev/null"], ["--token-file /dev/null", "empty"]),
+        (["--token-file", "/dev/zero"], ["--token-file /dev/zero", "more than"]),
         (["--dcgm", "localhost:9400"], ["--dcgm localhost:9400", "http://"]),
         (["--interval", "0"], ["--interval"]),
     ],
@@ -300,6 +302,25 @@ def answering() -> Iterator[str]:
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_more_clients_than_are_served_write_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The clients above the limit are refused."""
+
+    async def main() -> None:
+        server = metrics_server.MetricsServer("127.0.0.1", 0, SessionState(1.0, history=False))
+        serving = asyncio.create_task(server.serve())
+        host, _, port = server.address.rpartition(":")
+        clients = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(60)))
+        for _, writer in clients:
+            writer.close()
+        await asyncio.sleep(0.1)
+        serving.cancel()
+        await asyncio.wait([serving])
+
+    asyncio.run(main())
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:

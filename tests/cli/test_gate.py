@@ -88,6 +88,8 @@ def test_a_simulated_gpu_is_named(cli: Cli, tmp_path: Path) -> None:
         (("base", "new", "--fail-below", "x"), "x: must be 0.5 to 0.98"),
         (("base", "empty", "--fail-below", "0.9"), "empty: this folder has no snapshot (FILE.json)"),
         (("base", "nowhere", "--fail-below", "0.9"), "nowhere: cannot be read"),
+        (("base", "x" * 300, "--fail-below", "0.9"), "cannot be read: File name too long"),
+        (("x" * 300, "y" * 300), "cannot be read: File name too long"),
         (("base", "base", "--fail-below", "0.9"), "base/0.json and base/0.json are the same run: a run counts once"),
         (("base", "new"), "base: a folder goes with --fail-below; without it, name a snapshot"),
     ],

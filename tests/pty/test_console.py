@@ -74,9 +74,10 @@ def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: 
     wait_until(lambda: all(gone(pid) for pid in children), 10, "children gone")
 
 
-def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path) as terminal:
-        os.kill(terminal.process.pid, signal.SIGHUP)
+        os.kill(terminal.process.pid, number)
         terminal.wait_exit()
     assert RESTORED in terminal.raw
     assert list(tmp_path.glob("gpuconsole-*.json"))

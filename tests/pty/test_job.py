@@ -171,6 +171,24 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
     assert log.read_text().startswith(f"pid {pid} ")
 
 
+def test_a_job_that_removes_its_folder_can_be_left_and_its_session_is_kept(tmp_path: Path) -> None:
+    (folder := tmp_path / "removed").mkdir()
+    (folder / "job.py").write_text("import os, shutil, time\nshutil.rmtree(os.getcwd())\nprint('removed', flush=True)\ntime.sleep(30)\n")
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    with Terminal("run", "--", sys.executable, "job.py", cwd=folder, env=environment) as terminal:
+        terminal.wait_for("o output")
+        terminal.press("o")
+        terminal.wait_for("removed")
+        terminal.press("q")
+        terminal.wait_for("q quit")
+        terminal.press("q")
+        terminal.wait_for("Leave the job: it continues")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+    assert b"FileNotFoundError" not in terminal.raw
+    assert len(list((tmp_path / "state" / "gpuconsole").glob("gpuconsole-*.json"))) == 1
+
+
 def test_q_can_end_the_job(tmp_path: Path) -> None:
     with job(tmp_path) as terminal:
         terminal.press("o")

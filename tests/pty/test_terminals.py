@@ -94,7 +94,7 @@ def test_bad_usage_is_told_before_anything_is_painted(tmp_path: Path, arguments:
         assert b"\x1b" not in terminal.raw
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_killed_before_the_app_is_there_the_terminal_is_given_back(tmp_path: Path, number: signal.Signals) -> None:
     """The picture is up 0.04 s after the start, the app after some 0.4 s."""
     with Terminal(cwd=tmp_path) as terminal:
@@ -105,6 +105,16 @@ def test_killed_before_the_app_is_there_the_terminal_is_given_back(tmp_path: Pat
         assert LEFT in terminal.raw and terminal.raw.rindex(LEFT) > terminal.raw.rindex(b"\x1b[?1049h")
         assert b"\x1b[?25h" in terminal.raw
         assert terminal.echoes
+
+
+@pytest.mark.parametrize("key", ["\x1c", "\x1a"], ids=["ctrl+backslash", "ctrl+z"])
+def test_keys_that_make_signals_are_keys_from_the_first_picture_on(tmp_path: Path, key: str) -> None:
+    with Terminal(cwd=tmp_path) as terminal:
+        wait_until(lambda: terminal.read(0) and b"\x1b[?1049h" in terminal.raw, 20, "the first picture")
+        terminal.press(key, key)
+        terminal.wait_for("q quit")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
 
 
 def test_an_error_before_the_app_is_there_gives_the_terminal_back(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ from gpuconsole.engine.children.agreement import Agreement
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
+from gpuconsole.engine.children.signals import signal_name
 from gpuconsole.engine.children.terminal.failure import failure_words
+from gpuconsole.model.encoding import utf8
 from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState
 from gpuconsole.session.segments import SegmentFold
@@ -118,15 +120,15 @@ class JobCommand(msgspec.Struct, frozen=True):
 
     def identify(self, opened: RunOpened) -> RunOpened:
         """`opened` with the digest of the command, and with its words where the user wants them stored."""
-        return msgspec.structs.replace(opened, digest=self.digest, command=self.words if self.stored else ())
+        return msgspec.structs.replace(opened, digest=self.digest, command=tuple(map(utf8, self.words)) if self.stored else ())
 
     @property
     def name(self) -> str:
         """The script of the command, without its folder, or the module after `-m`; else the program."""
         for before, word in itertools.pairwise(("", *self.words)):
             if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS):
-                return os.path.basename(word)
-        return os.path.basename(self.words[0])
+                return utf8(os.path.basename(word))
+        return utf8(os.path.basename(self.words[0]))
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -170,7 +172,11 @@ class JobFolder:
         self.ring()
         with as_file(files("gpuconsole")) as package:
             agent = package / "agent"
-            shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
+            try:
+                shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
+            except shutil.Error as failed:  # its text has a line for each file
+                number = int(found[1]) if (found := re.match(r"\[Errno (\d+)\]", str(failed.args[0][0][2]))) else errno.EIO
+                raise OSError(number, os.strerror(number), str(self.path)) from None
             shutil.copy(agent / "inject" / "sitecustomize.py", self.path / "sitecustomize.py")
 
     def environment(self, token: str) -> dict[str, str]:
@@ -353,7 +359,7 @@ class JobChild(Child):
         if code in (-signal.SIGINT, -signal.SIGTERM):
             return "stopped", self.why_no_steps or None
         if code:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
             cause = headline(min(self._out_of_memory.values(), key=lambda event: event.t).failure) if self._out_of_memory else self._cause
             cause = why_killed(code, self._kills_before, oom_kills()) or cause
             why = no_torch(self.command.words) if NO_TORCH in (cause or "") else self.why_no_steps

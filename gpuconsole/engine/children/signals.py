@@ -16,6 +16,14 @@ _SAME_S = 0.02
 """Largest difference of two readings of one start time, in seconds. The kernel counts it in ticks of 10 ms."""
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 40`: most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def send_signal(process: Process, number: int) -> None:
     """Send signal `number` to a process that the user chose. Only root may signal other users' processes.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 from gpuconsole.engine.children.child import STOP_S, Child
 from gpuconsole.engine.children.job import JobChild, JobCommand, JoinedJob
+from gpuconsole.engine.children.signals import signal_name
 from gpuconsole.engine.children.torchrun import Launch, TorchrunChild
 from gpuconsole.model.folders import Scratch, data_folder, runtime_folder
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -259,7 +259,7 @@ def death(code: int, worker: WorkerHandle) -> str:
     """How a worker ended that did not report the cause itself, in one line. `code` is the exit code, or minus the signal."""
     last_line = next((line for line in reversed(worker.last_words) if line.strip()), "")
     if code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
         return f"the worker was killed by {name}{hint}" + (f"; its last output: {last_line}" if last_line else "")
     return f"the worker ended with exit code {code}" + (f"; its last output: {last_line}" if last_line else "")

@@ -17,6 +17,7 @@ import msgspec
 import platformdirs
 import psutil
 
+from gpuconsole.model import encoding
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
@@ -82,7 +83,7 @@ def _records() -> list[CalibrationRecord]:
     """All records, the newest first. Empty if the file is missing, damaged or of another version, because calibrating again is easy."""
     try:
         kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, *encoding.UNREADABLE):
         return []
     return kept.records if kept.schema == SCHEMA else []
 

@@ -5,6 +5,7 @@ An option on the command line comes before the environment, the environment befo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -16,11 +17,14 @@ from urllib.parse import urlsplit
 import msgspec
 import platformdirs
 
+from gpuconsole.model.files import read_limited
 from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.text import visible
 
 PREFIX = "GPUCONSOLE_"
 BUILT_IN = "built-in"
+MOST_BYTES = 2**20
+"""The largest file that is read."""
 COLORS = ("auto", "always", "never")
 THEMES = ("dark", "dark-contrast", "light")
 
@@ -102,10 +106,8 @@ def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
 
 def _number(value: object, what: str) -> float:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             return float(value)
-        except ValueError:
-            pass
     raise ValueError(f"{value!r} is not {what}")
 
 
@@ -139,7 +141,13 @@ def _address_text(value: object) -> str:
 
 
 def _path(value: object) -> Path:
-    return Path(_text(value)).expanduser()
+    text = _text(value)
+    if "\0" in text:
+        raise ValueError(f"{value!r}: must be a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{value!r}: there is no such user, or no home directory") from None
 
 
 def _keys(value: object) -> dict[str, str]:
@@ -227,8 +235,8 @@ def _checked(name: str, value: object, place: str, key: str) -> Any:
 def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
     """The contents of the file, and the line of each key. Raises SettingsError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        text = read_limited(path, MOST_BYTES).decode()
+    except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
         return {}, {}
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None

@@ -123,8 +123,8 @@ class _Clients(web.Server):
         super().connection_made(handler, transport)
         if len(self._deadlines) < MOST_CLIENTS:
             self._deadlines[handler] = asyncio.get_running_loop().call_later(CLIENT_S, transport.abort)
-        else:
-            transport.abort()
+        else:  # once aiohttp has begun to serve it: before, that would fail, with a traceback for each client
+            asyncio.get_running_loop().call_soon(transport.abort)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)

@@ -129,7 +129,7 @@ def _timeline(chart: Timeline) -> str:
         rows += [*([trace.label] if trace is not None else []), *_letters(points, columns, last, top)]
     axis = [" "] * columns
     for number, mark in enumerate(chart.marks, 1):
-        axis[min(columns - 1, int(mark.t / last * columns))] = str(number)[-1]
+        axis[max(0, min(columns - 1, int(mark.t / last * columns)))] = str(number)[-1]
     rows += ["".join(axis).rstrip()] if chart.marks else []
     rows.append(f"{units.clock(0):<{max(6, columns - 5)}}{units.clock(last)}")
     marks = [f"{number}. {units.clock(mark.t)}: {_escaped(mark.change)}" for number, mark in enumerate(chart.marks, 1)]

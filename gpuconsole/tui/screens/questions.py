@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,14 @@ LEAVE, END, STAY = "leave", "end", "stay"
 YES, NO = "yes", "no"
 
 
+def _from_here(path: Path) -> str:
+    """The name of a file in the current folder, else the whole path. The job may have removed the current folder."""
+    with contextlib.suppress(OSError):
+        if path.parent == Path.cwd():
+            return path.name
+    return str(path)
+
+
 class LeaveScreen(ListScreen):
     """Leave the job, end the job, or stay. A second `q` leaves the job: that harms nothing."""
 
@@ -34,7 +43,7 @@ class LeaveScreen(ListScreen):
         texts = {STAY: "Stay here."}
         if job is not None:
             texts = {
-                LEAVE: f"Leave the job: it continues; its output: {job.kept_in.name if job.kept_in.parent == Path.cwd() else job.kept_in}",
+                LEAVE: f"Leave the job: it continues; its output: {_from_here(job.kept_in)}",
                 END: "End the job: it gets SIGINT, as from Ctrl-C. The console quits after it.",
                 **texts,
             }

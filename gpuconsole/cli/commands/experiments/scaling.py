@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code, on_interrupt
+from gpuconsole.cli.files import save
 from gpuconsole.cli.headless import TICK_S
 from gpuconsole.cli.options import DURATION, JSON, SET, SNAPSHOT, WATCHING, Option, UsageError
 from gpuconsole.cli.progress import Progress
@@ -116,8 +117,7 @@ async def _run(engine: LiveSession, name: str, knobs: Knobs, duration_s: float, 
 def _report(engine: LiveSession, args: argparse.Namespace) -> int:
     snapshot = engine.snapshot()
     failed = any(run.state == "failed" for run in snapshot.runs)
-    if args.snapshot is not None:
-        engine.export(args.snapshot)
+    failed = not save(snapshot, args.snapshot) or failed
     if args.json:
         sys.stdout.buffer.write(encode(snapshot))
     else:

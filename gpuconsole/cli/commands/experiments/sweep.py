@@ -10,6 +10,7 @@ import msgspec
 from gpuconsole.cli import options, output
 from gpuconsole.cli.commands.experiments.scaling import scale, scales
 from gpuconsole.cli.exits import exit_code
+from gpuconsole.cli.files import save
 from gpuconsole.cli.job import check_job, check_restarts, headless_job, run_if_possible
 from gpuconsole.cli.options import NO_RESTARTS, CommandFailed, Option, UsageError, check
 from gpuconsole.cli.scenario import assignments, check_server, scenario, scenario_of, server_of, server_options
@@ -18,11 +19,9 @@ from gpuconsole.cli.values import writable
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.model.experiments import Sweep
-from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import find
 from gpuconsole.model.knobs.knob import KnobError, Knobs, Value
 from gpuconsole.model.scenario import Scenario, job_scenario
-from gpuconsole.model.snapshot import encode
 from gpuconsole.report.experiments import sweep_report
 from gpuconsole.report.parts import printed
 
@@ -137,13 +136,12 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
             await sweeper.close()
         if not newest:
             return exit_code(failed=True)
-        if args.snapshot is not None:
-            write_whole(args.snapshot, encode(msgspec.structs.replace(engine.snapshot(), sweeps=newest)))
+        saved = save(msgspec.structs.replace(engine.snapshot(), sweeps=newest), args.snapshot)
         report = sweep_report(newest[0], tuple(vary))
         for line in printed(report).splitlines():  # a recording has no event for sweeps
             engine.note(line)
         output.show_result(args, newest[0], lambda: report)
-        return exit_code(any(point.error for point in newest[0].points))
+        return exit_code(not saved or any(point.error for point in newest[0].points))
 
 
 def _progress(sweep: Sweep, newest: list[Sweep]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuconsole.cli import options, output
 from gpuconsole.cli.exits import exit_code, on_interrupt
-from gpuconsole.cli.files import read_certificate
+from gpuconsole.cli.files import CertificateFile, read_certificate, save
 from gpuconsole.cli.job import check_job, headless_job
 from gpuconsole.cli.options import CommandFailed, Option, UsageError
 from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
@@ -18,8 +18,7 @@ from gpuconsole.cli.values import writable
 from gpuconsole.engine.machine.settings import seconds
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.tune import TUNE_S, Tuner
-from gpuconsole.model.certificate import Certificate, encode
-from gpuconsole.model.files import write_whole
+from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.report.experiments import attempt_line, certificate_report
@@ -123,9 +122,10 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
     interrupted = asyncio.Event()
     on_interrupt(interrupted.set)
 
+    file, saved = CertificateFile(target), True
+
     def on_change(certificate: Certificate) -> None:
-        if target is not None:
-            write_whole(target, encode(certificate))
+        file.write(certificate)
         if certificate.attempts and certificate.proof is None and not certificate.stopped:
             output.progress(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
@@ -136,10 +136,9 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
             certificate, failed = await _tune(engine, args, knobs, on_change, resumed, interrupted)
             await engine.end_run("finished")
         finally:
-            if args.snapshot is not None:
-                engine.export(args.snapshot)
+            saved = save(engine.snapshot(), args.snapshot)
     output.show_result(args, certificate, lambda: certificate_report(certificate))
-    return exit_code(failed)
+    return exit_code(failed or file.failed or not saved)
 
 
 async def _tune(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 
 from gpuconsole.cli import output
@@ -112,10 +113,12 @@ def _alone(side: GateSide) -> Snapshot:
 
 def _sides(word: str) -> list[GateSide]:
     """The last run of each snapshot of a folder, by name; or the one run that `FILE[#RUN]` names. Raises UsageError."""
-    folder = Path(word)
-    if not folder.is_dir():
+    if not os.path.isdir(word):
         return [_named(word)]
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    try:
+        files = sorted(path for path in Path(word).iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    except OSError as error:
+        raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
     if not files:
         raise UsageError(f"{word}: this folder has no snapshot (FILE.json)")
     return [_named(str(path)) for path in files]
@@ -128,14 +131,14 @@ def _named(word: str) -> GateSide:
 
 def _file(word: str) -> tuple[str, str]:
     """`FILE` and `RUN` of `FILE[#RUN]`."""
-    file, _, number = word.rpartition("#") if "#" in word and not Path(word).exists() else (word, "", "")
+    file, _, number = word.rpartition("#") if "#" in word and not os.path.exists(word) else (word, "", "")
     return file, number
 
 
 def _side(word: str) -> Side:
     """The run that `FILE[#RUN]` names, and its session. Without a number: the last run. Raises UsageError."""
     file, number = _file(word)
-    if Path(file).is_dir():
+    if os.path.isdir(file):
         raise UsageError(f"{file}: a folder goes with --fail-below; without it, name a snapshot")
     snapshot, _ = read_snapshot(Path(file))
     if not snapshot.runs:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             sys.stdout.buffer.write(encode(replay.snapshot()))
             return OK
-        print("recording of", replay.state.wall_clock(replay.state.t0 or 0.0))
+        print("recording of", replay.state.wall_clock(replay.state.t0 or 0.0) or "an unknown time")
         print(session_text(replay.snapshot(), output.paint(sys.stdout)))
         return OK
     if why := why_no_terminal():
