@@ -6,11 +6,15 @@ The other imports are inside the functions, so that the console can paint its fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from io import TextIOWrapper
 
 from gpuconsole.cli.exits import FAILED, INTERRUPTED, USAGE, ending_at_once
+
+UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a write to a stream answers whose reader, disk or terminal is gone or full."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,6 +29,8 @@ def main(argv: list[str] | None = None) -> int:
                 skeleton.paint(overview=True)
             return _run(argv)
         except OSError as error:  # the result cannot be written; other files have their own lines
+            if error.errno not in UNWRITABLE:
+                raise
             skeleton.restore()
             return _without_stdout(error)
         except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, UNUSUAL, Ran, alone, differences, digests, watched
+from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, UNUSUAL, UNUSUAL_TOO, Ran, alone, differences, digests, watched
 
 pytestmark = pytest.mark.xdist_group("loops with stamps")
 
@@ -31,14 +31,26 @@ def test_steps_and_phases_agree_with_stamps_by_hand(loops: Ran, loop: str, tmp_p
     assert wrong == {}
 
 
+@pytest.fixture(scope="module")
+def more_loops(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return watched(tmp_path_factory.mktemp("loops"), str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *UNUSUAL_TOO)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", UNUSUAL_TOO)
+def test_more_loops_agree_with_stamps_by_hand(more_loops: Ran, loop: str) -> None:
+    assert far(more_loops, loop) == {}
+
+
 def test_samples_and_tokens_of_a_dataclass_are_counted(loops: Ran) -> None:
     last = loops.watched["dataclass_batch"].steps[-1]
     assert (last.samples, last.tokens) == (8, 8 * 31)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["images_in_list", "time_first"])
-def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(loops: Ran, loop: str) -> None:
-    assert loops.watched[loop].steps[-1].samples == 16
+def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(more_loops: Ran, loop: str) -> None:
+    assert more_loops.watched[loop].steps[-1].samples == 16
 
 
 @pytest.mark.slow

@@ -22,8 +22,10 @@ LOOPS = (
     "alternating", "scaled", "checkpointed",
 )  # fmt: skip
 UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_adam", "zipped", "dataclass_batch", "zeroed_before_backward",
-           "reinforce", "zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first")  # fmt: skip
+           "reinforce")  # fmt: skip
 """Loops of programs/unusual.py that once were wrong."""
+UNUSUAL_TOO = ("zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first")
+"""More of them, for the slow tests."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",
     "closure_sgd", "two_backwards", "growing", "own_generator",

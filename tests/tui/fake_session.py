@@ -215,7 +215,7 @@ class FakeSession:
         self.job = None
         self.remote = FakeRemote(self)
         self.calls: list[tuple[object, ...]] = []
-        self.error = ""
+        self.error = self.recording_lost = ""
         self.list = SCENARIOS
         self.views = 0
         self.warm = False
