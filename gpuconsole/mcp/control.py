@@ -166,6 +166,7 @@ class ControlServer(RemoteApi):
         self._doing[request.id] = clause = _clause(request)
         answer: Message = Refused(request.id, TAKEN_BACK)
         try:
+            await asyncio.sleep(0)  # `_listen` notes the call first: from Python 3.12 on, Textual has tasks begin within `create_task`
             if not self._taken_back:
                 if tool is not None and tool.changes:
                     self._note(f"the agent: {clause}")
