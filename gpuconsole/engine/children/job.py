@@ -309,6 +309,9 @@ class JobChild(Child):
             start_new_session=self.command.leads,
             env={**os.environ, **self._folder.environment(self._token)},
         )
+        # asyncio kills a process that runs when its transport is closed or dropped: from Python 3.12 on at the end of the console. The job goes on.
+        popen: Any = transport.get_extra_info("subprocess")
+        popen.kill = lambda: None
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
 
     def signal(self, number: int) -> None:

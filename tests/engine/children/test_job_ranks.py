@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gpuconsole.agent.hooks import described
@@ -165,6 +166,26 @@ def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: 
 
     asyncio.run(leave_at_once())
     assert caplog.text == ""
+
+
+def test_a_job_outlives_the_transport_of_its_process(tmp_path: Path) -> None:
+    """asyncio closes the transport at the end of the console, from Python 3.12 on, and kills a process that runs then."""
+
+    async def leave() -> psutil.Process:
+        child = JobChild(JobCommand((sys.executable, "-c", "import time; time.sleep(60)")), tmp_path, lambda event: None, lambda code: None)
+        await child.start()
+        child.detach()
+        assert child._process is not None
+        child._process._transport.close()  # type: ignore[attr-defined]
+        return psutil.Process(child._process.pid)
+
+    job = asyncio.run(leave())
+    try:
+        with pytest.raises(psutil.TimeoutExpired):
+            job.wait(0.5)
+    finally:
+        job.kill()
+        job.wait()
 
 
 def test_a_long_tmpdir_does_not_keep_the_job_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
