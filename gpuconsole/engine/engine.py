@@ -78,7 +78,7 @@ class Engine(StateReader):
         self.remote: RemoteApi | None = None
         self.profile_dir: Path | None = None
         self.recording_lost = ""
-        """Why the recording has no end, once the session has closed; empty where all is well."""
+        """Why the recording ended early, or has no end; empty where all is well."""
         self._price_per_hour, self._wanted_device = price_per_hour, device
         lock = RunLock()
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
@@ -121,7 +121,7 @@ class Engine(StateReader):
         await ending
         for finish in self.before_close:
             await finish()
-        self.recording_lost = self._recorder.close()
+        self.recording_lost = self._recorder.close() or self.recording_lost
 
     async def keep_warm(self, wanted: bool) -> None:
         if not wanted:
@@ -236,6 +236,7 @@ class Engine(StateReader):
             if self.state.environment.host:  # it was read without these devices
                 self.emit(EnvironmentKnown(event.t, self.environment()))
         if ended := self._recorder.write(event):
+            self.recording_lost = ended
             self.state.apply(Note(time.monotonic(), ended, "error"))
 
     def _note_unusable(self, torch: TorchBuild | None, whose: str) -> None:

@@ -110,13 +110,14 @@ def test_a_disk_that_is_full_at_the_end_ends_the_recording_only(tmp_path: Path) 
         "--",
         sys.executable,
         "-c",
-        "import time; time.sleep(0.5); print('hello')",
+        "import time; print('begun', flush=True); time.sleep(1); print('hello')",
     ]
     with subprocess.Popen([*CONSOLE, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as console:
+        wait_until(lambda: console.stdout is not None and console.stdout.readline() == "begun\n", 20, "the job")
         wait_until(lambda: (tmp_path / "r.jsonl").exists() and (tmp_path / "r.jsonl").stat().st_size, 20, "the recording")
         size = (tmp_path / "r.jsonl").stat().st_size
         resource.prlimit(console.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        wait_until(lambda: console.stdout is not None and console.stdout.readline() == "hello\n", 20, "the job")
+        wait_until(lambda: console.stdout is not None and console.stdout.readline() == "hello\n", 20, "the end of the job")
         resource.prlimit(console.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
         _, stderr = console.communicate(timeout=20)
     assert console.returncode == 0 and "Traceback" not in stderr
