@@ -141,7 +141,7 @@ class Trials:
             raise
 
     async def settled(self) -> None:
-        """Wait until the trial of a run that has ended has reported its end, whoever asked for the trial."""
+        """The run has ended: wait until its trial has reported its end. Any client may have started the trial."""
         if self._work is not None:
             await asyncio.wait([self._work], timeout=SETTLE_S)
 

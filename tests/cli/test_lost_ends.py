@@ -1,4 +1,4 @@
-"""A command whose stdin, stdout or stderr is closed, full, or has lost its reader: nothing that was measured is lost, and no traceback is printed."""
+"""Commands whose stdin, stdout or stderr is closed or full, or has lost its reader. The command keeps all measurements and prints no traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOB = (sys.executable, "-c", "print('hello')")
 
 
 def no_reader() -> int:
-    """The writing end of a pipe without a reader, as stderr is after `2>&1 | head`."""
+    """The writing end of a pipe whose reader has ended, like stderr after `2>&1 | head`."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

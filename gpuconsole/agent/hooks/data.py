@@ -115,7 +115,7 @@ def time_first_draw(iterator: Any, place: Place) -> None:
     def _next_index() -> Any:
         present = reference()
         assert present is not None
-        del present.__dict__["_next_index"]
+        present.__dict__.pop("_next_index", None)  # an agent that goes off in another thread may have removed it
         begun = now()
         try:
             return present._next_index()

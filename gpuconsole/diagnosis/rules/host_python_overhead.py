@@ -52,8 +52,8 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         rare = not collects and case.get("stack.script_ratio", share) < MET * share
         if rare:
             cause = (
-                f" is Python that few steps run: a second of stack samples has not met it ({percent(case.value('stack.script_ratio'))}). Look at what"
-                " the loop does now and then, such as a report, a figure over many outputs or a first checkpoint"
+                f" is Python code that runs in few steps: one second of stack samples did not find it ({percent(case.value('stack.script_ratio'))}). Look at what"
+                " the loop does in some steps only, such as a report, a metric over many outputs, or a first checkpoint"
             )
         elif collects:
             cause = f" is Python between the phases: the garbage collector, {percent(pause)}"

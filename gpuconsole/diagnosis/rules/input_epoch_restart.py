@@ -22,8 +22,8 @@ class InputEpochRestart(Rule):
 meanwhile. The time is measured from the end of one epoch to the first batch of the next. The rule fires if this time is most of the wait for
 data, or most of the long waits where other waits are short. With persistent_workers only the queue is empty when an epoch begins; then 8 %
 of the time is the threshold, as for other long waits. Short epochs make it worse; a sampler without end avoids it.
-The sampler runs in the training process. Where it takes half of the wait, because it sorts all samples or draws them by weight, the finding names the
-sampler: neither more workers nor persistent_workers shorten that time, but an order from tensor operations, or one that is kept for several epochs.
+The sampler runs in the training process. If the sampler takes half of the wait, because it sorts all samples or draws them by weight, the finding names the
+sampler. More workers and persistent_workers do not shorten that time. Tensor operations that make the order do, and so does an order for several epochs.
 Predicted: 1 / (1 - s). For the lower end, s is the share of the restarts minus the time to fill the queue. For the upper end, s is the whole
 wait for data, because the batches after the first batch are late too."""
 

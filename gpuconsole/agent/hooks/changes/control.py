@@ -159,8 +159,8 @@ class Epoch:
         return not self.over and not self.left
 
     def abandon(self) -> None:
-        """The program begins another epoch, or drops the iterator. The servers of the loader belong to the next epoch: what they had under way is drawn
-        again if the program comes back."""
+        """The program begins another epoch, or drops the iterator. The servers of the loader then serve the next epoch. If the program comes back to this
+        epoch, the samples that the servers had under way are drawn again."""
         if self.under_way:
             self.left = True
             self.indices.rewind()

@@ -228,7 +228,7 @@ def _apply_kept(loader: Any, iterator: Any) -> None:
 
 
 def under_way() -> bool:
-    """Whether a new loader does not yet load with the settings of the one before. A refusal goes to `lost`, and so does a failure of workers in force."""
+    """Whether a new DataLoader still waits for the settings of the former DataLoader. `lost` gets each refusal, and each failure of workers in force."""
     waits = False
     for control in list(_controls.values()):
         if control.fallen:

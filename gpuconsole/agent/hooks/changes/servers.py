@@ -64,8 +64,8 @@ def missing_names(module: Any, iterator: Any) -> list[str]:
 
 
 def start_method(context: Any) -> str:
-    """How worker processes start: fork, forkserver or spawn. `context`: the `multiprocessing_context` of a DataLoader. Python 3.14 has another default
-    than earlier versions, and the look does not fix the default."""
+    """How worker processes start: fork, forkserver or spawn. `context`: the `multiprocessing_context` of a DataLoader. Python 3.14 uses
+    forkserver by default, earlier versions use fork. Reading the default here does not set it."""
     if context is not None:
         return str(context.get_start_method())
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

@@ -16,7 +16,7 @@ from ..watch import recorder
 
 RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
 """Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
-made. They are given only if the rest is large. After the only pass of a step, the rest is the program's own work on the outputs: a figure in Python."""
+made. They are given only if the rest is large. If a step has one pass, the rest is Python code that works on the outputs, such as a metric."""
 LEAST_S, LEAST_RATIO = 0.0002, 1 / 3
 """Seconds of one stretch without torch, and the share of such stretches in a gap. Below, they are the cost of Python between two functions of torch:
 torch.distributions takes 8 µs for each, and 0.3 ms in the gap between policy and value of a PPO loop."""
