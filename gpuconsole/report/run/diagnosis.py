@@ -301,7 +301,7 @@ def state_words(run: Run) -> str:
         (why, f"No conclusion: {why}"),
         (run.findings, NOTHING_FOUND),
         (running, "Measuring: no diagnosis yet"),
-        (run.error, f"The run ended before a diagnosis: {run.error}"),
+        (run.error, f"No conclusion: {run.error}"),
     )
     return next((clause for holds, clause in states if holds), "The run ended before a diagnosis")
 

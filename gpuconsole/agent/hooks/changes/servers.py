@@ -347,5 +347,8 @@ def apart(dataset: Any, depth: int = 4) -> Any:
 
 
 def in_one_line(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {lines[-1]}" if lines else type(problem).__name__
+    """Type and message. An error of a worker has the traceback as its message, which ends with the type and the message."""
+    name, lines = type(problem).__name__, str(problem).strip().splitlines()
+    if not lines:
+        return name
+    return lines[-1] if lines[-1].startswith(f"{name}:") else f"{name}: {lines[-1]}"

@@ -13,6 +13,7 @@ import torch
 import torch.utils.data.dataloader as dataloader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused
 from gpuconsole.agent.hooks.changes.indices import RandomState
 from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor, changed_loaders
@@ -47,7 +48,10 @@ def hooked() -> Iterator[Watch]:
         base.__init__, base.__next__ = init, following
         several._reset, DataLoader._get_iterator = reset, get_iterator
         del base._gpuconsole_plain_next
-        changed_loaders.clear()
+        for key in list(loaders_of._controls):  # a loader in a reference cycle may outlive its test
+            loaders_of._end(key)
+        for of_all_loaders in (changed_loaders, loaders_of.lost, loaders_of._kept):
+            of_all_loaders.clear()
 
 
 class Numbers(Dataset[Any]):

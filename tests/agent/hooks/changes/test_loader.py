@@ -191,8 +191,10 @@ def test_an_error_of_the_dataset_is_raised_as_without_us(watch: Watch) -> None:
                 raise ValueError("sample 300 is broken")
             return torch.zeros(1), index
 
+    loader = DataLoader(Broken(400), 4)
     with pytest.raises(ValueError, match=r"^sample 300 is broken$"):
-        train(watch, DataLoader(Broken(400), 4), 2)
+        train(watch, loader, 2)
+    assert not loaders_of.under_way() and lost == [f"{loaders_of.FALLEN}: ValueError: sample 300 is broken"]
 
 
 def test_a_dataset_that_spawn_cannot_pickle(watch: Watch) -> None:
