@@ -10,7 +10,7 @@ from gpuconsole.engine import catalog
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
-from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
+from gpuconsole.tui.widgets.overview import COMMANDS, LEAST_HISTORY_S, OverviewZone, column_s
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import FakeSession, gpu_view, view
 
@@ -64,6 +64,12 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
 def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
     rows = painted(idle(box(gpus)) if gpus else view(), 200, 47).splitlines()
     assert sum(not row.strip(" │|") for row in rows) <= len(rows) / 3
+
+
+@pytest.mark.parametrize(("columns", "seconds"), [(160, 2.0), (45, 2.0), (44, 5.0), (22, 5.0), (18, 5.0), (17, 10.0), (10, 10.0)])
+def test_a_narrow_history_shows_as_much_time_as_a_wide_one(columns: int, seconds: float) -> None:
+    assert column_s(columns) == seconds
+    assert columns * seconds >= LEAST_HISTORY_S or seconds == 10.0
 
 
 def test_what_the_processes_do_not_need_shows_the_history_of_the_host() -> None:

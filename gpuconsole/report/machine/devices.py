@@ -16,6 +16,7 @@ from gpuconsole.report.machine.columns import properties
 from gpuconsole.report.page import heading, labelled, paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out, text
 from gpuconsole.report.parts import labelled as labelled_line
+from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import View
 
 # --- the values of a place ------------------------------------------------------------------------------------
@@ -26,7 +27,6 @@ OWN = ("console", "sampler")
 """Processes of gpuconsole that report metrics about themselves. They are not devices."""
 OLD_S = 2.0
 """Values older than this are shown with their age."""
-SECONDS_PER_COLUMN = 2.0
 _GPU_GROUPS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("activity", gpu_metrics.ACTIVITY),
     ("memory", gpu_metrics.MEMORY),
@@ -226,8 +226,9 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
     past = newest.value is not None and height >= 4
     rows = [rule, *(line(width, part) for part in wrap(f"{metric.name}: {metric.meaning}. {state}", width, height - 1 - past))]
     if past:
-        label = f"last {units.clock(width * SECONDS_PER_COLUMN)}  "
-        values = history(series_key(metric.name, item.place), width - len(label))
+        columns = max(0, width - len("last 00:00  "))
+        values = history(series_key(metric.name, item.place), columns)
+        label = f"last {units.clock(columns * SPARK_COLUMN_S)}  "
         trace = shaded(spark(values, 1, 1.0 if metric.unit in ("ratio", "0/1") else None))[0]
         rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), *trace)]
     return fill(rows, width, height)

@@ -11,7 +11,7 @@ from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
 from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, measured, read, trouble
-from gpuconsole.report.screen.chart import HOLD_S, History, Window, hold_s, window
+from gpuconsole.report.screen.chart import HOLD_S, SPARK_COLUMN_S, History, Window, hold_s, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
@@ -156,8 +156,6 @@ def _step(view: View) -> Tile:
 
 FIGURE = 19
 """Cells of the figures before the sparklines."""
-SECONDS_PER_COLUMN = 2.0
-"""The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
 PANEL = (device_columns.POWER, device_columns.TEMPERATURE, device_columns.SM_CLOCK, device_columns.POWER_CAP)
 """What the rule above the tiles says about a GPU."""
 LEAST_TITLE = 24
@@ -174,7 +172,7 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
     shown = tiles(view, all_eight)
     label = max(cell_width(tile.title) for tile in shown) + 1
     columns = max(1, inner - label - FIGURE - 2)
-    time = window(0.0, view.now, columns, SECONDS_PER_COLUMN)
+    time = window(0.0, view.now, columns, SPARK_COLUMN_S)
     hold = hold_s(view)
     values = {
         trace.key: time.values(trace.key, history, hold if trace.key.startswith("workload.") else HOLD_S)

@@ -323,6 +323,8 @@ SECONDS = (
     60.0,
 )
 """Widths of a column. Neighbours differ by at most a third: at most a quarter of a chart is still empty when its columns become wider."""
+SPARK_COLUMN_S = 2.0
+"""The widest column of a sparkline: it shows the present, the chart of the throughput shows the whole run."""
 HOLD_S = 1.5
 """The usual source reports once a second."""
 HOLD_STEPS = 3.0

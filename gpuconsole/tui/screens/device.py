@@ -12,12 +12,12 @@ from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.report.machine.devices import Item, device_items, paint_item, paint_metric, paint_places, places, tally
 from gpuconsole.report.machine.topology import last_column, read_net, topology_lines, wants_folding
 from gpuconsole.report.page import Lines, text_lines
+from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import FAR, ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
-SECONDS_PER_COLUMN = 2.0
 TALL = 20
 """From so many rows on, the history of the selected metric is drawn too."""
 
@@ -77,7 +77,7 @@ class DeviceScreen(ListScreen):
         return paint_metric(self._view, item, self._history, width, height)
 
     def _history(self, key: str, columns: int) -> list[float | None]:
-        return self.api.history(key, columns, columns * SECONDS_PER_COLUMN)
+        return self.api.history(key, columns, columns * SPARK_COLUMN_S)
 
     def _choose_device(self, step: int) -> None:
         """The next device; after the last comes the first."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.overview import Hint, paint_overview
-from gpuconsole.report.screen.chart import HOLD_S, window
+from gpuconsole.report.screen.chart import HOLD_S, SPARK_COLUMN_S, window
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import LiveZone
@@ -20,12 +20,20 @@ PURPOSES = {
     "help": "All keys, and how to read the screen.",
 }
 """The keys that help when nothing runs, the most useful first."""
-SECONDS_PER_COLUMN = 2.0
+COLUMN_S = (SPARK_COLUMN_S, 5.0, 10.0)
+LEAST_HISTORY_S = 90.0
+"""The least time that a history of a quiet machine shows. A narrow history gets it by wider columns. With columns of two seconds, three histories of
+eight GPUs would show 40 s, and would take more bytes of an SSH connection than all figures together."""
 COMMANDS = (
     Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
     Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a running model server"),
     Hint("gpuconsole --demo", "", "a recorded session: find, try, keep"),
 )
+
+
+def column_s(columns: int) -> float:
+    """The narrowest columns with which a history of `columns` columns shows LEAST_HISTORY_S."""
+    return next((seconds for seconds in COLUMN_S if seconds * columns >= LEAST_HISTORY_S), COLUMN_S[-1])
 
 
 class OverviewZone(LiveZone):
@@ -34,7 +42,7 @@ class OverviewZone(LiveZone):
         hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in PURPOSES.items() if by_id[name].makes_sense(view)]
 
         def history(key: str, columns: int) -> list[float | None]:
-            return window(0.0, view.now, columns, SECONDS_PER_COLUMN).values(key, self._api.history, HOLD_S)
+            return window(0.0, view.now, columns, column_s(columns)).values(key, self._api.history, HOLD_S)
 
         examples = self._scenarios if view.devices and not any(device.is_gpu for device in view.devices) else []
         return paint_overview(view, [*hints, *COMMANDS], history, width, height, examples)
