@@ -37,19 +37,19 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     """The line of the user's program that made an object: where a patch would change something.
 
     `kind`: `loader`, `optimizer`, `ddp` or `compile`. `file` is the path that Python has, `line` the first line of the call (from 1).
-    `function`: the function around the line. `call`: the source text of the call; empty where the file is not readable. `settings`: the
-    knobs that this object decides, and their values. `library`: the package (for example `transformers`) where no line of the program
-    itself made the object. `again`: the line has made another one since the training began, as in each epoch.
+    `function`: the function around the line. `library`: the package (for example `transformers`) where no line of the program itself made
+    the object. `again`: the line has made another one since the training began, as in each epoch. `parts`: the CRC-32 of the source text (without
+    white space) of each part of the call when it made the object, so that a later edit of the file is noticed: `()` for what is called, arguments by
+    their names, or by their places from 0. Arguments after `**` are left out. Empty: not known.
     """
 
     kind: str
     file: str
     line: int
     function: str = ""
-    call: str = ""
-    settings: dict[str, bool | int | float | str] = {}
     library: str = ""
     again: bool = False
+    parts: dict[str, int] = {}
 
 
 class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gpuconsole.agent.hooks.watch import Watch
 from gpuconsole.cli.files import base, name_in_patch, patch_of, source, write_patch
 from gpuconsole.model.job import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -290,3 +292,67 @@ def test_a_change_of_the_optimizer_is_one_of_all_optimizers(tmp_path: Path) -> N
     sites = Site("optimizer", "train.py", 2), Site("optimizer", "train.py", 1)
     text, patch = patched(tmp_path, code, {"optim": "adamw_fused"}, *sites)
     assert text == "g = Adam(p, fused=True)\nd = Adam(q, fused=True)\n" and not patch.lines
+
+
+LIBRARY = "class DataLoader:\n    def __init__(self, *args, **kwargs): WATCH.note_made('loader', self)\n"
+PROGRAM = "train = DataLoader(t, 8, shuffle=True)\nval = DataLoader(v, 8)\n"
+PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4, persistent_workers=True)\n"
+
+
+def seen(path: Path, code: str) -> list[Site]:
+    """Where the agent sees that a program makes loaders, the first first."""
+    path.write_text(code)
+    scope = {"WATCH": (watch := Watch()), "__name__": "torch", "t": 1, "v": 2, "options": {}}
+    exec(compile(LIBRARY, "/usr/lib/site-packages/torch.py", "exec"), scope)
+    exec(compile(code, str(path), "exec"), scope)
+    linecache.clearcache()
+    return [Site(kind, path.name, line, record.function, parts=record.parts) for (kind, _, line), record in watch.made.items()]
+
+
+@pytest.mark.parametrize(
+    ("edited", "after"),
+    [
+        (PROGRAM, PATCHED + "val = DataLoader(v, 8)\n"),
+        ("# a note\n" + PROGRAM, "# a note\n" + PATCHED + "val = DataLoader(v, 8)\n"),
+        ("val = DataLoader(v, 8)\n" + PROGRAM.splitlines()[0], "val = DataLoader(v, 8)\n" + PATCHED.rstrip()),
+        (PROGRAM.replace("t, 8", "t,\n  8"), PATCHED.replace("t, 8", "t,\n  8") + "val = DataLoader(v, 8)\n"),
+        (PATCHED, PATCHED),
+        (PATCHED.replace("4", "2"), PATCHED),
+    ],
+)
+def test_a_file_that_was_edited_during_the_job_is_patched_in_the_call_that_made_the_loader(tmp_path: Path, edited: str, after: str) -> None:
+    site, *_ = seen(tmp_path / "program.py", PROGRAM)
+    text, patch = patched(tmp_path, edited, {"num_workers": 4}, msgspec.structs.replace(site, file="train.py"))
+    assert text == after and not patch.lines
+
+
+@pytest.mark.parametrize(
+    ("code", "edited"),
+    [
+        (PROGRAM, PROGRAM.replace("t, 8", "t, 16")),
+        (PROGRAM, "val = DataLoader(v, 8)\n"),
+        (PROGRAM, "train = make(t)\nval = DataLoader(v, 8)\n"),
+        (PROGRAM, "# a note\n" + PROGRAM.splitlines()[0] + "\n" + PROGRAM),
+        ("train, val = DataLoader(t, 8), DataLoader(v, 8)\n", "train, val = DataLoader(t, 8), v\n"),
+    ],
+)
+def test_a_call_that_was_edited_during_the_job_is_not_patched(tmp_path: Path, code: str, edited: str) -> None:
+    site, *_ = seen(tmp_path / "program.py", code)
+    text, patch = patched(tmp_path, edited, {"num_workers": 4}, msgspec.structs.replace(site, file="train.py"))
+    assert text == edited and not patch.diff and "not in the patch" in patch.lines[0], patch
+
+
+def test_the_facts_of_a_call_hold_none_of_its_text(tmp_path: Path) -> None:
+    sites = seen(tmp_path / "program.py", "x = DataLoader(load('s3://user:secret@bucket') if 0 else t, 8, shuffle=True, **options)\n")
+    assert set(sites[0].parts) == {"()", "0", "1", "shuffle"}
+    assert b"secret" not in msgspec.json.encode(sites)
+
+
+def test_no_warning_of_the_users_own_code_is_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    code = "x = DataLoader(find('\\d') if 0 else t)\n"
+    [site] = seen(tmp_path / "program.py", code)
+    recwarn.clear()  # of `compile` in the line above
+    assert not site.parts
+    text, _ = patched(tmp_path, code, {"num_workers": 4}, msgspec.structs.replace(site, file="train.py"))
+    assert "num_workers=4" in text
+    assert [one.filename for one in recwarn] == ["<unknown>"]  # of `ast.parse` in `patched`

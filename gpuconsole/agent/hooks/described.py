@@ -184,6 +184,7 @@ def sites() -> list[dict[str, Any]]:
             "function": record.function,
             "library": record.library,
             "again": record.again,
+            "parts": record.parts,
         }
         for (kind, file, line), record in places
     ]

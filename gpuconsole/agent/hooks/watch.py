@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .recorder import Recorder
+from .source import FUNCTION, parts_of_call
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 """Paths with one of these parts are no code of the program itself."""
@@ -19,14 +20,13 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Made(NamedTuple):
-    """`ref`: gives the newest object that a line of the program made; None once that is gone. `function`: the function around the line. `library`: the package that made the
-    object on behalf of that line; empty where the line itself did. `again`: the line has made
-    another one since the training began, as in each epoch."""
+    """`ref`: gives the newest object that a line of the program made; None once that is gone. The other fields are those of `model.job.Site`."""
 
     ref: Callable[[], Any]
     function: str
     library: str = ""
     again: bool = False
+    parts: dict[str, int] = {}
 
 
 class Watch:
@@ -87,8 +87,11 @@ class Watch:
             file = frame.f_code.co_filename
             file = file if file.startswith(CELL) else os.path.abspath(file)
             place, library = (kind, file, frame.f_lineno), library_of(sys._getframe(1), frame)
-            again = place in self.made and recorder.index > 0  # before, a function of the program may make those of training and validation
-            self.made[place] = Made(weakref.ref(target), frame.f_code.co_name, library, again)
+            former, parts = self.made.get(place), parts_of_call(frame.f_code, frame.f_lasti)
+            again = former is not None and recorder.index > 0  # before, a function of the program may make those of training and validation
+            if former is not None and former.parts != parts:
+                parts = {FUNCTION: 0}  # several calls in the line make objects: no call is the one
+            self.made[place] = Made(weakref.ref(target), frame.f_code.co_name, library, again, parts)
 
     def note_origin(self, loader: Any, origin: Callable[[], Any]) -> None:
         """An epoch of `loader` begins. `origin` gives what stands in for the loader once the program has dropped it: the line that made it stays known."""
