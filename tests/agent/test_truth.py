@@ -47,6 +47,10 @@ def test_samples_and_tokens_of_a_dataclass_are_counted(loops: Ran) -> None:
     assert (last.samples, last.tokens) == (8, 8 * 31)
 
 
+def test_a_batch_that_lbfgs_passes_several_times_counts_once(loops: Ran) -> None:
+    assert {step.samples for step in loops.watched["lbfgs"].steps[1:]} == {64}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["images_in_list", "time_first"])
 def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(more_loops: Ran, loop: str) -> None:

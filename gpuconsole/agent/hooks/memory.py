@@ -241,11 +241,10 @@ def phase_of(problem: BaseException) -> str:
     return next((phase for phase in ("forward", "optimizer", "move") if phase in phases), "other")
 
 
-def batch_under_way(phase: str) -> int:
+def batch_under_way() -> int:
     """Samples of the pass under way; before a pass is seen, the batch of the program's newest DataLoader; 0: not known."""
     if recorder.samples:
-        passes = recorder.backwards + (phase in ("forward", "backward"))
-        return round(recorder.samples / max(1, passes))
+        return watch.newest_batch
     iterators = watch.alive(watch.iterators)
     ref = iterators[-1].__dict__.get("_gpuconsole_loader") if iterators else None
     loader = ref() if ref is not None else None
@@ -353,7 +352,7 @@ class Memory:
             **place_of(problem, outside)._asdict(),
             "phase": phase,
             "steps": recorder.index,
-            "batch_size": batch_under_way(phase),
+            "batch_size": batch_under_way(),
             "step_peak_bytes": self.step_peak,
             "step_batch": self.step_batch,
             "pass_peak_bytes": self.pass_peak,

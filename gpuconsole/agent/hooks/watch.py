@@ -60,6 +60,10 @@ class Watch:
         self.keep_inputs = False
         self.autocast = ""
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
+        self.newest_batch = 0
+        """The samples of the newest training pass."""
+        self.counted: tuple[Any, int, Callable[[], Any]] = None, 0, lambda: None
+        """What counted last: its step and its part of a tensor; the version of a weight; and that tensor."""
         self.batch_size = 0
         """The largest first dimension of the first tensor of a training pass."""
         self.loader_batch = 0
@@ -144,7 +148,8 @@ watch = Watch()
 
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
-    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch."""
+    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. A batch that
+    counted last in the same step does not count again where the weights have changed since: L-BFGS and SAM pass it several times."""
     value: Any = args[0] if args else None
     shape = getattr(value, "shape", None)
     if not shape:
@@ -152,16 +157,33 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = getattr(value, "shape", None)
         if not shape:
             return
+    if _counted(value):
+        return
     samples, batch = shape[0], watch.loader_batch
     if batch and samples != batch:
         given: Any = args[0] if args else None
         if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
             samples = batch  # a list of images; or the first dimension is that of time
     recorder.samples += samples
+    watch.newest_batch = samples
     if type(samples) is int and samples > watch.batch_size:  # a tensor while torch.jit traces
         watch.batch_size = samples
     if len(shape) == 2 and not value.dtype.is_floating_point:
         recorder.tokens += shape[0] * shape[1]
+
+
+def _counted(value: Any) -> bool:
+    """Whether the same part of the same tensor counted last, in this step and with other weights. Equal micro-batches that accumulate have equal weights."""
+    try:
+        base = value if value._base is None else value._base
+        part = recorder.index, value.storage_offset(), value.shape
+        optimizer: Any = watch.optimizers[-1]()
+        version = optimizer.param_groups[-1]["params"][0]._version
+        former, former_version, tensor = watch.counted
+        watch.counted = part, version, weakref.ref(base)
+        return bool(part == former and version != former_version and tensor() is base)
+    except Exception:  # no tensor of torch, one without a storage, or no optimizer of torch
+        return False
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
