@@ -105,12 +105,13 @@ def rates_apart(speedup: Speedup | None, before: Run, after: Run, clock: str) ->
     `clock`: the clock of the trial.
     """
     (first, unit), (last, last_unit) = before.throughput, after.throughput
-    if speedup is None or first is None or last is None or unit != last_unit or first.mean <= 0 or after.steady_from_s is None:
+    estimate = 0.0 if speedup is None else speedup.estimate
+    if estimate <= 0 or first is None or last is None or unit != last_unit or first.mean <= 0 or after.steady_from_s is None:
         return ""
     ratio = last.mean / first.mean
-    if abs(ratio / speedup.estimate - 1) <= SAME:
+    if abs(ratio / estimate - 1) <= SAME:
         return ""
-    paired, rates = units.speedup(speedup.estimate).strip(), units.speedup(ratio).strip()
+    paired, rates = units.speedup(estimate).strip(), units.speedup(ratio).strip()
     waits = " and include waits for a CPU core" if clock == "contention_free" else ""
     return f"{paired} in alternating blocks; before and after differ by {rates}, because these rates come from different times{waits}"
 
