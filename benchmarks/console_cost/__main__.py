@@ -1,6 +1,6 @@
 """CPU, memory and output of gpuconsole compared with other GPU monitors: one fake driver with moving values, 1 s refresh, 120x40, in a pty.
 
-    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--only NAME...] [--former CHECKOUT] [--keep]
+    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--settle 4] [--only NAME...] [--former CHECKOUT] [--keep]
     python -m benchmarks.console_cost --install FOLDER [--only NAME...]
 
 Every round runs each program once, so that drift affects all programs. Measured for each program: CPU share of one core (all its processes), bytes per second
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.console_cost.install import install_debian, install_python
-from benchmarks.console_cost.measure import Died, Job, Row, measure
+from benchmarks.console_cost.measure import SETTLE_S, Died, Job, Row, measure
 from benchmarks.console_cost.peers import FORMER, NAMES, OWN, PEERS
 from benchmarks.console_cost.targets import judge
 from benchmarks.fake_box import FakeBox, build_driver
@@ -92,6 +92,9 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE_S, metavar="SECONDS", help="wait before the measurement; with 120 the histories are full"
+    )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--peers", type=Path, default=PEERS_FOLDER, metavar="FOLDER", help=f"where peers are installed ({PEERS_FOLDER})")
     parser.add_argument("--former", type=Path, metavar="FOLDER", help="a checkout of an earlier gpuconsole, measured as `former`")
@@ -116,7 +119,7 @@ def main() -> int:
                     for job in found[turn % len(found) :] + found[: turn % len(found)]:
                         picture = args.pictures / f"{job.name}-{gpus}.txt" if args.pictures else None
                         try:
-                            row = measure(job, box, folder / f"{job.name}-{gpus}-{turn}", args.seconds, picture)
+                            row = measure(job, box, folder / f"{job.name}-{gpus}-{turn}", args.seconds, args.settle, picture)
                         except Died as why:
                             died[job.name, gpus] = str(why)
                         else:
@@ -129,7 +132,9 @@ def main() -> int:
     if args.keep:
         runs = [{"program": name, "gpus": gpus, "runs": rows} for (name, gpus), rows in results.items()]
         ends = [{"program": name, "gpus": gpus, "why": why} for (name, gpus), why in died.items()]
-        print(f"kept in {keep('console-cost', {'seconds': args.seconds, 'programs': runs, 'died': ends, 'targets': verdicts})}")
+        print(
+            f"kept in {keep('console-cost', {'seconds': args.seconds, 'settled_s': args.settle, 'programs': runs, 'died': ends, 'targets': verdicts})}"
+        )
     return 0
 
 

@@ -35,8 +35,8 @@ class Job:
     checkout: Path | None = None
 
 
-def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path | None = None) -> Row:
-    """Start `job` on `box` and watch it for `seconds` of steady state. Raises Died."""
+def measure(job: Job, box: FakeBox, folder: Path, seconds: float, settle_s: float = SETTLE_S, picture: Path | None = None) -> Row:
+    """Start `job` on `box`, and watch it for `seconds` from `settle_s` after its first frame on. Raises Died."""
     folder.mkdir(parents=True)
     write_settings(folder)
     others = {**box.environment(), **clean_environment(folder)}
@@ -46,7 +46,7 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path 
             raise Died(_last_words(program))
         if job.checkout and not to_main_screen(program):
             raise Died("the main screen never came")
-        program.read_for(SETTLE_S)
+        program.read_for(settle_s)
         if job.checkout:
             wait_for_idle_worker(program)
         row = window(program, box, seconds)
