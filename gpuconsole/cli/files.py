@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +29,15 @@ def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, object]]:
     from gpuconsole.model.snapshot import MOST_BYTES, decode
 
     return _read(path, MOST_BYTES, decode)
+
+
+@contextlib.contextmanager
+def in_range(path: Path) -> Iterator[None]:
+    """Raises UsageError where a number of the file `path` is too large or too small for the figures that are made from it."""
+    try:
+        yield
+    except ArithmeticError as error:
+        raise UsageError(f"{path}: a number is out of range: {error}") from None
 
 
 def read_certificate(path: Path) -> Certificate:

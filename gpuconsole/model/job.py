@@ -38,9 +38,7 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `kind`: `loader`, `optimizer`, `ddp` or `compile`. `file` is the path that Python has, `line` the first line of the call (from 1).
     `function`: the function around the line. `library`: the package (for example `transformers`) where no line of the program itself made
-    the object. `again`: the line has made another one since the training began, as in each epoch. `parts`: the CRC-32 of the source text (without
-    white space) of each part of the call when it made the object, so that a later edit of the file is noticed: `()` for what is called, arguments by
-    their names, or by their places from 0. Arguments after `**` are left out. Empty: not known.
+    the object. `again`: the line has made another one since the training began, as in each epoch.
     """
 
     kind: str
@@ -49,7 +47,6 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     function: str = ""
     library: str = ""
     again: bool = False
-    parts: dict[str, int] = {}
 
 
 class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,10 +60,15 @@ class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):
     address: str = ""
 
 
+EDITED = "edited"
+
+
 class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about the program. `script`: the name of the file without its folder. `frameworks`: name and version of the libraries that
     drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are. `device_uuid`: the uuid of that GPU
-    as CUDA has it, without the prefix `GPU-` or `MIG-`; N counts only the GPUs that the process sees.
+    as CUDA has it, without the prefix `GPU-` or `MIG-`; N counts only the GPUs that the process sees. `lines`: for each file of `sites` its lines when the
+    job made its first object there, four hexadecimal digits a line: half of the CRC-32 of the bytes (without white space at the end of the line).
+    `edited` (EDITED): the file was written after the start of the job. A file is left out where its lines are not known.
     """
 
     script: str
@@ -77,6 +79,7 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     frameworks: dict[str, str] = {}
     sites: list[Site] = []
     trackers: list[TrackerRun] = []
+    lines: dict[str, str] = {}
 
 
 # --- a knob that is a flag of the user's command -------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import difflib
-import itertools
 import os
 import re
 import warnings
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuconsole.model.job import JobFacts, Site
+from gpuconsole.model.job import EDITED, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs, Value, show
 
 CLASSES = {
@@ -37,11 +36,6 @@ FLAGS: dict[Value, dict[str, Value]] = {
     "adamw_fused": {"fused": True},
 }
 """Arguments of torch.optim.AdamW for each implementation."""
-MANAGED = {
-    "loader": ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "multiprocessing_context", "timeout"),
-    "optimizer": ("fused", "foreach"),
-}
-"""Arguments that a patch may have changed already: a call is the same without them."""
 OF_WORKERS: dict[str, Value | None] = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
 """Arguments of a DataLoader that need workers, and their defaults."""
 OPTIMIZERS_OF_TRAINER: dict[Value, str] = {"adamw": "adamw_torch", "adamw_foreach": "adamw_torch", "adamw_fused": "adamw_torch_fused"}
@@ -82,8 +76,8 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
             try:
                 if place is None:
                     raise NotPatchable("the line is not known")
-                file = files.get(place.file) or _File(source(place.file))
-                file.change(place, kind, arguments)
+                file = files.get(place.file) or _File(source(place.file), facts.lines.get(place.file, ""))
+                file.change(place if kind == "arguments" else file.present(place), kind, arguments)
                 files[place.file] = file
             except (OSError, NotPatchable) as problem:
                 why = problem.strerror if isinstance(problem, OSError) else str(problem)
@@ -164,9 +158,9 @@ Edit = tuple[int, int, str]
 
 
 class _File:
-    """A file under change. Raises NotPatchable for one that is no Python source in UTF-8."""
+    """A file under change. `digests`: its lines in the job, as `JobFacts.lines` has them. Raises NotPatchable for one that is no Python source in UTF-8."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, digests: str) -> None:
         self._bom = BOM if text.startswith(BOM) else ""
         self._text = text.removeprefix(BOM)
         try:
@@ -182,11 +176,28 @@ class _File:
         for line in LINE_OF_PYTHON.findall(self._text):
             starts.append(starts[-1] + len(line.encode()))
         self._starts = starts
+        self._digests = digests
+
+    def present(self, site: Site) -> Site:
+        """`site` with the line that it has in the present text. Raises NotPatchable where that is not known: the job's line was edited, or is gone."""
+        digests, line = self._digests, site.line - 1
+        if not digests:
+            return site
+        former = [digests[at : at + 4] for at in range(0, len(digests), 4)]
+        present = [f"{zlib.crc32(text.rstrip()) & 0xFFFF:04x}" for text in self._data.splitlines()]
+        if former == present:
+            return site
+        changes = [] if digests == EDITED else difflib.SequenceMatcher(None, former, present, autojunk=False).get_opcodes()
+        for change, begin, end, at, last in changes:
+            edited_alone = change == "replace" and end - begin == last - at == 1  # by hand, or by an earlier patch
+            if begin <= line < end and (change == "equal" or edited_alone):
+                return msgspec.structs.replace(site, line=at + line - begin + 1)
+        raise NotPatchable(f"{os.path.basename(site.file)} was edited during the job")
 
     def change(self, site: Site, kind: str, arguments: dict[str, Value]) -> None:
         """Set arguments of the call at `site`. Raises NotPatchable; everything is then as before."""
         tree = copy.deepcopy(self._tree)
-        call = _find(tree, kind, site, self._parts)
+        call = _find(tree, kind, site)
         place = f"the call at {os.path.basename(site.file)}:{call.lineno}"
         if any(isinstance(argument, ast.Starred) for argument in call.args):
             raise NotPatchable(f"{place} takes its arguments from a list (*)")
@@ -214,12 +225,6 @@ class _File:
         if not right:
             raise NotPatchable(f"{place} has an unusual form")
         self._tree, self._edits = tree, edits
-
-    def _parts(self, call: ast.Call) -> dict[str, int]:
-        """As `Site.parts`."""
-        nodes = {"()": call.func, **{str(place): argument for place, argument in enumerate(call.args)}}
-        nodes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
-        return {name: zlib.crc32(b"".join(self._data[self._start(node) : self._end(node)].split())) for name, node in nodes.items()}
 
     def _added(self, call: ast.Call, new: Mapping[str, Value | None]) -> Edit:
         """`new` as further arguments of a call, behind the last one and the parentheses around it."""
@@ -282,23 +287,15 @@ def _ended(line: str) -> str:
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
-def _find(tree: ast.Module, kind: str, site: Site, parts: Callable[[ast.Call], dict[str, int]]) -> ast.Call:
-    """The call of this kind at the line of `site`; where the file was edited during the job, the only call with the same text. The only call of this kind
-    in the file, where the line calls a library that makes the object again, and for the arguments of the HF Trainer. No other call would do: it may be
-    that of the validation, beside a class or a function that makes the loader."""
+def _find(tree: ast.Module, kind: str, site: Site) -> ast.Call:
+    """The call of this kind at the line of `site`. The only such call of the file, where the line calls a library that makes the object again, and for
+    the arguments of the HF Trainer. No other call would do: it may be that of the validation, beside a class or a function that makes the loader."""
     calls = {node: scope for node, scope in _calls(tree, "<module>") if _called(node) in CLASSES[kind]}
     names, place = " or ".join(CLASSES[kind][:2]), f"{os.path.basename(site.file)}:{site.line}"
     here = [call for call in calls if call.lineno <= site.line <= (call.end_lineno or call.lineno)]
     here = [call for call in here if call.lineno == site.line] or here
     if kind == "arguments" or (site.library in MAKE_AGAIN and not here):
         here = list(calls)
-    elif site.parts and not site.library:
-        wanted = _likeness(site.parts, kind)
-        same = [call for call in calls if _likeness(parts(call), kind) == wanted]
-        still_here = [call for call in here if call in same]
-        if here and not still_here and len(same) != 1:
-            raise NotPatchable(f"the file has changed, or several calls at {place} make one")
-        here = still_here or (same if len(same) == 1 else here)
     if not calls or (len(calls) > 1 and len(here) != 1):
         raise NotPatchable(f"no call of {names} in the script" if not calls else f"several calls of {names} in the script")
     if not here:
@@ -308,12 +305,6 @@ def _find(tree: ast.Module, kind: str, site: Site, parts: Callable[[ast.Call], d
     if site.function and site.function not in (calls[here[0]], *OWN_SCOPES):
         raise NotPatchable("the file has changed")
     return here[0]
-
-
-def _likeness(parts: Mapping[str, int], kind: str) -> dict[str, int]:
-    """The parts of a call that no patch changes."""
-    positions = dict(zip(map(str, itertools.count()), POSITIONS if kind == "loader" else (), strict=False))
-    return {name: crc for place, crc in parts.items() if (name := positions.get(place, place)) not in MANAGED[kind]}
 
 
 OWN_SCOPES = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")

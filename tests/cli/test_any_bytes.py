@@ -77,6 +77,16 @@ def test_a_snapshot_whose_series_are_damaged_is_one_line(cli: Cli, tmp_path: Pat
     assert done.stderr.startswith("gpuconsole: s.json: not a valid snapshot: a series has ")
 
 
+def test_a_snapshot_with_a_number_beyond_all_figures_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    with resources.as_file(DEMO) as demo:
+        session = json.loads(cli("replay", str(demo), "--json").stdout)
+    session["runs"][0]["signals"]["host.others_cpu_ratio"]["value"] = 1e308
+    (tmp_path / "s.json").write_text(json.dumps(session))
+    done = cli("diagnose", "s.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpuconsole: s.json: a number is out of range: cannot convert float infinity to integer\n"
+
+
 @pytest.mark.parametrize("t", ["1e308", "4611686018427387904", "-1e15"])
 def test_a_recording_with_a_time_that_no_calendar_has_is_shown(cli: Cli, tmp_path: Path, t: str) -> None:
     lines = gzip.decompress(DEMO.read_bytes()).splitlines(keepends=True)

@@ -37,7 +37,6 @@ def test_unknown_fields_are_kept_on_reading() -> None:
     [
         (b"{", "not JSON"),
         (b"[]", "not a gpuconsole snapshot"),
-        (b'{"schema": "gpuconsole.snapshot/1", "runs": [1e308]}', "not a valid snapshot: the number 1e308 is out of range"),
         (b'{"schema": "gpuconsole.snapshot/2"}', "newer gpuconsole"),
         (b'{"schema": "gpuconsole.snapshot/1"}', "not a valid snapshot"),
     ],

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gpuconsole.agent.hooks.watch import Watch
+from gpuconsole.agent.hooks.source import EDITED, MOST_BYTES, line_digests
 from gpuconsole.cli.files import base, name_in_patch, patch_of, source, write_patch
+from gpuconsole.model import job as model_job
 from gpuconsole.model.job import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
@@ -294,65 +296,90 @@ def test_a_change_of_the_optimizer_is_one_of_all_optimizers(tmp_path: Path) -> N
     assert text == "g = Adam(p, fused=True)\nd = Adam(q, fused=True)\n" and not patch.lines
 
 
-LIBRARY = "class DataLoader:\n    def __init__(self, *args, **kwargs): WATCH.note_made('loader', self)\n"
-PROGRAM = "train = DataLoader(t, 8, shuffle=True)\nval = DataLoader(v, 8)\n"
-PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4, persistent_workers=True)\n"
+PROGRAM = "import d\n\ntrain = DataLoader(t, 8, shuffle=True)\nval = DataLoader(v, 8)\n"
+TRAIN, VAL = PROGRAM.splitlines()[2:]
+PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4, persistent_workers=True)"
+LINE = 3
 
 
-def seen(path: Path, code: str) -> list[Site]:
-    """Where the agent sees that a program makes loaders, the first first."""
-    path.write_text(code)
-    scope = {"WATCH": (watch := Watch()), "__name__": "torch", "t": 1, "v": 2, "options": {}}
-    exec(compile(LIBRARY, "/usr/lib/site-packages/torch.py", "exec"), scope)
-    exec(compile(code, str(path), "exec"), scope)
-    linecache.clearcache()
-    return [Site(kind, path.name, line, record.function, parts=record.parts) for (kind, _, line), record in watch.made.items()]
+STARTED_S = "gpuconsole.agent.hooks.source.STARTED_S"
+
+
+@pytest.fixture(autouse=True)
+def job_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of these tests are newer than this process."""
+    monkeypatch.setattr(STARTED_S, time.time() + 60.0)
+
+
+def patched_later(folder: Path, code: str, edited: str, line: int = LINE, **site: str) -> tuple[str, Patch]:
+    """A program that was edited after the agent has seen it make the loader in `line`."""
+    (folder / "program.py").write_text(code)
+    facts = JobFacts(
+        "train.py", sites=[Site("loader", "train.py", line, **site)], lines={"train.py": line_digests(str(folder / "program.py"))}
+    )
+    (folder / "train.py").write_bytes(edited.encode())
+    patch = make_patch({"num_workers": 4}, facts, BEFORE, lambda file: (folder / file).read_bytes().decode(), lambda file: file)
+    if patch.diff:
+        (folder / "p.diff").write_bytes(patch.diff.encode())
+        subprocess.run(["git", "apply", "p.diff"], cwd=folder, check=True)
+    return (folder / "train.py").read_bytes().decode(), patch
 
 
 @pytest.mark.parametrize(
     ("edited", "after"),
     [
-        (PROGRAM, PATCHED + "val = DataLoader(v, 8)\n"),
-        ("# a note\n" + PROGRAM, "# a note\n" + PATCHED + "val = DataLoader(v, 8)\n"),
-        ("val = DataLoader(v, 8)\n" + PROGRAM.splitlines()[0], "val = DataLoader(v, 8)\n" + PATCHED.rstrip()),
-        (PROGRAM.replace("t, 8", "t,\n  8"), PATCHED.replace("t, 8", "t,\n  8") + "val = DataLoader(v, 8)\n"),
-        (PATCHED, PATCHED),
-        (PATCHED.replace("4", "2"), PATCHED),
+        (PROGRAM, PROGRAM.replace(TRAIN, PATCHED)),
+        ("# a note\n" + PROGRAM, "# a note\n" + PROGRAM.replace(TRAIN, PATCHED)),
+        (PROGRAM.replace("import d\n", ""), PROGRAM.replace("import d\n", "").replace(TRAIN, PATCHED)),
+        (f"import d\n\n{VAL}\n{TRAIN}\n", f"import d\n\n{VAL}\n{PATCHED}\n"),
+        (PROGRAM.replace("t, 8", "t, 16"), PROGRAM.replace(TRAIN, PATCHED.replace("t, 8", "t, 16"))),
+        (PROGRAM.replace(TRAIN, PATCHED), PROGRAM.replace(TRAIN, PATCHED)),
+        (PROGRAM.replace(TRAIN, PATCHED.replace("4", "2")), PROGRAM.replace(TRAIN, PATCHED)),
+        ("\ufeff" + PROGRAM.replace("\n", "\r\n"), "\ufeff" + PROGRAM.replace(TRAIN, PATCHED).replace("\n", "\r\n")),
     ],
 )
-def test_a_file_that_was_edited_during_the_job_is_patched_in_the_call_that_made_the_loader(tmp_path: Path, edited: str, after: str) -> None:
-    site, *_ = seen(tmp_path / "program.py", PROGRAM)
-    text, patch = patched(tmp_path, edited, {"num_workers": 4}, msgspec.structs.replace(site, file="train.py"))
+def test_after_an_edit_during_the_job_the_patch_finds_the_line_that_the_job_has(tmp_path: Path, edited: str, after: str) -> None:
+    text, patch = patched_later(tmp_path, PROGRAM, edited)
     assert text == after and not patch.lines
 
 
 @pytest.mark.parametrize(
-    ("code", "edited"),
+    "edited",
     [
-        (PROGRAM, PROGRAM.replace("t, 8", "t, 16")),
-        (PROGRAM, "val = DataLoader(v, 8)\n"),
-        (PROGRAM, "train = make(t)\nval = DataLoader(v, 8)\n"),
-        (PROGRAM, "# a note\n" + PROGRAM.splitlines()[0] + "\n" + PROGRAM),
-        ("train, val = DataLoader(t, 8), DataLoader(v, 8)\n", "train, val = DataLoader(t, 8), v\n"),
+        PROGRAM.replace(TRAIN + "\n", ""),
+        PROGRAM.replace("import d\n", "").replace(TRAIN + "\n", ""),
+        PROGRAM.replace(TRAIN, "train = make(t)"),
+        PROGRAM.replace(TRAIN, "train = DataLoader(\n    t, 8)"),
+        PROGRAM.replace(TRAIN, "# one\n# two").replace("v, 8", "v, 9"),
     ],
 )
-def test_a_call_that_was_edited_during_the_job_is_not_patched(tmp_path: Path, code: str, edited: str) -> None:
-    site, *_ = seen(tmp_path / "program.py", code)
-    text, patch = patched(tmp_path, edited, {"num_workers": 4}, msgspec.structs.replace(site, file="train.py"))
+def test_where_that_line_is_gone_nothing_is_changed(tmp_path: Path, edited: str) -> None:
+    text, patch = patched_later(tmp_path, PROGRAM, edited)
     assert text == edited and not patch.diff and "not in the patch" in patch.lines[0], patch
 
 
-def test_the_facts_of_a_call_hold_none_of_its_text(tmp_path: Path) -> None:
-    sites = seen(tmp_path / "program.py", "x = DataLoader(load('s3://user:secret@bucket') if 0 else t, 8, shuffle=True, **options)\n")
-    assert set(sites[0].parts) == {"()", "0", "1", "shuffle"}
-    assert b"secret" not in msgspec.json.encode(sites)
+def test_a_line_that_a_library_needs_is_found_after_an_edit(tmp_path: Path) -> None:
+    """Without the comparison of lines, line 3 would be that of the validation."""
+    code = "train = DataLoader(t, 8)\nval = DataLoader(v, 8)\ntrain = prepare(train)\n"
+    _, patch = patched_later(tmp_path, code, "# a note\n" + code, library="accelerate")
+    assert not patch.diff and "several calls" in patch.lines[0]
+
+
+def test_a_file_that_was_written_after_the_start_of_the_job_is_not_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent reads a file when the program makes its first loader there, which may be minutes after Python has read the file."""
+    monkeypatch.setattr(STARTED_S, time.time() - 60.0)
+    _, patch = patched_later(tmp_path, PROGRAM, PROGRAM)
+    assert not patch.diff and "train.py was edited during the job" in patch.lines[0]
+    monkeypatch.setattr(sys, "ps1", "> ", raising=False)
+    assert patched_later(tmp_path, PROGRAM, PROGRAM)[1].diff, "an interactive Python may have read it just now"
+
+
+def test_the_lines_of_what_is_no_file_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text("#" * (MOST_BYTES + 1))
+    assert [line_digests(file) for file in ("<string>", "a\0b", str(tmp_path), str(tmp_path / "large.py"))] == [""] * 4
+    assert line_digests(__file__) != "" and EDITED == model_job.EDITED
 
 
 def test_no_warning_of_the_users_own_code_is_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    code = "x = DataLoader(find('\\d') if 0 else t)\n"
-    [site] = seen(tmp_path / "program.py", code)
-    recwarn.clear()  # of `compile` in the line above
-    assert not site.parts
-    text, _ = patched(tmp_path, code, {"num_workers": 4}, msgspec.structs.replace(site, file="train.py"))
-    assert "num_workers=4" in text
-    assert [one.filename for one in recwarn] == ["<unknown>"]  # of `ast.parse` in `patched`
+    _, patch = patched_later(tmp_path, "x = DataLoader(find('\\d'))\n", "x = DataLoader(find('\\d'))\n", line=1)
+    assert patch.diff and not recwarn.list

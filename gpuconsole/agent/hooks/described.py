@@ -167,6 +167,7 @@ def job_facts() -> dict[str, Any]:
         "frameworks": versions,
         "sites": sites(),
         "trackers": open_runs(),
+        "lines": {file: lines for file, lines in watch.lines.items() if lines},
     }
 
 
@@ -184,7 +185,6 @@ def sites() -> list[dict[str, Any]]:
             "function": record.function,
             "library": record.library,
             "again": record.again,
-            "parts": record.parts,
         }
         for (kind, file, line), record in places
     ]

@@ -208,6 +208,7 @@ def _spanned_step(plain: Any) -> Any:
             adopt(self)
         if recorder.light and recorder.light == get_ident() and len(recorder.stack) == 1:
             recorder.stack.append(OPTIMIZER)
+            passes.state.evaluated = None
         elif tracing.is_compiling() or not begin(self):
             return plain(self, *args, **kwargs)
         done = False
@@ -314,7 +315,7 @@ def begin(optimizer: Any) -> bool:
                 passes.state.inner = True
             return False
         recorder.mark_all()
-        steppers.inside = True
+        steppers.inside, passes.state.evaluated = True, None
         recorder.enter(OPTIMIZER)
         return True
     except Exception as problem:

@@ -11,10 +11,11 @@ import weakref
 from typing import Any
 
 from . import tracing
+from .calls import weights_version
 from .evidence.steps import own_updates
 from .guard import entry, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
-from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
+from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
 from .watch import count_samples, recorder, watch
 
 MARK = "_gpuconsole_watched"
@@ -29,6 +30,8 @@ class State:
     def __init__(self) -> None:
         self.sized = False
         """Whether samples of the present micro-batch have been counted."""
+        self.evaluated: int | None = None
+        """The version of the weights in the first pass within the optimizer step under way; None: no pass yet."""
         self.inner = False
         """Whether an optimizer has stepped within the backward pass under way."""
         self.end_in_backward: Any = None
@@ -110,6 +113,17 @@ def watch_class(cls: Any) -> None:
     put(cls, "__call__", __call__)
 
 
+def repeats_closure() -> bool:
+    """Whether an optimizer evaluates its closure once more, with other weights, as L-BFGS does: the samples are those that it has counted already. Called
+    within the segment of a pass."""
+    if len(recorder.stack) < 2 or recorder.stack[-2] != OPTIMIZER:
+        return False
+    version = weights_version()
+    if state.evaluated is None:
+        state.evaluated = version
+    return version != state.evaluated
+
+
 @hot_entry("passes.begin_light")
 def begin_light(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Begin a pass of a light step. Returns whether it is one: not in another thread, and not without gradients."""
@@ -123,7 +137,8 @@ def begin_light(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         recorder.stack.append(FORWARD)
         if not state.sized:
             state.sized = True
-            count_samples(args, kwargs)
+            if not repeats_closure():
+                count_samples(args, kwargs)
         return True
     except Exception as problem:
         switch.off("passes.begin_light", problem)
@@ -147,7 +162,8 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
             watch.loader = watch.last_loader
             if not state.sized:
                 state.sized = True
-                count_samples(args, kwargs)
+                if not repeats_closure():
+                    count_samples(args, kwargs)
                 if recorder.index < 4:
                     watch.autocast = autocast_precision(module)
             if watch.keep_inputs:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .recorder import Recorder
-from .source import FUNCTION, parts_of_call
+from .source import EDITED, is_interactive, line_digests
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 """Paths with one of these parts are no code of the program itself."""
@@ -26,7 +26,6 @@ class Made(NamedTuple):
     function: str
     library: str = ""
     again: bool = False
-    parts: dict[str, int] = {}
 
 
 class Watch:
@@ -47,6 +46,8 @@ class Watch:
         """Classes of the modules that the program has called itself."""
         self.made: dict[tuple[str, str, int], Made] = {}
         """Where loaders, optimizers and DDP modules were made, by kind, file and line."""
+        self.lines: dict[str, str] = {}
+        """`line_digests` of the files in `made`."""
         self.loader: Callable[[], Any] | None = None
         """The DataLoader of the last training pass."""
         self.last_loader: Callable[[], Any] | None = None
@@ -61,9 +62,7 @@ class Watch:
         self.autocast = ""
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
         self.newest_batch = 0
-        """The samples of the newest training pass."""
-        self.counted: tuple[Any, int, Callable[[], Any]] = None, 0, lambda: None
-        """What counted last: its step and its part of a tensor; the version of a weight; and that tensor."""
+        """The samples of the newest training pass that counted."""
         self.batch_size = 0
         """The largest first dimension of the first tensor of a training pass."""
         self.loader_batch = 0
@@ -91,11 +90,17 @@ class Watch:
             file = frame.f_code.co_filename
             file = file if file.startswith(CELL) else os.path.abspath(file)
             place, library = (kind, file, frame.f_lineno), library_of(sys._getframe(1), frame)
-            former, parts = self.made.get(place), parts_of_call(frame.f_code, frame.f_lasti)
-            again = former is not None and recorder.index > 0  # before, a function of the program may make those of training and validation
-            if former is not None and former.parts != parts:
-                parts = {FUNCTION: 0}  # several calls in the line make objects: no call is the one
-            self.made[place] = Made(weakref.ref(target), frame.f_code.co_name, library, again, parts)
+            again = place in self.made and recorder.index > 0  # before, a function of the program may make those of training and validation
+            if place not in self.made:
+                self._note_lines(file)
+            self.made[place] = Made(weakref.ref(target), frame.f_code.co_name, library, again)
+
+    def _note_lines(self, file: str) -> None:
+        """Remember the lines of a file, as they were at its first object. An interactive Python may have loaded an edited file again."""
+        if file not in self.lines:
+            self.lines[file] = line_digests(file)
+        elif is_interactive() and self.lines[file] != line_digests(file):
+            self.lines[file] = EDITED
 
     def note_origin(self, loader: Any, origin: Callable[[], Any]) -> None:
         """An epoch of `loader` begins. `origin` gives what stands in for the loader once the program has dropped it: the line that made it stays known."""
@@ -148,8 +153,7 @@ watch = Watch()
 
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
-    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. A batch that
-    counted last in the same step does not count again where the weights have changed since: L-BFGS and SAM pass it several times."""
+    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch."""
     value: Any = args[0] if args else None
     shape = getattr(value, "shape", None)
     if not shape:
@@ -157,33 +161,17 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = getattr(value, "shape", None)
         if not shape:
             return
-    if _counted(value):
-        return
     samples, batch = shape[0], watch.loader_batch
     if batch and samples != batch:
         given: Any = args[0] if args else None
         if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
             samples = batch  # a list of images; or the first dimension is that of time
     recorder.samples += samples
-    watch.newest_batch = samples
-    if type(samples) is int and samples > watch.batch_size:  # a tensor while torch.jit traces
-        watch.batch_size = samples
+    if type(samples) is int:  # a tensor while torch.jit traces
+        watch.newest_batch = samples
+        watch.batch_size = max(watch.batch_size, samples)
     if len(shape) == 2 and not value.dtype.is_floating_point:
         recorder.tokens += shape[0] * shape[1]
-
-
-def _counted(value: Any) -> bool:
-    """Whether the same part of the same tensor counted last, in this step and with other weights. Equal micro-batches that accumulate have equal weights."""
-    try:
-        base = value if value._base is None else value._base
-        part = recorder.index, value.storage_offset(), value.shape
-        optimizer: Any = watch.optimizers[-1]()
-        version = optimizer.param_groups[-1]["params"][0]._version
-        former, former_version, tensor = watch.counted
-        watch.counted = part, version, weakref.ref(base)
-        return bool(part == former and version != former_version and tensor() is base)
-    except Exception:  # no tensor of torch, one without a storage, or no optimizer of torch
-        return False
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

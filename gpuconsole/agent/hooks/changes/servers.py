@@ -351,4 +351,5 @@ def in_one_line(problem: BaseException) -> str:
     name, lines = type(problem).__name__, str(problem).strip().splitlines()
     if not lines:
         return name
-    return lines[-1] if lines[-1].startswith(f"{name}:") else f"{name}: {lines[-1]}"
+    is_named = lines[-1].partition(":")[0].rpartition(".")[2] == name
+    return lines[-1] if is_named else f"{name}: {lines[-1]}"

@@ -10,7 +10,7 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.files import read_snapshot, write
+from gpuconsole.cli.files import in_range, read_snapshot, write
 from gpuconsole.cli.options import JSON, SNAPSHOT, Option
 from gpuconsole.cli.values import writable
 from gpuconsole.diagnosis.engine import evaluate
@@ -33,13 +33,15 @@ def run(args: argparse.Namespace) -> int:
     target = writable(args, "--snapshot")
     snapshot, raw = read_snapshot(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
-        run.findings = evaluate(Case.of(run, run.signals))
+        with in_range(args.file):
+            run.findings = evaluate(Case.of(run, run.signals))
+            figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
+            page = "" if args.json else run_text(figured, snapshot.trials, output.paint(sys.stdout))
         stored["findings"] = msgspec.to_builtins(run.findings)
-        figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
         stored["figures"] = msgspec.to_builtins(figured.figures)
         stored["attainable"] = msgspec.to_builtins(figured.attainable)
         if not args.json:
-            print(run_text(figured, snapshot.trials, output.paint(sys.stdout)))
+            print(page)
     if args.json:
         print(output.to_json(raw))
     if target is not None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.files import check_sharing, patch_of, read_snapshot, share, write_patch
+from gpuconsole.cli.files import check_sharing, in_range, patch_of, read_snapshot, share, write_patch
 from gpuconsole.cli.options import SHARING, CommandFailed, Option
 from gpuconsole.cli.values import writable
 from gpuconsole.report.share.markdown import markdown_page
@@ -41,8 +41,11 @@ def run(args: argparse.Namespace) -> int:
         if not patch.diff:
             raise CommandFailed("; ".join([write_patch(args.patch, patch), *patch.lines]))
         print(write_patch(args.patch, patch))
-    if to_files:
-        share(args, session_document(snapshot))
-    elif args.patch is None:
-        print(markdown_page(session_document(snapshot)), end="")
+    if to_files or args.patch is None:
+        with in_range(args.file):
+            document = session_document(snapshot)
+            if to_files:
+                share(args, document)
+            else:
+                print(markdown_page(document), end="")
     return OK
