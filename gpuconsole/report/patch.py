@@ -177,10 +177,12 @@ class _File:
             starts.append(starts[-1] + len(line.encode()))
         self._starts = starts
         self._digests = digests
+        self._former: dict[int, int] = {}
+        """The lines of the job that the present lines are, or were before an edit; where the text has changed."""
 
     def present(self, site: Site) -> Site:
         """`site` with the line that it has in the present text. Raises NotPatchable where that is not known: the job's line was edited, or is gone."""
-        digests, line = self._digests, site.line - 1
+        digests = self._digests
         if not digests:
             return site
         former = [digests[at : at + 4] for at in range(0, len(digests), 4)]
@@ -189,15 +191,32 @@ class _File:
             return site
         changes = [] if digests == EDITED else difflib.SequenceMatcher(None, former, present, autojunk=False).get_opcodes()
         for change, begin, end, at, last in changes:
-            edited_alone = change == "replace" and end - begin == last - at == 1  # by hand, or by an earlier patch
-            if begin <= line < end and (change == "equal" or edited_alone):
-                return msgspec.structs.replace(site, line=at + line - begin + 1)
-        raise NotPatchable(f"{os.path.basename(site.file)} was edited during the job")
+            edited_alone = (
+                change == "replace" and end - begin == last - at == 1 and present[at] not in former
+            )  # by hand, or by an earlier patch
+            if change == "equal" or edited_alone:
+                self._former |= {at + n + 1: begin + n + 1 for n in range(end - begin)}
+        for now, before in self._former.items():
+            if before == site.line:
+                return msgspec.structs.replace(site, line=now)
+        raise NotPatchable(self._edited_during_job(site))
+
+    def _check(self, call: ast.Call, site: Site) -> None:
+        """Raises NotPatchable where the lines of `call` are not lines of one call of the job."""
+        if self._former and call.lineno == site.line:
+            first, last = call.lineno, call.end_lineno or call.lineno
+            if any(self._former.get(line) != self._former[first] + line - first for line in range(first, last + 1)):
+                raise NotPatchable(self._edited_during_job(site))
+
+    @staticmethod
+    def _edited_during_job(site: Site) -> str:
+        return f"{os.path.basename(site.file)} was edited during the job"
 
     def change(self, site: Site, kind: str, arguments: dict[str, Value]) -> None:
         """Set arguments of the call at `site`. Raises NotPatchable; everything is then as before."""
         tree = copy.deepcopy(self._tree)
         call = _find(tree, kind, site)
+        self._check(call, site)
         place = f"the call at {os.path.basename(site.file)}:{call.lineno}"
         if any(isinstance(argument, ast.Starred) for argument in call.args):
             raise NotPatchable(f"{place} takes its arguments from a list (*)")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
-from gpuconsole.agent.hooks.source import EDITED, MOST_BYTES, line_digests
+from gpuconsole.agent.hooks.source import EDITED, MOST_BYTES, line_digests, process_start_s
 from gpuconsole.cli.files import base, name_in_patch, patch_of, source, write_patch
 from gpuconsole.model import job as model_job
 from gpuconsole.model.job import JOB, JobFacts, Site
@@ -351,11 +353,29 @@ def test_after_an_edit_during_the_job_the_patch_finds_the_line_that_the_job_has(
         PROGRAM.replace(TRAIN, "train = make(t)"),
         PROGRAM.replace(TRAIN, "train = DataLoader(\n    t, 8)"),
         PROGRAM.replace(TRAIN, "# one\n# two").replace("v, 8", "v, 9"),
+        f"import d\n\n{VAL}\nx = 1\n",
     ],
 )
 def test_where_that_line_is_gone_nothing_is_changed(tmp_path: Path, edited: str) -> None:
     text, patch = patched_later(tmp_path, PROGRAM, edited)
     assert text == edited and not patch.diff and "not in the patch" in patch.lines[0], patch
+
+
+@pytest.mark.parametrize("edited", [(VAL, "a = 1", TRAIN), (VAL, "a = 1")])
+def test_a_line_that_took_the_place_of_another_is_not_that_line(tmp_path: Path, edited: tuple[str, ...]) -> None:
+    code = "\n".join(["import d", TRAIN, "a = 1", VAL, ""])
+    text, patch = patched_later(tmp_path, code, "\n".join(["import d", *edited, ""]), line=2)
+    assert VAL in text
+    assert PATCHED in text if TRAIN in edited else "not in the patch" in patch.lines[0]
+
+
+def test_a_call_over_several_lines_is_found_by_all_of_them(tmp_path: Path) -> None:
+    train, val = (f"    DataLoader(\n        {name},\n        batch_size=8,\n    ),\n" for name in "tv")
+    code, without_train = f"loaders = [\n{train}{val}]\n", f"loaders = [\n{val}]\n"
+    text, patch = patched_later(tmp_path, code, without_train, line=2)
+    assert text == without_train and not patch.diff and "not in the patch" in patch.lines[0]
+    text, _ = patched_later(tmp_path, code, f"# a note\n{code}", line=2)
+    assert text == f"# a note\n{code}".replace("batch_size=8,", "batch_size=8, num_workers=4, persistent_workers=True,", 1)
 
 
 def test_a_line_that_a_library_needs_is_found_after_an_edit(tmp_path: Path) -> None:
@@ -374,9 +394,15 @@ def test_a_file_that_was_written_after_the_start_of_the_job_is_not_patched(tmp_p
     assert patched_later(tmp_path, PROGRAM, PROGRAM)[1].diff, "an interactive Python may have read it just now"
 
 
+def test_the_start_of_the_process_is_known() -> None:
+    assert abs(process_start_s() - psutil.Process().create_time()) < 1.5  # psutil knows the start of the machine in whole seconds
+
+
 def test_the_lines_of_what_is_no_file_are_not_known(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("#" * (MOST_BYTES + 1))
-    assert [line_digests(file) for file in ("<string>", "a\0b", str(tmp_path), str(tmp_path / "large.py"))] == [""] * 4
+    os.mkfifo(tmp_path / "pipe")
+    files = ("<string>", "a\0b", str(tmp_path), str(tmp_path / "large.py"), str(tmp_path / "pipe"))
+    assert [line_digests(file) for file in files] == [""] * 5
     assert line_digests(__file__) != "" and EDITED == model_job.EDITED
 
 
