@@ -77,14 +77,15 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
                 if place is None:
                     raise NotPatchable("the line is not known")
                 file = files.get(place.file) or _File(source(place.file), facts.lines.get(place.file, ""))
-                file.change(place if kind == "arguments" else file.present(place), kind, arguments)
+                here = place if kind == "arguments" else file.present(place)
+                file.change(here, kind, arguments)
                 files[place.file] = file
             except (OSError, NotPatchable) as problem:
                 why = problem.strerror if isinstance(problem, OSError) else str(problem)
                 lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
             else:
                 if place.again and not place.library and arguments.get("num_workers"):
-                    lines.append(f"# {name(place.file)}:{place.line} {NEW_WORKERS}")
+                    lines.append(f"# {name(here.file)}:{here.line} {NEW_WORKERS}")
     for knob, values in LINES.items():
         if knob in changes and (line := values.get(changes[knob])) and not (knob == "precision" and _by_trainer(facts)):
             lines.append(line)
@@ -191,26 +192,26 @@ class _File:
             return site
         changes = [] if digests == EDITED else difflib.SequenceMatcher(None, former, present, autojunk=False).get_opcodes()
         for change, begin, end, at, last in changes:
-            edited_alone = (
-                change == "replace" and end - begin == last - at == 1 and present[at] not in former
-            )  # by hand, or by an earlier patch
-            if change == "equal" or edited_alone:
+            was, now = former[begin:end], present[at:last]
+            edited = len(was) == len(now) and not {*was} & {*present} and not {*now} & {*former}  # by hand, or by an earlier patch
+            if change == "equal" or edited:
                 self._former |= {at + n + 1: begin + n + 1 for n in range(end - begin)}
-        for now, before in self._former.items():
+        for line, before in self._former.items():
             if before == site.line:
-                return msgspec.structs.replace(site, line=now)
+                return msgspec.structs.replace(site, line=line)
         raise NotPatchable(self._edited_during_job(site))
 
     def _check(self, call: ast.Call, site: Site) -> None:
         """Raises NotPatchable where the lines of `call` are not lines of one call of the job."""
-        if self._former and call.lineno == site.line:
-            first, last = call.lineno, call.end_lineno or call.lineno
-            if any(self._former.get(line) != self._former[first] + line - first for line in range(first, last + 1)):
+        last = call.end_lineno or call.lineno
+        if self._former and call.lineno <= site.line <= last:
+            offset = self._former.get(site.line, 0) - site.line
+            if any(self._former.get(line) != line + offset for line in range(call.lineno, last + 1)):
                 raise NotPatchable(self._edited_during_job(site))
 
     @staticmethod
     def _edited_during_job(site: Site) -> str:
-        return f"{os.path.basename(site.file)} was edited during the job"
+        return f"{os.path.basename(site.file)} is not as it was at the start of the job"
 
     def change(self, site: Site, kind: str, arguments: dict[str, Value]) -> None:
         """Set arguments of the call at `site`. Raises NotPatchable; everything is then as before."""

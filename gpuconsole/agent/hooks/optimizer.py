@@ -147,6 +147,8 @@ class Steppers:
 
 
 steppers = Steppers()
+LBFGS = "LBFGS"
+"""The class of torch's optimizer that evaluates its closure several times in a step."""
 
 
 @wrappers_without_level
@@ -208,7 +210,7 @@ def _spanned_step(plain: Any) -> Any:
             adopt(self)
         if recorder.light and recorder.light == get_ident() and len(recorder.stack) == 1:
             recorder.stack.append(OPTIMIZER)
-            passes.state.evaluated = None
+            passes.state.evaluated, passes.state.evaluates_again = None, type(self).__name__ == LBFGS
         elif tracing.is_compiling() or not begin(self):
             return plain(self, *args, **kwargs)
         done = False
@@ -315,7 +317,8 @@ def begin(optimizer: Any) -> bool:
                 passes.state.inner = True
             return False
         recorder.mark_all()
-        steppers.inside, passes.state.evaluated = True, None
+        steppers.inside = True
+        passes.state.evaluated, passes.state.evaluates_again = None, type(optimizer).__name__ == LBFGS
         recorder.enter(OPTIMIZER)
         return True
     except Exception as problem:

@@ -32,6 +32,8 @@ class State:
         """Whether samples of the present micro-batch have been counted."""
         self.evaluated: int | None = None
         """The version of the weights in the first pass within the optimizer step under way; None: no pass yet."""
+        self.evaluates_again = False
+        """Whether the optimizer of that step evaluates its closure several times."""
         self.inner = False
         """Whether an optimizer has stepped within the backward pass under way."""
         self.end_in_backward: Any = None
@@ -116,7 +118,7 @@ def watch_class(cls: Any) -> None:
 def repeats_closure() -> bool:
     """Whether an optimizer evaluates its closure once more, with other weights, as L-BFGS does: the samples are those that it has counted already. Called
     within the segment of a pass."""
-    if len(recorder.stack) < 2 or recorder.stack[-2] != OPTIMIZER:
+    if not state.evaluates_again or OPTIMIZER not in recorder.stack:
         return False
     version = weights_version()
     if state.evaluated is None:

@@ -1,6 +1,6 @@
 """The lines of a file of the program as short numbers: a patch must not change another call after an edit of the file during the job.
 
-A number says whether a line is the same, and cannot give its text back: a line may hold a password, and the facts of a job are written into files.
+A number says whether a line is the same. It holds no text: a line may hold a password, and the facts of a job are written into files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ STARTED_S = process_start_s()
 
 def is_interactive() -> bool:
     """Whether a user may edit a file and load it in this process afterwards."""
-    return hasattr(sys, "ps1") or "IPython" in sys.modules
+    ipython = sys.modules.get("IPython")
+    return hasattr(sys, "ps1") or getattr(ipython, "get_ipython", lambda: None)() is not None
 
 
 def line_digests(file: str) -> str:
