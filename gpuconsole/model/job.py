@@ -61,14 +61,15 @@ class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 EDITED = "edited"
+"""A value of `JobFacts.lines`."""
 
 
 class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about the program. `script`: the name of the file without its folder. `frameworks`: name and version of the libraries that
     drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are. `device_uuid`: the uuid of that GPU
-    as CUDA has it, without the prefix `GPU-` or `MIG-`; N counts only the GPUs that the process sees. `lines`: for each file of `sites` its lines when the
-    job made its first object there, four hexadecimal digits a line: half of the CRC-32 of the bytes (without white space at the end of the line).
-    `edited` (EDITED): the file was written after the start of the job. A file is left out where its lines are not known.
+    as CUDA has it, without the prefix `GPU-` or `MIG-`; N counts only the GPUs that the process sees. `lines`: for each file of `sites`, a checksum of
+    each line, read when the job made its first object there. A checksum has four hexadecimal digits: the lower 16 bits of the CRC-32 of the line. White
+    space at the end of a line does not count. EDITED: the file was written after the start of the job. A file whose lines are not known is left out.
     """
 
     script: str

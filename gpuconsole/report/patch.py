@@ -159,7 +159,7 @@ Edit = tuple[int, int, str]
 
 
 class _File:
-    """A file under change. `digests`: its lines in the job, as `JobFacts.lines` has them. Raises NotPatchable for one that is no Python source in UTF-8."""
+    """A file under change. `digests`: the checksums of its lines in the job, from `JobFacts.lines`. Raises NotPatchable for one that is no Python source in UTF-8."""
 
     def __init__(self, text: str, digests: str) -> None:
         self._bom = BOM if text.startswith(BOM) else ""
@@ -179,10 +179,10 @@ class _File:
         self._starts = starts
         self._digests = digests
         self._former: dict[int, int] = {}
-        """The lines of the job that the present lines are, or were before an edit; where the text has changed."""
+        """For each present line the line of the job that it is, or that it replaces (both from 1). Empty where the text is the same."""
 
     def present(self, site: Site) -> Site:
-        """`site` with the line that it has in the present text. Raises NotPatchable where that is not known: the job's line was edited, or is gone."""
+        """`site` with its line in the present text. Raises NotPatchable where that line is not found."""
         digests = self._digests
         if not digests:
             return site
@@ -202,7 +202,7 @@ class _File:
         raise NotPatchable(self._edited_during_job(site))
 
     def _check(self, call: ast.Call, site: Site) -> None:
-        """Raises NotPatchable where the lines of `call` are not lines of one call of the job."""
+        """Raises NotPatchable where a line of `call` does not belong to the same call of the job."""
         last = call.end_lineno or call.lineno
         if self._former and call.lineno <= site.line <= last:
             offset = self._former.get(site.line, 0) - site.line

@@ -46,7 +46,7 @@ ECO_S = 2.0
 FIRST_DATA_S = 0.05
 CLOSE_S = 3.0
 ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
-"""Signals after which the console saves the session and gives the terminal back."""
+"""On each of these signals, the console saves the session and restores the terminal."""
 JOB_TERM_S = 4.0
 """Seconds that a job of the user's own gets to end after SIGTERM, before the console leaves it."""
 HANG_UP_S = 8.0

@@ -116,8 +116,7 @@ def watch_class(cls: Any) -> None:
 
 
 def repeats_closure() -> bool:
-    """Whether an optimizer evaluates its closure once more, with other weights, as L-BFGS does: the samples are those that it has counted already. Called
-    within the segment of a pass."""
+    """Whether the pass under way belongs to a later evaluation of the closure by L-BFGS. The samples of that pass have counted already."""
     if not state.evaluates_again or OPTIMIZER not in recorder.stack:
         return False
     version = weights_version()

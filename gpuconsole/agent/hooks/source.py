@@ -1,6 +1,6 @@
-"""The lines of a file of the program as short numbers: a patch must not change another call after an edit of the file during the job.
+"""A checksum of each line of the program's files. After an edit of a file during the job, the patch finds the line of a call by these checksums.
 
-A number says whether a line is the same. It holds no text: a line may hold a password, and the facts of a job are written into files.
+The facts of a job are written into files, and a line may hold a password. A checksum has 16 bits: it shows whether a guess may be right, not the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SLACK_S = 2.0
 
 
 def process_start_s() -> float:
-    """When this process began, in seconds since 1970: Python has read the script since then. Where Linux does not say it: now."""
+    """The start of this process, in seconds since 1970. The present time where Linux does not give the start."""
     try:
         with open("/proc/self/stat") as file:
             start_ticks = int(file.read().rpartition(")")[2].split()[19])
@@ -32,15 +32,14 @@ STARTED_S = process_start_s()
 
 
 def is_interactive() -> bool:
-    """Whether a user may edit a file and load it in this process afterwards."""
+    """Whether the user can edit a file and load the file again in this process."""
     ipython = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or getattr(ipython, "get_ipython", lambda: None)() is not None
 
 
 def line_digests(file: str) -> str:
-    """Four hexadecimal digits for each line of `file`: half of the CRC-32 of its bytes without white space at its end. EDITED: the file was written
-    after the start of this process, which may have read it before.
-    Empty: not known, because there is no such file, or it is large."""
+    """Four hexadecimal digits for each line of `file`: the lower 16 bits of the CRC-32 of the line. White space at the end of a line does not count.
+    EDITED: the file was written after the start of this process. Python may have read the file before. Empty: there is no such file, or it is large."""
     try:
         state = os.stat(file)
         if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_BYTES:  # the text of a pipe can be read only once

@@ -25,8 +25,8 @@ RECEIVE_S = 0.0013
 """Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
 2.13). A program without workers does not show it."""
 LEAST_LOADING_S, LEAST_LOADING_HERE_S = 0.2, 0.02
-"""Seconds of loading that must have been watched: in the loader's processes, whose times /proc counts at the ticks of the scheduler; and in the training
-thread, which reads its own clocks at some of its batches only."""
+"""The least seconds of loading that a signal needs. First: in the loader's processes, because /proc counts their CPU time in ticks of the scheduler. Second:
+in the training thread, because the agent reads the clocks of that thread at some batches only."""
 
 
 def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:

@@ -117,7 +117,7 @@ READING = (
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
     ("CPU (no GPU: ...)", "All numbers belong to the host. No number is GPU data."),
     ("throughput", "Since the start of the work. ▼ marks a change: on trial, kept or reverted. Lines show where a trial begins and ends; 'changed' marks its blocks with the change. Green: with a change that was kept."),
-    ("sparklines", "At most two seconds a column, the newest at the right; without a workload at most ten, so that a line shows 90 seconds. A gap is a time without samples. Brighter is higher."),
+    ("sparklines", "A column is at most two seconds, the newest at the right. Without a workload it is up to ten seconds, to show 90 seconds. A gap is a time without samples. Brighter is higher."),
 )  # fmt: skip
 _SCREENS = (
     ("scenarios", "On the scenario list"), ("knobs", "On the settings screen"), ("processes", "On the processes screen"),

@@ -22,8 +22,8 @@ PURPOSES = {
 """The keys that help when nothing runs, the most useful first."""
 COLUMN_S = (SPARK_COLUMN_S, 5.0, 10.0)
 LEAST_HISTORY_S = 90.0
-"""The least time that a history of a quiet machine shows. A narrow history gets it by wider columns. With columns of two seconds, three histories of
-eight GPUs would show 40 s, and would take more bytes of an SSH connection than all figures together."""
+"""The least time that a history shows while no workload runs. A narrow history has wider columns for it. With columns of two seconds, the histories of eight
+GPUs would show 22 s at 120 columns, and would need more bytes than all figures together."""
 COMMANDS = (
     Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
     Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a running model server"),

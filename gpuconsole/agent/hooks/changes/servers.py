@@ -347,7 +347,7 @@ def apart(dataset: Any, depth: int = 4) -> Any:
 
 
 def in_one_line(problem: BaseException) -> str:
-    """Type and message. An error of a worker has the traceback as its message, which ends with the type and the message."""
+    """The type and the message of an error. The message of a worker's error is a traceback, and its last line holds the type and the message."""
     name, lines = type(problem).__name__, str(problem).strip().splitlines()
     if not lines:
         return name

@@ -18,8 +18,8 @@ RATIO, LAST_RATIO = "between_torch_ratio", "last_torch_ratio"
 """Facts: the share of the time between two forward passes in which a function of torch runs, and the same after the last pass, where the loss is
 made. They are given only if the rest is large. If a step has one pass, the rest is Python code that works on the outputs, such as a metric."""
 LEAST_S, LEAST_RATIO = 0.0002, 1 / 3
-"""Seconds of one stretch without torch, and the share of such stretches in a gap. Below, they are the cost of Python between two functions of torch:
-torch.distributions takes 8 µs for each, and 0.3 ms in the gap between policy and value of a PPO loop."""
+"""Seconds of one stretch without torch, and the share of such stretches in a gap. Shorter stretches are the cost of Python between two functions of torch.
+In a PPO loop, torch.distributions has stretches of 8 µs. They add up to 0.3 ms in the gap between policy and value."""
 
 
 class Gap(NamedTuple):
@@ -119,7 +119,7 @@ class BetweenPasses:
 
 
 def _torch_ratio(gaps: list[Gap]) -> float:
-    """The share of the time in functions of torch; 1 where the rest is small in most gaps."""
+    """The share of the gaps that the program spends in functions of torch. 1 where the rest is short in most gaps."""
     if not gaps or statistics.median(gap.rest_s / gap.whole_s for gap in gaps) < LEAST_RATIO:
         return 1.0
     return sum(gap.torch_s for gap in gaps) / sum(gap.whole_s for gap in gaps)
