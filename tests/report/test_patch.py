@@ -409,3 +409,11 @@ def test_the_lines_of_what_is_no_file_are_not_known(tmp_path: Path) -> None:
 def test_no_warning_of_the_users_own_code_is_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     _, patch = patched_later(tmp_path, "x = DataLoader(find('\\d'))\n", "x = DataLoader(find('\\d'))\n", line=1)
     assert patch.diff and not recwarn.list
+
+
+def test_a_call_whose_line_is_not_its_first_is_found_by_all_of_its_lines(tmp_path: Path) -> None:
+    """In a chain over lines, Python names the line of the last attribute."""
+    train, val = (f"    torch.utils\n    .data.DataLoader(\n        {name},\n    ),\n" for name in "tv")
+    edited = f"loaders = [\n{val}]\n"
+    text, patch = patched_later(tmp_path, f"loaders = [\n{train}{val}]\n", edited, line=3)
+    assert text == edited and not patch.diff and "not as it was" in patch.lines[0]

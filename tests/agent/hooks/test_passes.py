@@ -1,0 +1,22 @@
+"""Which passes count as samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuconsole.agent.hooks import passes
+from gpuconsole.agent.hooks.recorder import FORWARD, GAP, OPTIMIZER, WHOLE, Recorder
+
+
+@pytest.mark.parametrize("stack", [[GAP, OPTIMIZER, FORWARD], [GAP, OPTIMIZER, WHOLE, FORWARD]], ids=["own loop", "library"])
+@pytest.mark.parametrize(("again", "counts"), [(True, [True, True, False, False]), (False, [True] * 4)], ids=["L-BFGS", "Adam"])
+def test_the_closure_of_lbfgs_counts_once(monkeypatch: pytest.MonkeyPatch, stack: list[int], again: bool, counts: list[bool]) -> None:
+    """Two micro-batches with the first weights, and two with others. Adam evaluates its closure once, and a program may change weights within it."""
+    recorder, state, versions = Recorder(), passes.State(), iter([1, 1, 2, 2])
+    recorder.stack, state.evaluates_again = stack, again
+    replaced: dict[str, Any] = {"recorder": recorder, "state": state, "weights_version": lambda: next(versions)}
+    for name, value in replaced.items():
+        monkeypatch.setattr(passes, name, value)
+    assert [not passes.repeats_closure() for _ in counts] == counts
