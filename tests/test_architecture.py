@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import grimp
 import pytest
@@ -55,3 +56,21 @@ def test_every_command_is_listed_with_examples_in_its_help(capsys: pytest.Captur
             main([command.replace("_", "-"), "--help"])
         assert ended.value.code == 0
         assert command == "snapshot_schema" or "examples:" in capsys.readouterr().out
+
+
+def test_the_agent_and_the_console_agree_on_what_both_write_down() -> None:
+    """The agent imports nothing of the console, and the console nothing of the agent: codes, layouts and names of files stand on both sides."""
+    from gpuconsole.agent.hooks import recorder
+    from gpuconsole.agent.hooks.evidence import memory_lines
+    from gpuconsole.engine.children import job
+    from gpuconsole.session import segments
+
+    def codes(module: ModuleType) -> dict[str, object]:
+        kinds = {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
+        return {name: value for name, value in kinds.items() if hasattr(recorder, name) and hasattr(segments, name)}
+
+    shared = codes(segments)
+    assert len(shared) == 17 and shared == codes(recorder)
+    assert segments.HEAD.format == recorder.HEAD.format
+    assert set(segments.SELDOM_MARKED) == set(recorder.SELDOM_MARKED)
+    assert job.MEMORY_CONSENT_FILE == memory_lines.CONSENT_FILE

@@ -36,13 +36,6 @@ class ThreadTimes:
         """CPU seconds of the calling thread."""
         return time.thread_time()
 
-    def cpu_and_runq_s(self) -> tuple[float, float]:
-        """CPU seconds, and seconds in which the thread waited for a core, in one reading where the kernel reports them. Never raises."""
-        if not (numbers := self._file.numbers()):
-            return time.thread_time(), self._runq_s
-        self._runq_s = numbers[1] * 1e-9
-        return numbers[0] * 1e-9, self._runq_s
-
     def close(self) -> None:
         """Give the file back."""
         self._file.close()

@@ -1,7 +1,7 @@
 """The parser of the command line, and its help.
 
-Every file in a group folder of `cli/commands/` is a command; there is no other registration. The file has HELP (one line; empty for an old
-name, which the list of commands leaves out), DESCRIPTION, EXAMPLES, OPTIONS, and run(args), which returns the exit code.
+Every file in a group folder of `cli/commands/` is a command; there is no other registration. The file has HELP (one line), DESCRIPTION,
+EXAMPLES, OPTIONS, and run(args), which returns the exit code.
 """
 
 from __future__ import annotations
@@ -150,10 +150,9 @@ def build_parser(chosen: Collection[str] = COMMANDS) -> Parser:
     added = parser.add_subparsers(prog="gpuconsole", metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     for name in chosen:
         module = importlib.import_module(COMMANDS[name])
-        listed = {"help": module.HELP} if module.HELP else {}
         command = added.add_parser(
             written(name),
-            **listed,
+            help=module.HELP,
             description=module.DESCRIPTION,
             epilog=module.EXAMPLES,
             formatter_class=HelpFormatter,
@@ -186,7 +185,7 @@ def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
 
 
 def _groups(added: argparse._SubParsersAction[Parser]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The commands with their one line of help, by title of the group. A command without such a line is an old name of another command."""
+    """The commands with their one line of help, by title of the group."""
     lines = {action.dest: action.help or "" for action in added._choices_actions}
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES.values()}
     for name in sorted(COMMANDS, key=lambda name: name not in TAKE_JOBS):

@@ -35,7 +35,7 @@ BETWEEN_PROBES_S = 0.25
 WINDOW_S = 30.0
 """The signals are computed over the steps of so many seconds."""
 ALLOWED = "allowed; it has not run yet"
-CONSENT = "probes are allowed in your job"
+PROBES_ALLOWED = "probes are allowed in your job"
 
 
 class DiagnosisLoop:
@@ -64,7 +64,7 @@ class DiagnosisLoop:
         """The user allows probes in the user's own job. Those that waited for this are run by the next evaluations."""
         self.may_probe_jobs = True
         t, record = time.monotonic(), self._state.record
-        self._emit(Note(t, CONSENT))
+        self._emit(Note(t, PROBES_ALLOWED))
         for key, why in list(record.run.unavailable.items()) if record is not None else ():
             if why == NO_CONSENT:
                 self._emit(ProbeDone(t, 0, key.removeprefix("probe."), error=ALLOWED))

@@ -136,6 +136,7 @@ class Output(msgspec.Struct, frozen=True):
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     """`answer`: what limits the run, in a sentence. `diagnosis`: `complete`, or what it waits for. `step_breakdown_ratio`: parts of a step, sum 1.
+    `attainable_ratio`: the rate as a share of the attainable rate of this hardware for this work; None where the work is not known.
     `findings`: those that fire, the largest gain first. `undecided`: rules that cannot tell, with what they need."""
 
     run: str

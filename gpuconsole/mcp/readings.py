@@ -90,6 +90,7 @@ def _status(
         throughput=Throughput(rounded(rate.mean) or 0.0, unit, rounded(rate.std) or 0.0, rate.n) if rate is not None else None,
         step_time=StepTime(rounded(times.p50) or 0.0, rounded(times.p99)) if times is not None else None,
         step_breakdown_ratio={part: round(ratio, 3) for part, ratio in run.summary.phases_ratio.items() if ratio >= 0.0005},
+        attainable_ratio=rounded(run.attainable.share_ratio) if run.attainable is not None else None,
         gain_since_start=gain.words if gain is not None else "",
         kept_changes=facts.kept_changes(facts.chain(view)),
         findings=[conclusion(finding, run, evidence, 2, short=True) for finding in first(firing, most)],

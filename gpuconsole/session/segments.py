@@ -1,7 +1,7 @@
 """From the raw segments of a user's job to steps with phases: a pure fold.
 
 The agent records what the training thread did; the meaning of a stretch follows from what stands before and after it. The codes are those of
-`agent.hooks.recorder`; a test compares both lists.
+`agent.hooks.recorder`; tests/test_architecture.py compares both lists.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the processes of workloads share: the user's cache folder, faster imports of large packages, and the event loop."""
+"""What the processes of workloads share: the user's cache folder, and faster imports of large packages."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,16 +33,3 @@ def without_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-Result = TypeVar("Result")
-
-
-def run_event_loop(main: Coroutine[None, None, Result]) -> Result:
-    try:
-        import uvloop
-    except ImportError:
-        import asyncio
-
-        return asyncio.run(main)
-    return uvloop.run(main)

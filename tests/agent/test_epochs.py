@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.programs.epochs import KINDS
+from tests.matrix import matrix
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("epochs")]
 
@@ -19,7 +20,7 @@ SECONDS = 13.0
 POINTS = 0.03
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", matrix(KINDS, in_ci=("short", "workers", "validated")))
 def test_a_starved_loop_is_named_whatever_its_loaders_do(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), kind]
     words = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", "snapshot.json", "--", *command, str(SECONDS)]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.agent.listener import Listener
 from tests.agent.test_own_job import Ran, plain, watched
+from tests.matrix import matrix
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exchanging")]
 
@@ -57,7 +58,7 @@ def job(folder: Path, kind: str) -> Job:
     return Job(ran, {finding["rule"]: finding for finding in ran.run["findings"]}, [account["losses"] for account in by_hand(folder, kind)])
 
 
-@pytest.mark.parametrize("kind", ["exposed", "accumulated", "computing", "late_data"])
+@pytest.mark.parametrize("kind", matrix(["exposed", "accumulated", "computing", "late_data"], in_ci=("accumulated", "late_data")))
 def test_the_wait_for_exchanges_agrees_with_stamps_by_hand(kind: str, tmp_path: Path) -> None:
     wrong = differences(kind, tmp_path / "first")
     if wrong:  # another test may have taken the cores: the job runs again
@@ -99,6 +100,7 @@ def test_a_job_that_computes_is_not_accused(tmp_path: Path) -> None:
     assert found.faults == []
 
 
+@pytest.mark.matrix
 def test_a_slow_process_is_named(tmp_path: Path) -> None:
     found = job(tmp_path, "straggler")
     assert found.faults[0] == "comm.straggler"
@@ -112,14 +114,15 @@ def test_a_process_whose_data_comes_late_is_named(tmp_path: Path) -> None:
     assert "rank 1" in found.findings["comm.straggler"]["summary"] and "data" in found.findings["comm.straggler"]["summary"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rule", "change"),
-    [
-        ("synced", "comm.accum_without_no_sync", {"sync_each_batch": False}),
-        ("crumbs", "comm.small_buckets", {"bucket_cap_mb": 25.0}),
-        ("by_hand", "comm.exposed", {"gradient_accumulation_steps": 4}),
-    ],
+SYNCED = ("synced", "comm.accum_without_no_sync", {"sync_each_batch": False})
+REMEDIES = (
+    SYNCED,
+    ("crumbs", "comm.small_buckets", {"bucket_cap_mb": 25.0}),
+    ("by_hand", "comm.exposed", {"gradient_accumulation_steps": 4}),
 )
+
+
+@pytest.mark.parametrize(("kind", "rule", "change"), matrix(REMEDIES, in_ci=(SYNCED,)))
 def test_the_cause_and_its_remedy(kind: str, rule: str, change: dict[str, Any], tmp_path: Path) -> None:
     found = job(tmp_path, kind)
     assert found.faults[0] == rule

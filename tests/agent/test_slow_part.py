@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import matrix
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slow part")]
 
 PROGRAM = Path(__file__).parent / "programs" / "slow_part.py"
 BLUR_S = 0.0015
 
 
-@pytest.mark.parametrize("method", ["none", "fork", "spawn"])
+@pytest.mark.parametrize("method", matrix(["none", "fork", "spawn"], in_ci=("fork",)))
 def test_the_finding_names_the_slow_transform(method: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", "snapshot.json"]
     command = [*words, "--", sys.executable, str(PROGRAM), method, "13"]

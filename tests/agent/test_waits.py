@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import matrix
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("waits")]
 
 PROGRAM = Path(__file__).parent / "programs" / "ordered.py"
@@ -26,7 +28,7 @@ def firing(tmp_path: Path, kind: str, workers: int) -> list[dict[str, Any]]:
     return [finding for finding in run["findings"] if finding["state"] == "fires" and not finding.get("note")]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", matrix([0, 1], in_ci=(0,)))
 def test_a_sampler_that_sorts_all_samples_is_named(workers: int, tmp_path: Path) -> None:
     first = firing(tmp_path, "ordered", workers)[0]
     assert (first["rule"], first["title"]) == ("input.epoch_restart", "The sampler delays the start of every epoch")

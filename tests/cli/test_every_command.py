@@ -54,7 +54,6 @@ CASES = {
     "report": Case(None, ("gone.json", "cannot be read"), ("s.json --json", "no option '--json'")),
     "rules": Case("", ("input.slow", "did you mean"), ("--snapshot x", "no option '--snapshot'")),
     "run": Case(None, ("train-gpt --set precision=bf61", "fp32|tf32|bf16"), ("train-gpt --apply-top", "--apply-top and --try go with --headless")),
-    "scaling": Case(None, ("train-gpt --nproc x", "from 1 to 64"), ("train-gpt --repeat 3", "no option '--repeat'")),
     "scenarios": Case("", ("nope", "no scenario 'nope'"), ("--device-name x", "--device-name needs --check")),
     "skill": Case(None, ("--color green", "'auto', 'always', 'never'"), ("--json", "no option '--json'")),
     "snapshot_schema": Case("", ("--color x", "'auto', 'always', 'never'"), ("x", "unexpected argument 'x'")),
@@ -210,7 +209,7 @@ def test_the_help_groups_the_commands_with_one_line_each(capsys: pytest.CaptureF
     titles = ["work:", "look up:", "machine:", "files:"]
     assert [line for line in out.splitlines() if line in titles] == titles
     listed = re.findall(r"^  ([a-z][a-z-]+) {2,}\S.*$", out, re.MULTILINE)
-    assert {name.replace("_", "-") for name in COMMANDS} - set(listed) == {"scaling"}, "an old name is not listed"
+    assert {name.replace("_", "-") for name in COMMANDS} == set(listed)
     assert all(re.search(rf"^  {code} +{re.escape(meaning)}$", out, re.MULTILINE) for code, meaning in CODES.items())
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from gpuconsole.cli.commands.experiments.scaling import with_nproc
+
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.report.experiments import scaling_table
 from gpuconsole.report.parts import printed

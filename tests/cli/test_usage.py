@@ -71,7 +71,6 @@ def test_bad_input(cli: Cli, tmp_path: Path, args: list[str], words: list[str]) 
         ("run", "train-gpt", "--headless"),
         ("tune", "train-gpt"),
         ("sweep", "train-gpt", "--vary", "batch_size=1,2"),
-        ("scaling", "ddp-small-batch"),
         ("calibrate",),
         ("quality", "serve-chat"),
     ],

@@ -65,6 +65,7 @@ def test_an_exchange_over_a_slow_link_is_named_and_is_a_phase(simulated: Machine
         assert found.comm(rank) == pytest.approx(found.exposed[rank], abs=POINTS)
 
 
+@pytest.mark.matrix
 def test_an_exchange_that_computation_hides_is_no_finding(simulated: Machines, tmp_path: Path) -> None:
     found = job(simulated, tmp_path, "hidden")
     assert {finding["state"] for rule, finding in found.findings.items() if rule.startswith("comm.")} == {"clear"}
@@ -72,6 +73,7 @@ def test_an_exchange_that_computation_hides_is_no_finding(simulated: Machines, t
         assert found.comm(rank) == pytest.approx(found.exposed[rank], abs=POINTS)
 
 
+@pytest.mark.matrix
 def test_the_card_that_the_other_waits_for_is_named(simulated: Machines, tmp_path: Path) -> None:
     found = job(simulated, tmp_path, "straggler")
     assert found.first == "comm.straggler" and "rank 1" in found.findings["comm.straggler"]["summary"]

@@ -25,10 +25,6 @@ DOORBELL = "doorbell"
 call. A read of the socket takes 0.1 ms, because the code of the read is in no cache between two steps."""
 
 
-class ConsoleGone(Exception):
-    """The console has closed the connection, or has ended."""
-
-
 class Connection:
     """JSON lines over the Unix socket `path`. Sending never blocks. Raises OSError where the console does not answer."""
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+MARK = "_gpuconsole_watched"
+"""The attribute of a wrapper of ours: what has it is not wrapped again."""
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
 """All entry points that are loaded, by name."""
 NO_LEVEL = "<gpuconsole, skipped like importlib._bootstrap>"

@@ -14,7 +14,7 @@ from ..forks import in_forked_children
 from . import calls, data, graphs, optimizer, passes, pickles
 from .changes import loader
 from .evidence import communication, loading_parts
-from .evidence.memory_lines import CONSENT, history
+from .evidence.memory_lines import CONSENT_FILE, history
 from .guard import entry, put_back, put_under_other_names, switch, wrappers_without_level
 from .job import Agent
 from .recorder import get_ident
@@ -86,7 +86,7 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     have hooks. `joined`: the program itself has started the agent, and ends it by `leave`."""
     agent = Agent(folder, token, joined)
     loading_parts.begin(folder)
-    history.wanted = os.path.exists(os.path.join(folder, CONSENT))
+    history.wanted = os.path.exists(os.path.join(folder, CONSENT_FILE))
     _agent.append(agent)
     recorder.at_end = agent.step_ended
     switch.on_off = agent.report_off

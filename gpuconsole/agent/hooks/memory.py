@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from ..clock import now
 from . import tracing
 from .evidence.memory_lines import history
-from .guard import put, wrappers_without_level
+from .guard import MARK, put, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
 from .watch import is_program, program_frame, recorder, watch
 
-MARK = "_gpuconsole_watched"
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Begins, or is part of, the message of an error of torch: of its allocator, of the driver, of cuBLAS."""
 LONGEST_MESSAGE = 2000

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.steps import Stack, iterations, own_updates, stack_of
-from .guard import entry, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, entry, hot_entry, put, switch, wrappers_without_level
 from .memory import memory, raised, watch_retries
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
@@ -23,7 +23,6 @@ ALONE = 3
 """The same, where the program has made only one optimizer: slow steps are then sent soon."""
 MOST_GONE = 32
 """Optimizers that are gone, of which the number of steps is kept."""
-MARK = "_gpuconsole_watched"
 """An attribute of a hooked function: the switch of the agent that has hooked it. Where a later agent starts in the process, it hooks again."""
 
 

@@ -13,12 +13,11 @@ from typing import Any
 from . import tracing
 from .calls import weights_version
 from .evidence.steps import own_updates
-from .guard import entry, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, entry, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
 from .watch import count_samples, recorder, watch
 
-MARK = "_gpuconsole_watched"
 """An attribute of a hooked function: the switch of the agent that has hooked it."""
 DEPTH = 4
 """Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""

@@ -59,7 +59,7 @@ from gpuconsole.wire.events import (
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
 NO_TORCH = "No module named 'torch'"
-CONSENT = "memory"
+MEMORY_CONSENT_FILE = "memory"
 """A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
 JOIN_S = 10.0
 OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E or -S, a frozen program, or a program without Python"
@@ -159,11 +159,11 @@ class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
     def __init__(self, path: Path, memory: bool = False) -> None:
-        """`memory`: torch keeps a history of allocations; the agent looks for the file CONSENT."""
+        """`memory`: torch keeps a history of allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
         self.path = path / "job"
         self.path.mkdir(mode=0o700)
         if memory:
-            (self.path / CONSENT).touch(mode=0o600)
+            (self.path / MEMORY_CONSENT_FILE).touch(mode=0o600)
         self.socket = self.path / "socket"
         self._seen = self.path / "seen"
         self._seen.touch(mode=0o600)
@@ -282,7 +282,8 @@ class JobChild(Child):
 
     def _begin(self) -> None:
         """Wait for the end of the job, and report its start."""
-        self._tasks = [asyncio.create_task(self._wait_for_end()), asyncio.create_task(self._report_start())]
+        self._start_report = asyncio.create_task(self._report_start())
+        self._tasks = [asyncio.create_task(self._wait_for_end()), self._start_report]
 
     async def _listen(self) -> None:
         """Make the socket for the processes of the job."""
@@ -556,7 +557,7 @@ class JobChild(Child):
             if not self._ranks:
                 break
             await asyncio.sleep(0.05)
-        self._tasks[1].cancel()
+        self._start_report.cancel()
         self.why_no_steps = self._without_steps()
         code = self.returncode
         assert code is not None

@@ -20,7 +20,7 @@ TIMED = 200
 """Allocations that are timed with and without the history, at the end of the process."""
 NO_LINE = "no line of the program: the backward pass, and work of libraries"
 BEFORE = "allocated before the history began, or before the oldest entry that it keeps"
-CONSENT = "memory"
+CONSENT_FILE = "memory"
 """A file in the folder of the job: the user has agreed."""
 
 

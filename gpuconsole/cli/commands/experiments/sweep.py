@@ -8,11 +8,11 @@ import asyncio
 import msgspec
 
 from gpuconsole.cli import options, output
-from gpuconsole.cli.commands.experiments.scaling import scale, scales
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.files import save
 from gpuconsole.cli.job import check_job, check_restarts, headless_job, run_if_possible
 from gpuconsole.cli.options import NO_RESTARTS, CommandFailed, Option, UsageError, check
+from gpuconsole.cli.scaling import scale, scales
 from gpuconsole.cli.scenario import assignments, check_server, scenario, scenario_of, server_of, server_options
 from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.cli.values import writable

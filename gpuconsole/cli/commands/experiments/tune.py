@@ -57,7 +57,6 @@ OPTIONS = (
     options.SCENARIO,
     options.SET,
     Option("--budget", "time in seconds; a trial that would take longer does not start (default 300)", "S", seconds, default=TUNE_S),
-    Option("--objective", "what to improve: throughput", choices=("tokens_per_s",), default="tokens_per_s"),
     Option("--allow-training-changes", "also try changes of what the model learns per step, such as the batch size"),
     Option("--only", "change only these settings", "NAME,NAME", names, default=[], completes="knob"),
     Option("--certificate", "write what was proven as JSON, again after every trial", "FILE", Path, OWN_FILE),

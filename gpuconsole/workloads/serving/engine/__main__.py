@@ -7,12 +7,13 @@ last line of stderr is the cause.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
 import sys
 
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.workloads.process import run_event_loop, without_collections
+from gpuconsole.workloads.process import without_collections
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     try:
-        run_event_loop(serve(args))
+        asyncio.run(serve(args))
     except (OSError, RuntimeError, ValueError) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         sys.exit(1)

@@ -16,7 +16,7 @@ LAYOUT = struct.Struct("=qq")
 class Caps:
     """A mixin before a scheduler class of vLLM: the schedule of vLLM under the smaller of vLLM's limits and these limits."""
 
-    running: list  # type: ignore[type-arg]
+    running: list
     max_num_scheduled_tokens: int
 
     def __init__(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]

@@ -45,7 +45,6 @@ from gpuconsole.wire.events import (
     Steps,
     Stop,
 )
-from gpuconsole.workloads.process import run_event_loop
 from gpuconsole.workloads.serving.http import api_key, connect
 from gpuconsole.workloads.serving.load.client import Client, Outage, RequestFailed
 from gpuconsole.workloads.serving.load.quality import perplexity
@@ -443,7 +442,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "load generator", os.getpid(), __version__, time.time()))
-    code = run_event_loop(serve(channel))
+    code = asyncio.run(serve(channel))
     channel.end(code)
 
 

@@ -23,6 +23,7 @@ from gpuconsole.agent.hooks.changes.change import Refused, site
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked
+from tests.matrix import matrix
 from tests.waiting import wait_until
 
 PATIENCE_S = 20.0
@@ -539,9 +540,15 @@ def change_to(watch: Watch, iterator: Any, num_workers: int) -> list[int]:
     return seen
 
 
+USES = [
+    (program, values, use)
+    for program, values in ((0, [2]), (0, [2, 0]), (1, [2]), (1, [2, 1]))
+    for use in ("look", "whole", "in turn", "the change under way")
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("use", ["look", "whole", "in turn", "the change under way"])
-@pytest.mark.parametrize(("program", "values"), [(0, [2]), (0, [2, 0]), (1, [2]), (1, [2, 1])])
+@pytest.mark.parametrize(("program", "values", "use"), matrix(USES, in_ci=[USES[0], USES[5], USES[10], USES[15]]))
 def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, program: int, values: list[int], use: str) -> None:
     """As `next(iter(loader))` for a picture, or a whole pass for an evaluation, in the middle of an epoch."""
     everything = list(range(2000))

@@ -1,4 +1,4 @@
-"""`gpuconsole scaling`, the old name of `gpuconsole sweep --vary nproc=`: the same work on 1, 2, ... N processes."""
+"""`gpuconsole sweep --vary nproc=`: the same work on 1, 2, ... N processes, one number after the other."""
 
 from __future__ import annotations
 
@@ -12,53 +12,19 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.files import save
 from gpuconsole.cli.headless import TICK_S
-from gpuconsole.cli.options import DURATION, JSON, SET, SNAPSHOT, WATCHING, Option, UsageError
 from gpuconsole.cli.progress import Progress
-from gpuconsole.cli.scenario import assignments, scenario
+from gpuconsole.cli.scenario import scenario
 from gpuconsole.cli.session import pause, session
 from gpuconsole.cli.values import writable
 from gpuconsole.engine.children.worker import START_S
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.report.experiments import scaling_table
 
 DURATION_S = 20.0
-HELP = ""
-DESCRIPTION = "The old name of `gpuconsole sweep SCENARIO --vary nproc=1,2`."
-EXAMPLES = """examples:
-  gpuconsole sweep ddp-small-batch --vary nproc=1,2         the same, under its current name
-  gpuconsole scaling ddp-small-batch --nproc 1,2,4,8
-"""
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """The numbers in `1,2,4`. Raises ValueError."""
-    try:
-        return tuple(sorted({int(CATALOGUE["nproc"].check(int(part))) for part in text.split(",")}))
-    except ValueError:
-        raise ValueError(f"{text!r}: expected numbers of processes from 1 to 64, such as 1,2,4") from None
-
-
-OPTIONS = (
-    Option("scenario", "a scenario that has the settings `sharding` and `nproc`", "SCENARIO", completes="scenario"),
-    Option("--nproc", "numbers of processes (default 1,2)", "N,N,...", counts, default=(1, 2)),
-    SET,
-    DURATION._replace(help="seconds from the first step of each (default 20)"),
-    SNAPSHOT,
-    JSON._replace(help="the snapshot on stdout and nothing else there"),
-    WATCHING,
-)
-
-
-def run(args: argparse.Namespace) -> int:
-    chosen = scenario(args.scenario)
-    if not scales(chosen):
-        raise UsageError(f"{chosen.name} runs in one process: {chosen.workload.name} has no settings nproc and sharding")
-    knobs = assignments(args.knobs, chosen)
-    output.note(f"this command is now: gpuconsole sweep {args.scenario} --vary nproc={','.join(map(str, args.nproc))}")
-    return scale(args, knobs, args.nproc)
+"""Seconds of a run on each number of processes, from its first step, where the user gives no --duration."""
 
 
 def scales(chosen: Scenario) -> bool:
