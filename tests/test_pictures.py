@@ -12,6 +12,8 @@ import pytest
 from gpuconsole import __version__
 from tests.program_words import ProgramWords
 
+pytestmark = pytest.mark.xdist_group("pictures")  # the words of the program are read once
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "screenshots"
 PICTURES = sorted([*FOLDER.glob("*.svg"), *FOLDER.glob("*.png")])

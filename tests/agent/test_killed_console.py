@@ -13,6 +13,7 @@ from tests.agent.listener import Listener
 PROGRAM = Path(__file__).parent / "programs" / "who_loads.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "at_end"),
     [

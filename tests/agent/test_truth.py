@@ -11,7 +11,7 @@ import pytest
 
 from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, UNUSUAL, UNUSUAL_TOO, Ran, alone, differences, digests, watched
 
-pytestmark = pytest.mark.xdist_group("loops with stamps")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loops with stamps")]
 
 STEPS = 40
 POINTS = 0.15
@@ -36,7 +36,6 @@ def more_loops(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return watched(tmp_path_factory.mktemp("loops"), str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *UNUSUAL_TOO)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", UNUSUAL_TOO)
 def test_more_loops_agree_with_stamps_by_hand(more_loops: Ran, loop: str) -> None:
     assert far(more_loops, loop) == {}
@@ -51,13 +50,11 @@ def test_a_batch_that_lbfgs_passes_several_times_counts_once(loops: Ran) -> None
     assert {step.samples for step in loops.watched["lbfgs"].steps[1:]} == {64}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["images_in_list", "time_first"])
 def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(more_loops: Ran, loop: str) -> None:
     assert more_loops.watched[loop].steps[-1].samples == 16
 
 
-@pytest.mark.slow
 def test_what_a_generator_returns_is_no_batch(tmp_path: Path) -> None:
     """In a process of its own: the loops above run after gc.freeze, which hides the functions that make batches."""
     ran = watched(tmp_path, str(PROGRAMS / "unusual.py"), "own_generator", str(STEPS))
@@ -69,7 +66,6 @@ def far(ran: Ran, loop: str) -> dict[str, float]:
     return {phase: round(by, 3) for phase, by in differences(ran, loop).items() if abs(by) > POINTS}
 
 
-@pytest.mark.slow
 def test_losses_and_weights_are_bit_for_bit_the_same(loops: Ran, tmp_path: Path) -> None:
     out = alone(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *LOOPS, *UNUSUAL)
     assert sorted(digests(loops.out)) == sorted(digests(out)) and len(digests(out)) == 2 * (len(LOOPS) + 1 + len(UNUSUAL))

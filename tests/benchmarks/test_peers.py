@@ -45,6 +45,7 @@ def test_commands_run_a_script_of_the_case(peer: Peer, tmp_path: Path) -> None:
     assert "'C08'" in script and "'reporting'" in script and "'3'" in script
 
 
+@pytest.mark.slow
 def test_jobs_of_several_processes_and_mere_offers_are_left_out_and_no_others() -> None:
     assert {case.id for case in TRAINING} - {case.id for case in CASES} == {"C26", "C27", "C28", "C29", "C30"}
     for case in CASES:

@@ -79,11 +79,11 @@ def test_every_command_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.prints is not None])
-def test_json_is_one_document_and_nothing_else(cli: Cli, folder: Path, name: str) -> None:
+def test_json_is_one_document_and_nothing_else(cli_here: Cli, folder: Path, name: str) -> None:
     case = CASES[name]
     assert case.prints is not None
     words = [name.replace("_", "-"), *case.prints.split(), "--quiet", *(["--json"] if name not in NOT_ASKED else [])]
-    done = cli(*words)
+    done = cli_here(*words)
     assert done.returncode == case.code, done.stderr
     if case.code:
         assert done.stdout == "" and done.stderr.count("\n") == 1, "a problem stays on stderr, also with --quiet"
@@ -101,9 +101,9 @@ def test_a_sweep_prints_one_document_too(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.prints is None])
-def test_the_other_commands_end_with_2_on_bad_usage(cli: Cli, folder: Path, name: str) -> None:
+def test_the_other_commands_end_with_2_on_bad_usage(cli_here: Cli, folder: Path, name: str) -> None:
     words, says = CASES[name].refused
-    done = cli(name, *words.split())
+    done = cli_here(name.replace("_", "-"), *words.split())
     assert (done.returncode, done.stdout) == (2, "") and says in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -166,6 +166,7 @@ def test_signals_end_it_and_its_sampler(machine: Machine, number: int, code: int
         assert len(exporter.lines) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_sampler_is_started_again(machine: Machine) -> None:
     script, environment = machine("gpus 1")
     with Exporter(environment).ready() as exporter:
@@ -269,6 +270,7 @@ def test_slow_and_closed_clients_are_not_reported(machine: Machine) -> None:
         assert len(exporter.lines) == 1
 
 
+@pytest.mark.slow
 def test_a_run_serves_its_workload_too(machine: Machine) -> None:
     _, environment = machine("init_error 9")
     small = ("--set", "d_model=64", "--set", "n_layer=1")

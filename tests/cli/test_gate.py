@@ -94,10 +94,10 @@ def test_a_simulated_gpu_is_named(cli: Cli, tmp_path: Path) -> None:
         (("base", "new"), "base: a folder goes with --fail-below; without it, name a snapshot"),
     ],
 )
-def test_bad_usage(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
+def test_bad_usage(cli_here: Cli, tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
     written(tmp_path, *sides(1000, 1000))
     (tmp_path / "empty").mkdir()
-    done = cli("compare", *arguments)
+    done = cli_here("compare", *arguments)
     assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
 
 

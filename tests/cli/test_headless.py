@@ -51,7 +51,9 @@ def test_data_starved_is_diagnosed_fixed_and_proven(cli: Cli, tmp_path: Path) ->
     assert "input.slow_storage" in again.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_interrupted_runs_keep_what_was_measured(tmp_path: Path, number: signal.Signals) -> None:
     command = [
         sys.executable,
@@ -90,6 +92,7 @@ def test_sigkill_of_the_console_leaves_no_orphan(tmp_path: Path) -> None:
     wait_until(lambda: all(gone(pid) for pid in children), 10, "children gone")
 
 
+@pytest.mark.slow
 def test_a_failing_workload_is_exit_code_1_with_its_cause(cli: Cli, tmp_path: Path) -> None:
     import resource
 

@@ -44,6 +44,7 @@ def test_doctor_about_a_card_that_cuda_13_does_not_know(cli: Cli, machine: Machi
     assert "torch 2.13.0 (CUDA 13.0) has no code for Tesla V100-SXM2-16GB (compute capability 7.0): pip install" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_run(cli: Cli, old: dict[str, str], processes: int) -> None:
     knobs = ("--set", "nproc=2") if processes == 2 else ()

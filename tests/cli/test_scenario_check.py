@@ -44,8 +44,8 @@ def test_json_has_every_figure(cli: Cli) -> None:
         (("scenarios", "--device-name", "NVIDIA L4"), ["--device-name needs --check"]),
     ],
 )
-def test_bad_usage_is_one_line(cli: Cli, words: tuple[str, ...], said: list[str]) -> None:
-    done = cli(*words)
+def test_bad_usage_is_one_line(cli_here: Cli, words: tuple[str, ...], said: list[str]) -> None:
+    done = cli_here(*words)
     assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert all(word in done.stderr for word in said), done.stderr

@@ -40,6 +40,7 @@ def only_run(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return dict(run)
 
 
+@pytest.mark.slow
 def test_the_embedded_server_answers_and_every_figure_is_there(cli: Cli) -> None:
     done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", "--slo", "ttft=5,tpot=5", *SMALL)
     assert done.returncode == 0, done.stderr
@@ -262,8 +263,8 @@ def test_the_run_waits_for_a_server_that_starts_slowly(cli: Cli, fake_server: st
         (("serve-chat", "--set", "batch_size=3"), "has no setting 'batch_size'"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(cli: Cli, words: tuple[str, ...], reason: str) -> None:
-    done = cli("run", *words, "--headless")
+def test_options_that_do_not_fit_are_refused(cli_here: Cli, words: tuple[str, ...], reason: str) -> None:
+    done = cli_here("run", *words, "--headless")
     assert done.returncode == 2 and reason in done.stderr
 
 
@@ -317,6 +318,7 @@ def test_limits_of_the_user_and_of_a_taught_fault_are_given_to_vllm(
     assert only_run(done)["knobs"]["max_num_seqs"] == seats
 
 
+@pytest.mark.slow
 def test_a_rule_without_the_limit_says_so(cli: Cli, tmp_path: Path) -> None:
     """With a scheduler of the user's own, nobody reports the sequence slots that vLLM has chosen."""
     done, _ = with_vllm(cli, tmp_path, "--model", "some/model", "--vllm-args=--scheduler-cls my.Own")
@@ -326,6 +328,7 @@ def test_a_rule_without_the_limit_says_so(cli: Cli, tmp_path: Path) -> None:
     assert run["knobs"]["max_num_seqs"] == 0 and finding["state"] == "cant_tell"
 
 
+@pytest.mark.slow
 def test_a_vllm_that_does_not_fit_on_the_card_is_refused_before_it_starts(cli: Cli, tmp_path: Path, machine: Machine) -> None:
     _, env = machine("gpus 1", "gpu 0 memory_total_bytes 80e9", "gpu 0 memory_used_bytes 60e9", "gpu 0 memory_reserved_bytes 0")
     done, flags = with_vllm(cli, tmp_path, "--model", "some/model", "--device", "gpu:0", env=env)

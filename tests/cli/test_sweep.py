@@ -43,12 +43,12 @@ def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
     assert '"sample"' in recorded and "batch_size=8 d_model=64" in recorded, "the recording holds the devices and the result"
 
 
-def test_bad_usage_is_reported_in_one_line(cli: Cli) -> None:
+def test_bad_usage_is_reported_in_one_line(cli_here: Cli) -> None:
     for words, reason in (
         (("--vary", "no_such=1,2"), "has no setting 'no_such'"),
         (("--vary", "batch_size=1"), "expected NAME=A,B,..."),
         (("--vary", "batch_size=1,x"), "batch_size"),
         (("--vary", "batch_size=1,2", "--repeat", "1"), "must be 2 or more"),
     ):
-        done = cli("sweep", "train-gpt", *words)
+        done = cli_here("sweep", "train-gpt", *words)
         assert done.returncode == 2 and reason in done.stderr and done.stderr.count("\n") == 1

@@ -38,6 +38,7 @@ def test_a_win_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -> No
     assert broken.returncode == 1 and "does not follow from the" in broken.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupted_session_keeps_its_certificate(tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
     recording = tmp_path / "tuned.jsonl"
@@ -53,7 +54,7 @@ def test_an_interrupted_session_keeps_its_certificate(tmp_path: Path) -> None:
     assert '"runopened"' in recording.read_text()
 
 
-def test_bad_usage_is_reported_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_bad_usage_is_reported_in_one_line(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     for words, reason in (
         (("tune", "no-such"), "no-such"),
@@ -64,5 +65,5 @@ def test_bad_usage_is_reported_in_one_line(cli: Cli, tmp_path: Path) -> None:
         (("verify", str(tmp_path / "no.json"), "--record", str(tmp_path / "f.jsonl")), "--record goes with --measure"),
         (("tune", "train-gpt", "--record", str(tmp_path / "no" / "f.jsonl")), "--record"),
     ):
-        done = cli(*words)
+        done = cli_here(*words)
         assert done.returncode == 2 and reason in done.stderr and done.stderr.count("\n") == 1

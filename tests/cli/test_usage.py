@@ -54,8 +54,8 @@ from tests.conftest import Cli
         (["tune", "train-gpt", "--token-file", "token.txt"], ["--token-file", "--serve"]),
     ],
 )
-def test_bad_input(cli: Cli, tmp_path: Path, args: list[str], words: list[str]) -> None:
-    done = cli(*args)
+def test_bad_input(cli_here: Cli, tmp_path: Path, args: list[str], words: list[str]) -> None:
+    done = cli_here(*args)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]

@@ -9,6 +9,7 @@ import pytest
 
 from gpuconsole.experiments.session import LiveSession
 from tests.fakes.nvml.build import Script
+from tests.matrix import matrix
 from tests.no_torch import without_torch
 from tests.pty.terminal import Terminal
 from tests.waiting import until
@@ -46,6 +47,7 @@ def test_a_gpu_lost_in_mid_session_is_marked_and_the_others_go_on(script: Script
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) -> None:
     async def main() -> None:
         engine = LiveSession(interval_s=0.2)
@@ -62,7 +64,7 @@ def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("gpus", [1, 64])
+@pytest.mark.parametrize("gpus", matrix([1, 64], in_ci=(64,)))
 def test_the_screen_shows_the_values_of_gpm_for_one_and_for_many_gpus(script: Script, tmp_path: Path, gpus: int) -> None:
     script.write(f"gpus {gpus}", *GPM)
     with Terminal(cwd=tmp_path, env=without_torch(tmp_path)) as terminal:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from gpuconsole.model.snapshot import json_schema
+from tests.matrix import matrix
 from tests.pty.terminal import Terminal
 from tests.waiting import gone, wait_until
 
@@ -63,6 +64,7 @@ def running(tmp_path: Path, *options: str) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: Path) -> None:
     with running(tmp_path) as terminal:
         children = [child.pid for child in psutil.Process(terminal.process.pid).children(recursive=True)]
@@ -74,7 +76,8 @@ def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: 
     wait_until(lambda: all(gone(pid) for pid in children), 10, "children gone")
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", matrix([signal.SIGHUP, signal.SIGQUIT], in_ci=(signal.SIGHUP,)))
 def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path) as terminal:
         os.kill(terminal.process.pid, number)
@@ -83,6 +86,7 @@ def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path, number
     assert list(tmp_path.glob("gpuconsole-*.json"))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path: Path) -> None:
     with running(tmp_path) as terminal:
         worker = next(c for c in psutil.Process(terminal.process.pid).children() if "gpuconsole.workloads.worker" in c.cmdline())
@@ -96,6 +100,7 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
         assert terminal.wait_exit() == 1  # the workload failed
 
 
+@pytest.mark.slow
 def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, "--set", "log_every=20") as terminal:
         terminal.press("k")

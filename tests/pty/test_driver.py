@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.matrix import matrix
 from tests.pty.shown_console import NEWEST
 from tests.pty.terminal import Terminal
 from tests.waiting import wait_until
@@ -62,6 +63,7 @@ def _fills(terminal: Terminal, rows: int) -> bool:
     return len(lines) == rows and lines[-1].endswith("q quit")
 
 
+@pytest.mark.slow
 def test_every_cell_is_as_with_textuals_own_driver(tmp_path: Path) -> None:
     with shown(tmp_path, "plain") as plain, shown(tmp_path, "own") as own:
         for moment in tour(plain, own):
@@ -72,6 +74,7 @@ def test_every_cell_is_as_with_textuals_own_driver(tmp_path: Path) -> None:
     assert len(own.raw) < 0.5 * len(plain.raw)
 
 
+@pytest.mark.slow
 def test_far_fewer_bytes_for_the_same_numbers(tmp_path: Path) -> None:
     for _ in range(3):  # a loaded machine leaves out frames: then there is little to compare
         with shown(tmp_path, "plain", "moving") as plain, shown(tmp_path, "own", "moving") as own:
@@ -83,6 +86,7 @@ def test_far_fewer_bytes_for_the_same_numbers(tmp_path: Path) -> None:
     assert len(own.raw) < 0.4 * len(plain.raw)
 
 
+@pytest.mark.slow
 def test_eco_sends_less_still_and_answers_keys_at_once(tmp_path: Path) -> None:
     with shown(tmp_path, "moving") as usual, shown(tmp_path, "moving", "eco") as eco:
         for terminal in (usual, eco):
@@ -110,6 +114,7 @@ def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
         assert len(terminal.raw) == before
 
 
+@pytest.mark.slow
 def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with shown(tmp_path, "restless") as terminal:
         terminal.wait_for("SM active")
@@ -128,6 +133,7 @@ def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
         wait_until(lambda: terminal.process.poll() is not None, 10, "the program ends unread")
 
 
+@pytest.mark.slow
 def test_a_slow_line_shows_the_newest_state_and_quits(tmp_path: Path) -> None:
     """20 KB/s, 40 updates a second of which all numbers differ."""
     with shown(tmp_path, "moving") as terminal:
@@ -143,7 +149,7 @@ def test_a_slow_line_shows_the_newest_state_and_quits(tmp_path: Path) -> None:
     assert LEFT in terminal.raw
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTSTP, signal.SIGSTOP])
+@pytest.mark.parametrize("stop", matrix([signal.SIGTSTP, signal.SIGSTOP], in_ci=(signal.SIGTSTP,)))
 def test_stopped_and_continued(tmp_path: Path, stop: signal.Signals) -> None:
     """SIGTSTP gives the terminal back first; after either all is drawn again."""
     with shown(tmp_path) as terminal:

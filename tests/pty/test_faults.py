@@ -63,6 +63,7 @@ def test_a_driver_that_is_unloaded_and_comes_back(box: tuple[Script, Terminal]) 
     assert_alive(terminal)
 
 
+@pytest.mark.slow
 def test_permission_taken_away(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("gpus 8", "gpu * error * 4")
@@ -98,6 +99,7 @@ def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Scr
     wait_until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_from_the_start_leaves_a_working_console(fake_library: Path, tmp_path: Path) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2", "init_delay 60000")
     with watching(script, fake_library) as terminal:
@@ -144,6 +146,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(fake_library:
         assert RESTORED in terminal.raw
 
 
+@pytest.mark.slow
 def test_heat_is_shown_in_the_title(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("gpus 8", *GPM, "gpu 6 clocks_reasons 72")
@@ -154,6 +157,7 @@ def test_heat_is_shown_in_the_title(box: tuple[Script, Terminal]) -> None:
 WATCHING_BYTES = 80e6
 
 
+@pytest.mark.slow
 def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Path) -> None:
     """The spare worker, with torch imported, ends some time after the scenario picker was closed."""
     with Terminal(cwd=tmp_path, module="tests.pty.brief_spare") as terminal:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.pty.terminal import Terminal
 from tests.pty.test_start import ESCAPE_GAP_S
 
@@ -14,6 +16,7 @@ def click(terminal: Terminal, x: int, y: int) -> None:
     terminal.press(f"\x1b[<0;{x + 1};{y + 1}M", f"\x1b[<0;{x + 1};{y + 1}m")
 
 
+@pytest.mark.slow
 def test_keys_and_clicks_at_the_wrong_moment(tmp_path: Path) -> None:
     """One console, from its start to its end: before the first step there is nothing to try, to copy, to undo."""
     with Terminal("run", "chatty-logging", "--set", "d_model=64", "--set", "n_layer=1", cwd=tmp_path) as terminal:

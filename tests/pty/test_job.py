@@ -119,6 +119,7 @@ def test_a_job_whose_python_has_no_torch_says_which_python_that_is(tmp_path: Pat
         assert terminal.wait_exit() == 1
 
 
+@pytest.mark.slow
 def test_before_the_first_step_no_rule_is_called_without_a_conclusion(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n")
     with Terminal("run", "--", sys.executable, "job.py", cwd=tmp_path) as terminal:
@@ -130,6 +131,7 @@ def test_before_the_first_step_no_rule_is_called_without_a_conclusion(tmp_path: 
         assert terminal.wait_exit() == 0
 
 
+@pytest.mark.slow
 def test_a_new_size_and_ctrl_c_go_to_the_job(tmp_path: Path) -> None:
     with job(tmp_path, "5") as terminal:
         terminal.press("o")
@@ -171,6 +173,7 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
     assert log.read_text().startswith(f"pid {pid} ")
 
 
+@pytest.mark.slow
 def test_a_job_that_removes_its_folder_can_be_left_and_its_session_is_kept(tmp_path: Path) -> None:
     (folder := tmp_path / "removed").mkdir()
     (folder / "job.py").write_text("import os, shutil, time\nshutil.rmtree(os.getcwd())\nprint('removed', flush=True)\ntime.sleep(30)\n")
@@ -229,6 +232,7 @@ def holders(folder: Path) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
     with job(tmp_path) as terminal:
         terminal.press("o")

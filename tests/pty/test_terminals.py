@@ -48,12 +48,14 @@ def colours_in(raw: bytes) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_color_sends_no_colour(tmp_path: Path) -> None:
     raw = seen_by(tmp_path, NO_COLOR="1")
     assert not colours_in(raw)
     assert b"\x1b[1m" in raw or b";1m" in raw
 
 
+@pytest.mark.slow
 def test_sixteen_colours_are_all_that_an_xterm_gets(tmp_path: Path) -> None:
     colours = colours_in(seen_by(tmp_path, TERM="xterm", COLORTERM=""))
     assert colours and not colours & {38, 48}

@@ -86,7 +86,10 @@ def left_by(ending: str, folder: Path) -> Left:
     return Left(folder, [pid])
 
 
-ENDINGS = ("leave", "hang up", "SIGKILL and a later clean-up", "first process")
+ENDINGS = [
+    "hang up",
+    *(pytest.param(ending, marks=pytest.mark.slow) for ending in ("leave", "SIGKILL and a later clean-up", "first process")),
+]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -52,6 +52,7 @@ def test_the_architecture_is_named_as_in_llvm() -> None:
     assert [architecture(version) for version in (90402, 90010, 110000, 120001)] == ["gfx942", "gfx90a", "gfx1100", "gfx1201"]
 
 
+@pytest.mark.slow
 def test_the_program_shows_it_with_reasons_and_a_torch_that_cannot_use_it_says_so(nodes: Path, cli: Cli, tmp_path: Path) -> None:
     """The real command line; only the topology and torch's own version are stand-ins."""
     stand_in = tmp_path / "stand-in"

@@ -54,7 +54,7 @@ from tests.tui.fake_session import (
 
 HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
 HOST_CPU = Device("cpu", "host CPU")
-WIDTHS = (*range(40, 201, 7), 200)
+WIDTHS = (*range(40, 201, 14), 80, 120, 200)
 
 
 def hostile_view() -> View:

@@ -32,8 +32,8 @@ def painted(shown: View, width: int = 120, height: int = 36) -> str:
 def test_rows_are_as_wide_as_asked(gpus: int, kind: str) -> None:
     shown = box(gpus, kind=kind, lost=(1,) if gpus > 1 else (), mig=(0,)) if gpus else view()
     net = read_net(shown.devices, shown.links)
-    for width in (8, 23, 40, 59, 80, 97, 120, 200):
-        for height in (1, 5, 12, 24, 36):
+    for width in (8, 40, 59, 80, 120, 200):
+        for height in (1, 5, 24):
             for folded in (False, True):
                 for column in (0, 3, last_column(shown, net, folded, width)):
                     assert_exact(paint(shown, folded, column, width, height), width, height)

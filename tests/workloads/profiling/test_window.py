@@ -112,6 +112,7 @@ def test_of_several_processes_one_answers_and_all_take_the_steps(loop: TrainingL
     assert [step.kind for step in loop.account.take()].count(2) == 3
 
 
+@pytest.mark.slow
 def test_a_compiled_model(loop: TrainingLoop, tmp_path: Path) -> None:
     """Dynamo and AOTAutograd without the C++ compiler, whose code is told by the span around it (see test_summary)."""
     loop.task.model = torch.compile(loop.task.model, backend="aot_eager")  # type: ignore[assignment]
