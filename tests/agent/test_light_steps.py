@@ -10,7 +10,7 @@ from gpuconsole.session import segments
 from gpuconsole.session.segments import UNMARKED, RawStep
 from tests.agent.truth import PROGRAMS, Ran, differences, watched
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("light steps")]
 
 STEPS, FULL = 400, 100
 """At least the first FULL steps may all have marks."""

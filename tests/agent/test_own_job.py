@@ -154,7 +154,7 @@ FAST = """
 import torch
 model = torch.nn.Linear(16, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for _ in range(15000):
+for _ in range(6000):
     for _ in range(40):
         optimizer.zero_grad()
     model(torch.ones(8, 16)).square().mean().backward()
@@ -169,7 +169,7 @@ def test_no_step_of_a_fast_loop_is_lost(tmp_path: Path) -> None:
     done = listener.run(sys.executable, "-c", FAST, environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (process,) = listener.by_script().values()
-    assert len(process.steps) == 15000 and process.last.dropped == 0
+    assert len(process.steps) == 6000 and process.last.dropped == 0
 
 
 def test_a_program_without_torch_is_named(tmp_path: Path) -> None:

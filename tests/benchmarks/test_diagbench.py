@@ -25,12 +25,12 @@ from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, check_knobs
 from gpuconsole.workloads.training.gpt import check_width
+from tests.matrix import matrix
 
 EVERY = (*TRAINING, *SERVING, *GPU, *GPU_SERVING)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", matrix(EVERY, in_ci=(TRAINING[0], SERVING[0], GPU[0], GPU_SERVING[0])), ids=lambda case: case.id)
 def test_a_case_names_scenarios_knobs_and_rules_that_exist(case: Case) -> None:
     for half in ("tuning", "reporting"):
         for seed in range(3):

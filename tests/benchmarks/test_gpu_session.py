@@ -78,6 +78,7 @@ def test_without_torch_one_line_says_so(tmp_path: Path) -> None:
     assert done.stderr == f"session.sh: {tmp_path}/parent/bin/python3 has no torch: put a python3 with torch first on PATH\n"
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the simulated device needs g++")
 def test_jobs_as_users_write_them_pass_on_the_simulated_device(tmp_path: Path) -> None:

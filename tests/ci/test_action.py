@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = ACTION["runs"]["steps"]
 GITLAB = yaml.safe_load((ROOT / "ci" / "gitlab.yml").read_text(encoding="utf-8"))[".gpuconsole-gate"]
-JOB = f"python {ROOT / 'benchmarks/gate/job.py'} 8 10"
+JOB = f"python {ROOT / 'benchmarks/gate/job.py'} 4 10"
 FAKE_GH = """#!/bin/sh
 echo "$*" >> "$GH_LOG"
 case "$*" in *--paginate*) cat "$GH_OLD" ;; esac
@@ -156,7 +156,7 @@ def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn(tmp_path: Path) -> None:
-    runner = Runner(tmp_path, command="python train.py 8", runs="3", **{"base-path": "base", "fail-below": "0.9"})
+    runner = Runner(tmp_path, command="python train.py 5", runs="3", **{"base-path": "base", "fail-below": "0.9"})
     for folder, wait_ms in ((runner.folder, 40), (runner.folder / "base", 20)):
         folder.mkdir(exist_ok=True)
         source = (ROOT / "benchmarks/gate/job.py").read_text().replace("float(sys.argv[2])", str(wait_ms)).replace("argv[3:]", "argv[2:]")
@@ -171,7 +171,7 @@ def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn
 @pytest.mark.timeout(600)
 def test_the_script_of_the_gitlab_template(tmp_path: Path) -> None:
     variables = {
-        **GITLAB["variables"], "GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "8", "GATE_RUNS": "1",
+        **GITLAB["variables"], "GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "4", "GATE_RUNS": "1",
         "CI_DEFAULT_BRANCH": "main", "CI_MERGE_REQUEST_IID": "", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Cli, Machine
 from tests.fakes.torch_build import torch_build
+from tests.matrix import matrix
 
 WHY = "driver 535.104.05 is too old for torch 2.13.0 (CUDA 13.0), which needs driver 580 or newer: pip install --force-reinstall torch==2.13.0 "
 WHY += "--index-url https://download.pytorch.org/whl/cu126"
@@ -45,7 +46,7 @@ def test_doctor_about_a_card_that_cuda_13_does_not_know(cli: Cli, machine: Machi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", matrix([1, 2], in_ci=(1,)))
 def test_run(cli: Cli, old: dict[str, str], processes: int) -> None:
     knobs = ("--set", "nproc=2") if processes == 2 else ()
     done = cli(

@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +22,7 @@ from gpuconsole.report.trackers.readings import summary_point
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("opentelemetry.sdk")
+pytestmark = pytest.mark.xdist_group("trackers")
 
 
 class Receiver:
@@ -63,12 +65,14 @@ class Receiver:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    one = Receiver()
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    receiver = Receiver()
+    try:
+        yield receiver
+    finally:
+        receiver.server.shutdown()
+        receiver.server.server_close()
 
 
 def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -124,55 +128,69 @@ def wandb_file(path: Path) -> tuple[dict[str, float], int, int]:
     return values, points, artifacts
 
 
-@pytest.mark.slow
-def test_tensorboard_and_otlp_hold_the_values_of_the_snapshot(tmp_path: Path, receiver: Receiver) -> None:
-    words = ("tiny-batch", "--headless", "--device", "cpu", "--duration", "8", "--try", "batch_size=4", "--snapshot", "s.json")
-    done = run(tmp_path, *words, "--log-to", "tensorboard=tb", "--log-to", "otlp", OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url)
+class Logged(NamedTuple):
+    """A run that was copied to all trackers: its folder, the figures of its snapshot by name, the rules that fire at the end, and what the receiver
+    got."""
+
+    folder: Path
+    expected: dict[str, float]
+    firing: set[str]
+    receiver: Receiver
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("wandb")
+    folder = tmp_path_factory.mktemp("logged")
+    with receiving() as receiver:
+        words = ("tiny-batch", "--headless", "--device", "cpu", "--duration", "8", "--try", "batch_size=4", "--snapshot", "s.json")
+        trackers = ("tensorboard=tb", "otlp", "mlflow", "wandb")
+        options = [word for tracker in trackers for word in ("--log-to", tracker)]
+        done = run(folder, *words, *options, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url)
     assert done.returncode == 0, done.stderr
     assert "--log-to" not in done.stderr
-    snapshot, *_ = read_snapshot(tmp_path / "s.json")
+    snapshot, *_ = read_snapshot(folder / "s.json")
     expected = {reading.name: reading.value for reading in summary_point(snapshot, 0.0, 0.0).readings}
     assert {"summary.tokens_per_s", "summary.phase.forward", "summary.mfu_ratio"} <= expected.keys()
-    scalars = tensorboard_scalars(tmp_path / "tb")
+    firing = {finding.rule for finding in snapshot.runs[-1].findings if finding.state == "fires"}
+    return Logged(folder, expected, firing, receiver)
+
+
+@pytest.mark.slow
+def test_tensorboard_and_otlp_hold_the_values_of_the_snapshot(logged: Logged) -> None:
+    expected, receiver, scalars = logged.expected, logged.receiver, tensorboard_scalars(logged.folder / "tb")
     assert {name: scalars[name][-1] for name in expected} == pytest.approx(expected, rel=1e-6)  # TensorBoard keeps 32 bits
     assert {name: receiver.metrics[name] for name in expected} == pytest.approx(expected)
     assert (
         len(scalars["workload.tokens_per_s"]) >= 4 and len(scalars["phase.forward"]) >= 4 and receiver.counts["workload.tokens_per_s"] >= 4
     )
     assert receiver.facts["setting.batch_size"] == "1" and receiver.facts["service.name"] == "gpuconsole"
-    assert {("finding", "gpu.small_batch"), ("trial", "batch_size 4")} <= set(receiver.events)
-    assert "gpuconsole" in (tmp_path / "tb" / "report.html").read_text()
+    assert {*(("finding", rule) for rule in logged.firing), ("trial", "batch_size 4")} <= set(receiver.events)
+    assert "gpuconsole" in (logged.folder / "tb" / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_mlflow_holds_the_values_of_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    done = run(tmp_path, "tiny-batch", "--headless", "--device", "cpu", "--duration", "6", "--snapshot", "s.json", "--log-to", "mlflow")
-    assert done.returncode == 0 and "--log-to" not in done.stderr, done.stderr
-    monkeypatch.chdir(tmp_path)
+def test_mlflow_holds_the_values_of_the_snapshot(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(logged.folder)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
 
     client = MlflowClient("file:./mlruns")
     experiment = client.get_experiment_by_name("gpuconsole")
     assert experiment is not None
-    (logged,) = client.search_runs([experiment.experiment_id])
-    expected = {reading.name: reading.value for reading in summary_point(read_snapshot(tmp_path / "s.json")[0], 0.0, 0.0).readings}
-    assert {name: logged.data.metrics[name] for name in expected} == pytest.approx(expected)
-    assert logged.data.params["setting.batch_size"] == "1" and "finding.gpu.small_batch" in logged.data.tags
-    assert logged.info.status == "FINISHED"
-    assert [file.path for file in client.list_artifacts(logged.info.run_id)] == ["report.html"]
-    assert len(client.get_metric_history(logged.info.run_id, "workload.tokens_per_s")) >= 3
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert {name: kept.data.metrics[name] for name in logged.expected} == pytest.approx(logged.expected)
+    assert kept.data.params["setting.batch_size"] == "1" and {f"finding.{rule}" for rule in logged.firing} <= kept.data.tags.keys()
+    assert kept.info.status == "FINISHED"
+    assert [file.path for file in client.list_artifacts(kept.info.run_id)] == ["report.html"]
+    assert len(client.get_metric_history(kept.info.run_id, "workload.tokens_per_s")) >= 3
 
 
 @pytest.mark.slow
-def test_wandb_offline_holds_the_values_of_the_snapshot(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    done = run(tmp_path, "tiny-batch", "--headless", "--device", "cpu", "--duration", "6", "--snapshot", "s.json", "--log-to", "wandb")
-    assert done.returncode == 0 and "--log-to" not in done.stderr, done.stderr
-    values, points, artifacts = wandb_file(next(tmp_path.glob("wandb/offline-run-*/*.wandb")))
-    expected = {reading.name: reading.value for reading in summary_point(read_snapshot(tmp_path / "s.json")[0], 0.0, 0.0).readings}
-    assert {name: values[name] for name in expected} == pytest.approx(expected)
+def test_wandb_offline_holds_the_values_of_the_snapshot(logged: Logged) -> None:
+    values, points, artifacts = wandb_file(next(logged.folder.glob("wandb/offline-run-*/*.wandb")))
+    assert {name: values[name] for name in logged.expected} == pytest.approx(logged.expected)
     assert points >= 3 and artifacts
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.agent.listener import Listener, Watched
 from tests.cuda.conftest import Machines
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.slow
 
@@ -21,9 +22,13 @@ POINTS = 0.03
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning": ("lightning",), "accelerate": ("accelerate",)}
 
 
-@pytest.mark.parametrize("loop", ["plain", "hf_trainer", "lightning", "accelerate", "ranks"])
-@pytest.mark.parametrize("card", ["h100", "l4", "rtx4090"])
-def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, tmp_path: Path, loop: str, card: str) -> None:
+LOOPS = [(card, loop) for card in ("h100", "l4", "rtx4090") for loop in ("plain", "hf_trainer", "lightning", "accelerate", "ranks")]
+IN_CI = [("l4", "plain"), ("h100", "hf_trainer"), ("h100", "lightning"), ("h100", "accelerate")]
+"""Two ranks on two cards are in test_exchanging.py too."""
+
+
+@pytest.mark.parametrize(("card", "loop"), matrix(LOOPS, in_ci=IN_CI))
+def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, tmp_path: Path, card: str, loop: str) -> None:
     missing = [name for name in NEEDS.get(loop, ()) if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"pip install {' '.join(missing)}")

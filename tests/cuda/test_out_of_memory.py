@@ -76,6 +76,7 @@ def test_activations_that_do_not_fit_in_a_forward_pass(card: SimulatedMachine, t
     assert "OutOfMemoryError" in alone(card, "forward", more, more).stderr, "it is not far below the largest one"
 
 
+@pytest.mark.matrix
 def test_states_of_the_optimizer_that_do_not_fit_at_the_first_update(card: SimulatedMachine, tmp_path: Path) -> None:
     ended = watched(card, tmp_path, "update", 64, 100)
     (failure,) = ended.failures
@@ -88,6 +89,7 @@ def test_states_of_the_optimizer_that_do_not_fit_at_the_first_update(card: Simul
     assert alone(card, "update", 1, 100).returncode == 1, "a smaller batch does not help"
 
 
+@pytest.mark.matrix
 def test_free_memory_in_pieces(card: SimulatedMachine, tmp_path: Path) -> None:
     ended = watched(card, tmp_path, "fragments", 4096, 330)
     assert next(iter(ended.fits())) == "PYTORCH_ALLOC_CONF=expandable_segments:True"

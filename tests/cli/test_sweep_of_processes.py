@@ -1,4 +1,4 @@
-"""`gpuconsole sweep --vary nproc=`, and its old name `scaling`, on real processes."""
+"""`gpuconsole sweep --vary nproc=`: the same work on several numbers of processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpuconsole.cli.commands.experiments.scaling import with_nproc
 
+from gpuconsole.cli.scaling import with_nproc
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.report.experiments import scaling_table
 from gpuconsole.report.parts import printed
+from tests.conftest import Cli
 
 SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]
 
@@ -25,8 +26,8 @@ def gpuconsole(*words: str) -> subprocess.CompletedProcess[str]:
 def test_one_and_two_processes_are_measured(tmp_path: Path) -> None:
     sets = [word for knob in SMALL for word in ("--set", knob)]
     recording = tmp_path / "scaling.jsonl"
-    options = ("--nproc", "2", "--duration", "2", "--device", "cpu", "--json", "--record", str(recording))
-    done = gpuconsole("scaling", "ddp-small-batch", *options, *sets)
+    options = ("--vary", "nproc=1,2", "--duration", "2", "--device", "cpu", "--json", "--record", str(recording))
+    done = gpuconsole("sweep", "ddp-small-batch", *options, *sets)
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["runs"]
     assert (one["knobs"]["nproc"], one["knobs"]["sharding"]) == (1, "none")
@@ -45,12 +46,9 @@ def test_a_scenario_without_sharding_gets_ddp_and_keeps_its_own() -> None:
     assert with_nproc("train-gpt", {"sharding": "zero3"}, 4, is_gpu=False)["sharding"] == "zero3"
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"), [(("train-vision",), "runs in one process"), (("train-gpt", "--nproc", "x"), "numbers of processes")]
-)
-def test_a_scenario_that_cannot_be_scaled_is_refused(words: tuple[str, ...], reason: str) -> None:
-    done = gpuconsole("scaling", *words)
-    assert done.returncode == 2 and reason in done.stderr
+def test_a_scenario_that_cannot_be_scaled_is_refused(cli_here: Cli) -> None:
+    done = cli_here("sweep", "train-vision", "--vary", "nproc=1,2")
+    assert done.returncode == 2 and "nproc" in done.stderr and done.stderr.count("\n") == 1
 
 
 def run(nproc: int, tokens_per_s: float) -> Run:
