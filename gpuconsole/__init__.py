@@ -1,14 +1,6 @@
 """gpuconsole: run a GPU workload, see where its time goes, apply a fix live, and prove that it helped."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gpuconsole.notebook.console import WatchError as WatchError
-    from gpuconsole.notebook.magic import load_ipython_extension as load_ipython_extension
-    from gpuconsole.notebook.session import Session as Session
-    from gpuconsole.notebook.session import watch as watch
-
-__all__ = ["Session", "WatchError", "__version__", "load_ipython_extension", "watch"]
+__all__ = ["Session", "WatchError", "__version__", "load_ipython_extension", "watch"]  # the types are in __init__.pyi
 __version__ = "0.1.0"
 
 _MODULES = {"Session": "session", "WatchError": "console", "load_ipython_extension": "magic", "watch": "session"}

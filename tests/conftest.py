@@ -1,6 +1,6 @@
 """What all tests share: a home of their own, the fake driver, and the real command line in a subprocess.
 
-Three tests run at a time (`-n 3`; `-n 0` runs one after another, for a debugger). Those that share an expensive fixture stay in one
+Four tests run at a time (`-n 4`; `-n 0` runs one after another, for a debugger). Those that share an expensive fixture stay in one
 process (`xdist_group`); nothing else may be shared between tests but what is made here.
 """
 

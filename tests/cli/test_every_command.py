@@ -92,6 +92,7 @@ def test_json_is_one_document_and_nothing_else(cli_here: Cli, folder: Path, name
         assert done.stderr == ""
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_sweep_prints_one_document_too(cli: Cli) -> None:
     words = ("--vary", "matrix_size=64,65", "--repeat", "2", "--set", "num_threads=1", "--device", "cpu")

@@ -69,6 +69,7 @@ def test_a_capture_records_refuses_what_cuda_refuses_and_replays_in_one_launch(s
     assert found["graphs_by_dynamo"] == 2 and found["graph_breaks"] == 1, "torch.compile traces, guards and compiles again"
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_contexts_are_where_a_process_works_and_fp32_has_the_peak_of_the_settings(simulated: Machines) -> None:
     found = run_script(simulated("card h100", "card h100"), PROGRAMS / "places.py")

@@ -124,6 +124,7 @@ def test_a_caught_error_is_not_the_cause_of_an_end_by_another_error(card: Simula
     assert "error         out of memory" not in (tmp_path / "summary").read_text()
 
 
+@pytest.mark.matrix
 def test_another_process_that_holds_the_card(card: SimulatedMachine, tmp_path: Path) -> None:
     command, env = (sys.executable, str(PROGRAM), "hold", "5000", "0"), card.environment(OMP_NUM_THREADS="1")
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -62,9 +62,9 @@ LIVE, TWO_WORKERS = {"gradient_checkpointing": True}, {"n_layer": 2}
     ("end", "changes"),
     [
         (by_key, LIVE),
-        pytest.param(by_key, TWO_WORKERS, marks=pytest.mark.slow),
-        pytest.param(by_another_scenario, LIVE, marks=pytest.mark.slow),
-        (by_cancelling_the_trial_first, LIVE),
+        pytest.param(by_key, TWO_WORKERS, marks=pytest.mark.matrix),
+        pytest.param(by_another_scenario, LIVE, marks=pytest.mark.matrix),
+        pytest.param(by_cancelling_the_trial_first, LIVE, marks=pytest.mark.matrix),
     ],
 )
 def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(end: Ends, changes: dict[str, object]) -> None:

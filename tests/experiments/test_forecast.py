@@ -70,6 +70,7 @@ def test_the_sentences() -> None:
     assert "about 2 min 10 s" in text and "1.01-1.04x" in text and "--try num_gpu_blocks_override=200" in text and "\n" not in text
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two pairs of short blocks in place of four, so that the test is short."""

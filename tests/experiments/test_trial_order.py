@@ -110,6 +110,7 @@ def test_the_rounds_of_a_sweep_follow_from_the_seed() -> None:
     assert all(1.0 <= stretch <= MOST_STRETCH for points in made for _, stretch in points)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["sine", "on and off"])
 def test_a_rhythm_of_four_blocks_is_no_effect(shape: str) -> None:
     """300 trials without an effect. In the fixed order A B, B A the same rhythm is an effect."""

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from gpuconsole.mcp.answers import MOST_BYTES, from_job, size
-from gpuconsole.mcp.server import schema
 from gpuconsole.mcp.tools import BY_NAME, TOOLS, ToolError, Tools
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.report.patch import Patch
@@ -28,6 +27,13 @@ async def ignore(seconds: float, limit_s: float | None, text: str) -> None:
 
 def run(work: Coroutine[Any, Any, msgspec.Struct]) -> Any:
     return asyncio.run(work)
+
+
+def schema(answer: type[msgspec.Struct]) -> Any:
+    """The JSON Schema of an answer. The import of the SDK takes two seconds, so it is not done by each process that collects tests."""
+    from gpuconsole.mcp.server import schema
+
+    return schema(answer)
 
 
 def tools(shown: View) -> Tools:

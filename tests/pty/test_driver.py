@@ -192,6 +192,7 @@ def test_ctrl_l_draws_all_again(tmp_path: Path) -> None:
         assert terminal.cells == before
 
 
+@pytest.mark.slow
 def test_the_cursor_is_where_an_input_wants_it(tmp_path: Path) -> None:
     """For input methods, which write beside it."""
     with shown(tmp_path, "own") as own, shown(tmp_path, "plain") as plain:

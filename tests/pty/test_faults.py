@@ -46,6 +46,7 @@ def assert_alive(terminal: Terminal) -> None:
     assert RESTORED in terminal.raw
 
 
+@pytest.mark.slow
 def test_a_lost_gpu(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("gpus 8", "gpu * gpm 2 55", "gpu 3 lost 1")

@@ -98,6 +98,7 @@ def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
     assert b"\rprogress 98 %\rprogress 99 %\n" in output and output.endswith(b"finished\n")
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_before_its_first_step_names_the_cause_at_80x24(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("print('loading')\nraise ValueError('expected 10 classes, \\x1b[31mfound 9')\n")
     with Terminal("run", "--", sys.executable, "job.py", cwd=tmp_path, columns=80, rows=24) as terminal:
@@ -192,6 +193,7 @@ def test_a_job_that_removes_its_folder_can_be_left_and_its_session_is_kept(tmp_p
     assert len(list((tmp_path / "state" / "gpuconsole").glob("gpuconsole-*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_q_can_end_the_job(tmp_path: Path) -> None:
     with job(tmp_path) as terminal:
         terminal.press("o")

@@ -73,6 +73,7 @@ def test_letters_during_the_start_go_to_the_picker(tmp_path: Path) -> None:
         terminal.wait_for("1 of 1", "> quantized", timeout_s=20)
 
 
+@pytest.mark.slow
 def test_the_console_draws_on_stdout_where_stderr_is_a_file(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     with Terminal(cwd=tmp_path, env=without_torch(tmp_path), stderr=errors) as terminal:

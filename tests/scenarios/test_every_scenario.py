@@ -56,7 +56,7 @@ OTHER_VALUES = (
     "train-vision",
     "zero-memory",
 )
-"""Scenarios that differ from the others by the values of knobs and by sizes, or need ten seconds of CPU: `-m slow` runs them."""
+"""Scenarios that differ from the others by the values of knobs and by sizes: a matrix."""
 RUN_HERE = {name: scenario for name, scenario in SCENARIOS.items() if name not in ELSEWHERE}
 
 
@@ -93,7 +93,7 @@ def test_the_rule_and_the_fix_of_a_scenario_exist(scenario: Scenario) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(one, id=name, marks=pytest.mark.slow if name in OTHER_VALUES else ()) for name, one in RUN_HERE.items()]
+    "scenario", [pytest.param(one, id=name, marks=pytest.mark.matrix if name in OTHER_VALUES else ()) for name, one in RUN_HERE.items()]
 )
 def test_a_scenario_runs_headless_to_a_valid_snapshot(cli: Cli, scenario: Scenario) -> None:
     knobs = scenario.knobs_for("cpu")

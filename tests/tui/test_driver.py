@@ -20,6 +20,7 @@ from gpuconsole.tui.driver.cells import PLAIN, after, cell_style, change, clip, 
 from gpuconsole.tui.driver.posix import Writer
 from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Effect, Screen, Wanted
 from gpuconsole.tui.terminal import Colours, Terminal, terminal, why_no_screen
+from tests.matrix import matrix
 from tests.tui.fake_session import cpu_view, gpu_view
 from tests.waiting import wait_until
 
@@ -122,7 +123,7 @@ def test_every_cell_is_as_textual_wrote_it(seed: int) -> None:
             assert (shown.screen.cursor.x, shown.screen.cursor.y) == (plain.screen.cursor.x, plain.screen.cursor.y)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", matrix(range(8), in_ci=range(3)))
 def test_every_cell_whatever_happens_between(seed: int) -> None:
     """Halves of wide characters, frames taken in parts, resizes, suspends, unknown sequences, a terminal written to by others."""
     rng = random.Random(100 + seed)

@@ -147,14 +147,13 @@ def test_watts_of_four_digits_are_whole_or_left_out() -> None:
             assert set(re.findall(r"\d+", row)) <= {"1180", "1200"}
 
 
-def test_painting_64_gpus_takes_little() -> None:
-    shown = box(64)
-    took = []
-    for _ in range(50):
-        before = time.perf_counter()
+def test_painting_64_gpus_takes_at_most_twice_as_long_per_gpu_as_painting_8() -> None:
+    took: dict[int, list[float]] = {8: [], 64: []}
+    for shown, times in [(box(gpus), times) for gpus, times in took.items()] * 50:
+        before = time.thread_time()
         paint_fleet(shown, 120, 8)
-        took.append(time.perf_counter() - before)
-    assert min(took) < 0.003  # 0.6 ms where nothing else runs
+        times.append(time.thread_time() - before)
+    assert min(took[64]) < 2 * 8 * min(took[8])
 
 
 def test_a_link_of_which_one_direction_is_missing_has_no_sum() -> None:

@@ -24,6 +24,7 @@ from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.pages import paint_help
 from gpuconsole.tui.widgets.list import ListZone
+from tests.matrix import matrix
 from tests.tui.fake_profile import profiled_view
 from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_app import on_screen, shows, text_of
@@ -207,7 +208,7 @@ def test_the_palette_has_every_action_that_is_not_a_move_on_every_screen() -> No
     on_screen(profiled_view(), body)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("screen", matrix(SCREENS, in_ci=("knobs", "details", "help")))
 def test_every_action_works_on_every_screen(screen: str) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         for action in keys.everywhere():

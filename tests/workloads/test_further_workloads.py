@@ -48,6 +48,7 @@ def small_loop(scenario: str, folder: Path, **changes: Any) -> TrainingLoop:
     return TrainingLoop(module.create(knobs, CPU, 0), knobs, CPU, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "changes"),
     [*((name, {}) for name in SMALL), ("embedding-bound", {"sparse": True}), ("fragmented-memory", {"precision": "bf16"})],

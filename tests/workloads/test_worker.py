@@ -25,7 +25,6 @@ from tests.waiting import gone, wait_until
 from tests.workloads.running import RunningWorker, knobs_of
 
 of_one_run = pytest.mark.xdist_group("a finished run")
-of_one_worker = pytest.mark.xdist_group("a run that goes on")
 
 
 def small_gpt(**changes: object) -> Knobs:
@@ -120,7 +119,8 @@ def change(worker: RunningWorker, knobs: Knobs, arm: int = 0) -> KnobsSet:
     return answer
 
 
-@of_one_worker
+@pytest.mark.slow
+@pytest.mark.xdist_group("a run that goes on")
 def test_hot_knobs_change_between_two_steps_and_cold_ones_are_refused(worker: RunningWorker) -> None:
     answer = change(worker, {"batch_size": 4, "optim": "adamw", "gradient_accumulation_steps": 2}, arm=2)
     steps = list(worker.steps)
@@ -137,8 +137,9 @@ def test_hot_knobs_change_between_two_steps_and_cold_ones_are_refused(worker: Ru
     assert after[2].runq is not None  # trial steps all carry run-queue delay
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
-@of_one_worker
+@pytest.mark.xdist_group("a run that goes on")
 def test_every_hot_value_of_every_knob_works_on_a_cpu(worker: RunningWorker) -> None:
     values = {
         "precision": ["bf16", "tf32", "fp16", "fp32"],
@@ -161,7 +162,8 @@ def test_every_hot_value_of_every_knob_works_on_a_cpu(worker: RunningWorker) -> 
     assert change(worker, {knob: before[knob] for knob in values}).error is None
 
 
-@of_one_worker
+@pytest.mark.slow
+@pytest.mark.xdist_group("a run that goes on")
 def test_pause_stands_still_until_resumed(worker: RunningWorker) -> None:
     """Its answer comes after the last step, however often one asks."""
     worker.send(Pause(5))
@@ -179,12 +181,14 @@ def test_pause_stands_still_until_resumed(worker: RunningWorker) -> None:
     worker.send(Resume(0))
 
 
-@of_one_worker
+@pytest.mark.slow
+@pytest.mark.xdist_group("a run that goes on")
 def test_a_change_that_the_model_cannot_take_is_refused_and_the_run_goes_on(worker: RunningWorker) -> None:
     assert "positions" in (change(worker, {"seq_len": 4096}).error or "")
 
 
-@of_one_worker
+@pytest.mark.slow
+@pytest.mark.xdist_group("a run that goes on")
 @pytest.mark.parametrize("probe", ["cached_batch", "batch_elasticity", "side_work_off"])
 def test_probes_answer_with_signals_and_their_cost(worker: RunningWorker, probe: str) -> None:
     worker.send(RunProbe(7, probe))
@@ -201,7 +205,8 @@ def test_probes_answer_with_signals_and_their_cost(worker: RunningWorker, probe:
         assert all(step.phases[PHASES.index("logging")] == 0 for step in marked)
 
 
-@of_one_worker
+@pytest.mark.slow
+@pytest.mark.xdist_group("a run that goes on")
 def test_a_change_that_does_not_fit_is_refused_and_the_run_goes_on(worker: RunningWorker) -> None:
     process = psutil.Process(worker.process.pid)
     limits = process.rlimit(psutil.RLIMIT_AS)
@@ -216,6 +221,7 @@ def test_a_change_that_does_not_fit_is_refused_and_the_run_goes_on(worker: Runni
 # --- how workers end ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_loaders_are_switched_and_end_with_their_worker_when_the_parent_does() -> None:
     knobs = knobs_of("vision-healthy", batch_size=8, num_workers=0, width=8)
     with RunningWorker("training.vision", knobs) as worker:
@@ -233,6 +239,7 @@ def test_loaders_are_switched_and_end_with_their_worker_when_the_parent_does() -
         wait_until(lambda: all(gone(pid) for pid in pids), 10, "the end of its loader processes")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_takes_its_loader_processes_along() -> None:
     knobs = knobs_of("vision-healthy", batch_size=8, num_workers=2, width=8)
     with RunningWorker("training.vision", knobs) as worker:

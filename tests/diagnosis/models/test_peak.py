@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_iter
 from gpuconsole.diagnosis.models.gpt import GptShape, gpt_tensors
 from gpuconsole.diagnosis.models.memory import Pass, activations, peak_bytes, states
 from tests.diagnosis.models.gpt import POSITIONS, Case, batch_of, build, forward
+from tests.matrix import matrix
 
 LARGE_BATCH = GptShape(4, 96, 96, 128, 3, 256)
 LARGE_MODEL = GptShape(1, 16, 16, 256, 2, 256)
@@ -69,10 +71,18 @@ def measured_peak(case: Case, optim: str, passes: int) -> int:
     return live.peak
 
 
-@pytest.mark.parametrize("shape", [LARGE_BATCH, LARGE_MODEL, LORA, LONG], ids=["large batch", "large model", "lora", "long"])
-@pytest.mark.parametrize("attention", ["sdpa", "math"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["keep", "ckpt"])
+SHAPES = (LARGE_BATCH, LARGE_MODEL, LORA, LONG)
+PEAKS = list(itertools.product(SHAPES, ("sdpa", "math"), ("fp32", "bf16"), (False, True)))
+IN_CI = [
+    (LARGE_BATCH, "sdpa", "fp32", False),
+    (LARGE_MODEL, "math", "bf16", False),
+    (LORA, "sdpa", "bf16", True),
+    (LONG, "math", "fp32", True),
+]
+"""Each shape, each attention, each precision, with and without checkpointing: twice."""
+
+
+@pytest.mark.parametrize(("shape", "attention", "precision", "checkpointing"), matrix(PEAKS, in_ci=IN_CI))
 def test_peak_within_10_percent(shape: GptShape, attention: str, precision: str, checkpointing: bool) -> None:
     case = Case("", shape, attention, precision, checkpointing)
     assert _predicted(case, "adamw_fused", 1) == pytest.approx(measured_peak(case, "adamw_fused", 1), rel=0.10)

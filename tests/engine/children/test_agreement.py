@@ -139,7 +139,9 @@ def test_where_one_rank_cannot_change_none_does(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a job")
-@pytest.mark.parametrize("samples", ["20000", "800"], ids=["one epoch", "short epochs"])
+@pytest.mark.parametrize(
+    "samples", [pytest.param("20000", id="one epoch", marks=pytest.mark.matrix), pytest.param("800", id="short epochs")]
+)
 def test_two_ranks_of_ddp_make_each_change_before_the_same_step(samples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's own record of who made each batch agrees."""
     monkeypatch.setenv("SAMPLES", samples)
