@@ -6,6 +6,7 @@ process (`xdist_group`); nothing else may be shared between tests but what is ma
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -39,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A model server takes all cores except one for its threads. Several such servers at the same time would wait for each other's threads.
     """
+    gc.disable()  # until the tests are collected
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_start_method("fork", force=True)  # as before Python 3.14; a test of another method asks for it
@@ -49,6 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(allowed) > CORES:
         first = CORES * int((worker or "gw0").removeprefix("gw")) % (len(allowed) - len(allowed) % CORES)
         os.sched_setaffinity(0, allowed[first : first + CORES])
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the collection has made, torch and all modules, out of later garbage collections: each would look at millions of objects."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
