@@ -122,7 +122,8 @@ REMEDIES = (
 )
 
 
-@pytest.mark.parametrize(("kind", "rule", "change"), matrix(REMEDIES, in_ci=(SYNCED,)))
+@pytest.mark.matrix
+@pytest.mark.parametrize(("kind", "rule", "change"), REMEDIES)
 def test_the_cause_and_its_remedy(kind: str, rule: str, change: dict[str, Any], tmp_path: Path) -> None:
     found = job(tmp_path, kind)
     assert found.faults[0] == rule

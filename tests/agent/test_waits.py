@@ -35,5 +35,6 @@ def test_a_sampler_that_sorts_all_samples_is_named(workers: int, tmp_path: Path)
     assert not first.get("suggestions"), "neither workers nor processes that stay shorten it"
 
 
+@pytest.mark.matrix
 def test_short_waits_have_a_cause_soon(tmp_path: Path) -> None:
     assert firing(tmp_path, "short", 0)[0]["rule"].startswith("input.")

@@ -153,6 +153,7 @@ def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared
     assert runner.gh_log.read_text().splitlines()[-1].startswith("api --method PATCH repos/team/project/issues/comments/34 ")
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def a_thousand_times_faster(path: Path) -> None:
     path.write_text(json.dumps(kept))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path: Path) -> None:
     env = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}

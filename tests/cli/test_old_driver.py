@@ -77,6 +77,7 @@ def test_a_job_that_torch_ends(cli: Cli, old: dict[str, str], tmp_path: Path) ->
     assert done.returncode == 1 and WHY in done.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_job_with_a_torch_of_its_own(cli: Cli, machine: Machine, tmp_path: Path) -> None:
     """The console's torch is a CPU build. What counts is the torch of the job."""

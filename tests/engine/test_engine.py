@@ -77,6 +77,7 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
     with_engine(play)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_win_that_was_only_measured_can_be_kept_afterwards_and_nothing_else() -> None:
     async def play(engine: LiveSession) -> None:
