@@ -37,10 +37,10 @@ def gone(pid: int) -> bool:
         return True
 
 
-def children_that_run(module: str) -> list[psutil.Process]:
-    """The children of this process that run a Python module. A child of an earlier test that has ended has no command line."""
+def children_that_run(module: str, recursive: bool = False) -> list[psutil.Process]:
+    """The children of this process, `recursive`: and theirs, that run a Python module. A child of an earlier test that has ended has no command line."""
     found = []
-    for child in psutil.Process().children():
+    for child in psutil.Process().children(recursive=recursive):
         with contextlib.suppress(psutil.NoSuchProcess):  # ZombieProcess too
             if module in child.cmdline():
                 found.append(child)

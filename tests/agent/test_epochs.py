@@ -12,7 +12,7 @@ import pytest
 from tests.agent.programs.epochs import KINDS
 from tests.matrix import matrix
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("epochs")]
+pytestmark = [pytest.mark.slow, pytest.mark.rates, pytest.mark.xdist_group("epochs")]
 
 PROGRAM = Path(__file__).parent / "programs" / "epochs.py"
 SECONDS = 13.0

@@ -19,6 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 PROOF_S = 15.0
 
 
+@pytest.mark.rates
 @pytest.mark.slow
 def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> None:
     script, ended = tmp_path / "starved.py", tmp_path / "end"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.matrix import matrix
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slow part")]
+pytestmark = [pytest.mark.slow, pytest.mark.rates, pytest.mark.xdist_group("slow part")]
 
 PROGRAM = Path(__file__).parent / "programs" / "slow_part.py"
 BLUR_S = 0.0015

@@ -13,7 +13,7 @@ import pytest
 
 from tests.matrix import matrix
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("waits")]
+pytestmark = [pytest.mark.slow, pytest.mark.rates, pytest.mark.xdist_group("waits")]
 
 PROGRAM = Path(__file__).parent / "programs" / "ordered.py"
 

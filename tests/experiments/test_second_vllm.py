@@ -7,14 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.devices import lacks_memory
 from gpuconsole.experiments.session import LiveSession
 from tests.conftest import Machine
-from tests.waiting import until
+from tests.waiting import children_that_run, until
 
 STUB = Path(__file__).parents[1] / "fakes" / "vllm_stub"
 CARD = ("gpus 1", "gpu 0 memory_total_bytes 80e9", "gpu 0 memory_reserved_bytes 0")
@@ -40,9 +39,7 @@ def test_a_second_vllm_is_refused(machine: Machine, stub: ServingChoice, tmp_pat
         try:
             await engine.start("serve-chat", VLLM)
             await until(lambda: engine.view().running_s > 0, 60, "the first server answers")
-            server = next(
-                one.pid for one in psutil.Process().children(recursive=True) if "vllm.entrypoints.openai.api_server" in one.cmdline()
-            )
+            (server,) = [child.pid for child in children_that_run("vllm.entrypoints.openai.api_server", recursive=True)]
             script.write(*CARD, "gpu 0 memory_used_bytes 73e9", f"gpu 0 process {server} compute 72e9 10")
             await until(lambda: any(process.pid == server for process in engine.state.processes), 20, "the driver lists the server")
             (tmp_path / "flags").unlink()

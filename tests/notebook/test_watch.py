@@ -237,6 +237,7 @@ def test_a_trial_that_the_end_of_the_block_breaks_off_is_taken_back(tmp_path: Pa
     assert (facts["after"], facts["left"], facts["num_workers"]) == ([], 0, 0)
 
 
+@pytest.mark.rates
 @pytest.mark.slow
 def test_a_proven_win_is_kept_in_the_block_and_its_code_is_shown(tmp_path: Path) -> None:
     facts, _ = run(

@@ -96,6 +96,7 @@ def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: 
     assert "keeps Python state that a pass changes (calls)" in (outputs[2][COUNTS].error or "")
 
 
+@pytest.mark.rates
 def test_the_profiler_writes_the_trace_of_some_steps_for_the_user_and_for_a_probe(outputs: Outputs) -> None:
     windows = outputs[3]
     of_user, of_probe = windows[PROFILED], windows[OP_MIX]
