@@ -24,7 +24,7 @@ from gpuconsole.model.snapshot import encode
 from gpuconsole.report.experiments import scaling_table
 
 DURATION_S = 20.0
-"""Seconds of a run on each number of processes, from its first step, where the user gives no --duration."""
+"""Default of --duration: seconds that each run lasts, counted from its first step."""
 
 
 def scales(chosen: Scenario) -> bool:

@@ -42,12 +42,9 @@ def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> N
         ended.touch()
         assert job.wait(30) == 0
     text = "".join(lines)
-    session = json.loads((tmp_path / "s.json").read_text())
-    trial = session["trials"][0]
+    trial = json.loads((tmp_path / "s.json").read_text())["trials"][0]
     assert trial["verdict"] == "win" and trial["kept"], text
-    told = [finding for run in session["runs"] for finding in run["findings"] if finding["rule"] == "host.cpu_contention"]
-    others_use_the_cores = any(finding["state"] == "fires" for finding in told)  # more noise needs more blocks
-    assert trial["elapsed_s"] < PROOF_S * (2 if others_use_the_cores else 1)
+    assert trial["elapsed_s"] < PROOF_S
     assert trial["changes"]["num_workers"] >= 2
     speedup, predicted = trial["speedup"], trial["predicted"]
     assert speedup["low"] <= predicted["high"] and speedup["high"] >= predicted["low"], (speedup, predicted)

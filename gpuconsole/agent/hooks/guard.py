@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MARK = "_gpuconsole_watched"
-"""The attribute of a wrapper of ours: what has it is not wrapped again."""
+"""The attribute that marks a wrapper of ours. A function with this attribute is not wrapped again."""
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
 """All entry points that are loaded, by name."""
 NO_LEVEL = "<gpuconsole, skipped like importlib._bootstrap>"
