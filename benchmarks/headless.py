@@ -29,7 +29,7 @@ def session(scenario: str, duration_s: float, *options: str, env: Mapping[str, s
     done = run_command(scenario, duration_s, *options, env=env)
     if done.returncode != 0:
         raise RunError(f"{scenario}: {last_line(done.stderr)}")
-    return decode(done.stdout.encode())[0]
+    return decode(done.stdout.encode())
 
 
 def options(option: str, values: Knobs) -> list[str]:

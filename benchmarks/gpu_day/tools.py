@@ -25,7 +25,7 @@ def run(day: Day, scenario: str, duration_s: float, *options: str) -> Snapshot:
     done = run_command(scenario, duration_s, "--device", day.device, *options)
     if done.returncode != 0:
         raise RunError(f"exit code {done.returncode}: {last_line(done.stderr)}")
-    return decode(done.stdout.encode())[0]
+    return decode(done.stdout.encode())
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def measure(row: Row) -> Measured:
     if done.returncode == BAD_USAGE:
         made.words = dict.fromkeys(row.changes, last_line(done.stderr))
         return made
-    snapshot, _ = decode(done.stdout.encode())
+    snapshot = decode(done.stdout.encode())
     run = snapshot.runs[0]
     rate, unit = run.throughput
     made.before = {name: run.knobs[name] for name in row.changes}

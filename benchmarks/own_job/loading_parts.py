@@ -67,7 +67,7 @@ def watched(pipeline: str, workers: int, seconds: float) -> tuple[Run, float]:
         command = [sys.executable, PROGRAM, pipeline, str(seconds), "--workers", str(workers)]
         words = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", f"{folder}/s.json", "--", *command]
         done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=folder)
-        return read_snapshot(Path(folder) / "s.json")[0].runs[-1], figures(done.stdout)[1]
+        return read_snapshot(Path(folder) / "s.json").runs[-1], figures(done.stdout)[1]
 
 
 def told(pipeline: str, workers: int, *options: str) -> tuple[float, float]:

@@ -44,7 +44,7 @@ class AgentSession:
             if self._args.job:
                 file = (self._args.output or _own_file()).absolute()
                 try:
-                    await engine.start_job_on_terminal(self._command(), COLUMNS, ROWS, file)
+                    await engine.start_job_on_terminal(self._command(), COLUMNS, ROWS, file, new=self._args.output is None)
                 except SessionError as error:
                     output.problem(str(error))
                     return NOT_EXECUTABLE

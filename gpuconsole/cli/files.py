@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import problem
 from gpuconsole.cli.values import writable
-from gpuconsole.model.files import read_limited, write_whole
+from gpuconsole.model.files import read_limited, read_regular, write_whole
 
 if TYPE_CHECKING:
     from gpuconsole.model.certificate import Certificate
@@ -22,13 +23,22 @@ if TYPE_CHECKING:
     from gpuconsole.report.share.document import Document
 
 Content = TypeVar("Content")
+MOST_SOURCE_BYTES = 8 * 2**20
+"""The largest file of source code that is read for a patch."""
 
 
-def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, object]]:
-    """A snapshot file, decoded and as plain JSON data; raises UsageError."""
+def read_snapshot(path: Path) -> Snapshot:
+    """A snapshot file; raises UsageError."""
     from gpuconsole.model.snapshot import MOST_BYTES, decode
 
     return _read(path, MOST_BYTES, decode)
+
+
+def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]:
+    """A snapshot file, decoded and as plain JSON data; raises UsageError."""
+    from gpuconsole.model.snapshot import MOST_BYTES, decode_with_unknown
+
+    return _read(path, MOST_BYTES, decode_with_unknown)
 
 
 @contextlib.contextmanager
@@ -146,6 +156,19 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
     return patch, patch_text(patch, changes)
 
 
+def check_changes(snapshot: Snapshot, path: Path) -> None:
+    """Raises UsageError where the snapshot in `path` names changes of a job that no console can have made: the file may come from elsewhere, and its
+    values would stand in a patch."""
+    from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, check_knobs
+
+    for run in snapshot.runs:
+        changed = {name: run.knobs.get(name, value) for name, value in run.changes.items()}
+        try:
+            check_knobs(dict(changed), tuple(CATALOGUE), "a job")
+        except KnobError as problem:
+            raise UsageError(f"{path}: {problem}") from None
+
+
 def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None) -> list[str]:
     """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`.
 
@@ -160,8 +183,10 @@ def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None
 
 
 def source(file: str) -> str:
-    """The text of a file with its own line ends. Raises OSError."""
-    return Path(file).read_bytes().decode("utf-8", errors="surrogateescape")
+    """The text of a source file with its own line ends. Raises OSError, also for what is no file of source code: a snapshot from elsewhere names it."""
+    if any(ord(character) < 0x20 for character in file):  # a line break would end the line of the patch that names the file
+        raise OSError(errno.EINVAL, "the file name has control characters")
+    return read_regular(Path(file), MOST_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
 
 
 def name_in_patch(file: str) -> str:
@@ -183,7 +208,7 @@ def write_patch(path: Path, patch: Patch) -> str:
     if not patch.diff:
         return f"{path}: no patch: no kept change can be written as one" if patch.lines else f"{path}: no patch: no change was kept"
     try:
-        path.write_bytes(patch.diff.encode("utf-8", errors="surrogateescape"))
+        write_whole(path, patch.diff.encode("utf-8", errors="surrogateescape"))
     except OSError as error:
         return f"{path}: {error.strerror}"
     return f"patch written: git apply {shlex.quote(str(path))}"

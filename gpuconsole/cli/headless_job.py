@@ -19,6 +19,7 @@ from gpuconsole.cli.job_work import JobWork, TrialOnJob
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.model.files import write_whole
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import plain
@@ -129,7 +130,7 @@ class HeadlessJob:
             output.on_stderr(text)
             return
         try:
-            self._args.summary.write_text(text, encoding="utf-8")
+            write_whole(self._args.summary, text.encode())
         except OSError as error:
             output.problem(f"{self._args.summary}: {error.strerror}")
 

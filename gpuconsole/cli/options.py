@@ -268,6 +268,10 @@ LOG_TO = Option(
     "--log-to", f"copy the session's figures to a tracker, several allowed: {trackers.USAGE}; address and key as the tracker's own environment variables say",
     "TRACKER", trackers.choice, NO_RESTARTS, dest="log_to", repeated=True,
 )
+LOG_COMMAND = Option(
+    "--log-command", "with --log-to: the trackers get the command line too; W&B also the folder, the git remote, the packages and the code",
+    refused={"no --log-to": "goes with --log-to TRACKER"},
+)
 CONTROL = Option(
     "--control", "open a private socket for an agent (gpuconsole mcp --connect); you see what it tries, and a key takes the control back",
     refused={"headless": "goes with the screen; an agent without a screen: gpuconsole mcp"},

@@ -15,6 +15,7 @@ from typing import TextIO
 import msgspec
 
 from gpuconsole.engine.machine.settings import COLORS, settings
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.encoding import encode
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Paint, ansi, plain
@@ -92,7 +93,7 @@ def progress(text: str) -> None:
     """Print a line on stderr that --quiet leaves out."""
     if not _quiet:
         with contextlib.suppress(OSError):  # the reader of stderr has ended
-            print(visible(text), file=sys.stderr, flush=True)
+            print(visible(without_credentials(text)), file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
@@ -103,4 +104,4 @@ def note(text: str) -> None:
 def problem(text: str) -> None:
     """Print a line of the program's own on stderr."""
     with contextlib.suppress(OSError):
-        print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)
+        print(f"gpuconsole: {visible(without_credentials(text))}", file=sys.stderr, flush=True)

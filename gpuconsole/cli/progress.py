@@ -9,6 +9,7 @@ from typing import TextIO
 
 from gpuconsole.cli.output import quiet
 from gpuconsole.model import units
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.text import clean, cut
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session import facts
@@ -53,7 +54,7 @@ class Progress:
             return
         with contextlib.suppress(OSError):
             self.done()
-            self._write(f"{clean(text)}\n")
+            self._write(f"{clean(without_credentials(text))}\n")
 
     def done(self) -> None:
         """End the line that redraws itself."""

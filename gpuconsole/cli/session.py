@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import shlex
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,7 +81,8 @@ def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
             raise UsageError(f"--log-to {why}")
         makers.append((kind.name, functools.partial(open_tracker, kind, value)))
     join = join_run if any(kind is None for kind, _ in chosen) else None
-    feed = Feed(makers, engine.view, engine.environment, engine.snapshot, engine.note, join)
+    command = shlex.join(sys.argv) if getattr(args, "log_command", False) else ""
+    feed = Feed(makers, engine.view, engine.environment, engine.snapshot, engine.note, join, command)
     engine.services.append(feed.serve)
     engine.before_close.append(feed.finish)
     return feed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 MOST_TOKEN_BYTES = 2**16
+WRITTEN_IN_PLACE = ("--record", "--output")
+"""Options whose files grow while the job runs. All other files are written whole at the end."""
 
 
 def interval(args: argparse.Namespace) -> float:
@@ -104,7 +107,7 @@ def check_url(url: str | None, option: str, example: str) -> None:
     try:
         rules.url(url, example)
     except ValueError as mistake:
-        shown = f" {url}" if "@" not in url else ""  # it may hold a password
+        shown = f" {url}" if not re.search("[@?#]", url) else ""  # it may hold a password, or a key in its query
         raise UsageError(f"{option}{shown}: {mistake}") from None
 
 
@@ -115,7 +118,7 @@ def writable(args: argparse.Namespace, option: str) -> Path | None:
     path: Path | None = getattr(args, option.removeprefix("--"), None)
     if path is not None:
         try:
-            check_writable(path)
+            check_writable(path, in_place=option in WRITTEN_IN_PLACE)
         except OSError as error:
             raise UsageError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
     return path

@@ -40,7 +40,7 @@ from gpuconsole.model.torch_build import Driver, TorchBuild
 from gpuconsole.session.api import RemoteApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note
+from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note, without_credentials
 
 DEVICES_S = 3.0
 """Seconds that `open` waits for the list of devices."""
@@ -179,9 +179,9 @@ class Engine(StateReader):
         worker.job.on_process = lambda process: self._note_unusable(TorchBuild(process.torch, process.cuda), "of the job")
         return worker
 
-    async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None) -> None:
+    async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None, *, new: bool = False) -> None:
         """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""
-        self.job = await start_on_terminal(self.start_job, command, columns, rows, output, self.diagnosis)
+        self.job = await start_on_terminal(self.start_job, command, columns, rows, output, new, self.diagnosis)
 
     async def stop(self) -> None:
         await self.end_run("stopped")
@@ -227,6 +227,7 @@ class Engine(StateReader):
 
     def emit(self, event: AnyEvent) -> None:
         """The only place where the session changes."""
+        event = without_credentials(event)
         self.state.apply(event)
         for listener in self.listeners:
             listener(event)

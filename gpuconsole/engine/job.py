@@ -106,17 +106,19 @@ async def start_on_terminal(
     columns: int,
     rows: int,
     output: Path | None,
+    new: bool,
     diagnosis: DiagnosisLoop,
 ) -> ScreenJob:
     """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
 
-    `diagnosis` runs the probes that the user allows in the job. Raises SessionError.
+    `new`: `output` must not exist yet, not even as a link: nobody has named it. `diagnosis` runs the probes that the user allows in the job. Raises SessionError.
     """
     try:
-        terminal = JobTerminal(columns, rows, output, log_path())
+        terminal = JobTerminal(columns, rows, output, log_path(), new)
         await terminal.hold()
     except OSError as error:
-        raise SessionError(f"no terminal for the job: {error.strerror}") from None
+        what = f"{error.filename}: cannot be written" if error.filename else "no terminal for the job"
+        raise SessionError(f"{what}: {error.strerror}") from None
     try:
         slave = terminal.slave
         own = msgspec.structs.replace(

@@ -13,6 +13,7 @@ import msgspec
 from gpuconsole.diagnosis.engine import Standing
 from gpuconsole.mcp import answers, readings
 from gpuconsole.mcp.answers import FromJob, Permissions, from_job
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, describe_changes
@@ -324,7 +325,8 @@ class Tools:
         job = self._api.job
         if job is None:
             return None
-        return str(self._output or ""), "\n".join(line.rstrip() for line in job.lines.text()[-8:] if line.strip())
+        lines = [line.rstrip() for line in job.lines.text()[-8:] if line.strip()]
+        return str(self._output or ""), without_credentials("\n".join(lines))
 
     def _kept(self, done: str) -> answers.Kept:
         view: View = self._api.view()

@@ -14,15 +14,30 @@ from typing import IO
 
 MOST_NAMES = 100
 """Files of one name, with numbers."""
+PERMISSIONS = 0o777
+"""The bits of a mode that are kept: not setuid, setgid and sticky."""
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
     """The content of `path`. Raises OSError, also for a larger file: a file from elsewhere must not take all memory."""
     with path.open("rb") as file:
-        data = file.read(most_bytes + 1)
+        return _limited(file, path, most_bytes)
+
+
+def _limited(file: IO[bytes], path: Path, most_bytes: int) -> bytes:
+    data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"the file has more than {most_bytes / 2**20:g} MiB", str(path))
     return data
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file. Raises OSError, also for a larger file, and for devices and pipes, which may never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return _limited(file, path, most_bytes)
 
 
 def make_writable_folder(folder: Path) -> None:
@@ -30,6 +45,24 @@ def make_writable_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
+
+
+def new_folder(path: Path) -> Path:
+    """Make the folder `path`, or that name with a number where the name is taken; returns which. An existing one may be another user's. Only the user can
+    write the new one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for target in _numbered(path):
+        with contextlib.suppress(FileExistsError):
+            target.mkdir(mode=0o755)
+            return target
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """`path`, and the same name with the numbers 2, 3, ..."""
+    yield path
+    for number in range(2, MOST_NAMES):
+        yield path.with_stem(f"{path.stem}-{number}")
 
 
 def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
@@ -41,7 +74,7 @@ def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
 def write_new(path: Path, data: bytes) -> Path:
     """Write `data` whole to a new file `path`, or to that name with a number where the name is taken, as by another console that ends in the same second;
     returns where. A link, which another user could have made, is replaced. Raises OSError."""
-    for target in (path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, MOST_NAMES))):
+    for target in _numbered(path):
         with contextlib.suppress(FileExistsError):
             if target.is_symlink():
                 write_whole(target, data, follow=False)
@@ -60,8 +93,9 @@ def write_new(path: Path, data: bytes) -> Path:
 def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` once it is complete and synced. Raises OSError.
 
-    The permissions are those of the file that it replaces, else those of the umask. A device or a pipe is written, not replaced. With `follow` a link
-    is followed. Without `follow` the link itself is replaced: for names that another user could guess and link to a file of ours.
+    The permissions are those of the file that it replaces, where that file is the user's own, else those of the umask: another user must not decide
+    who may write our files, or run them with our rights. A device or a pipe is written, not replaced. With `follow` a link is followed. Without
+    `follow` the link itself is replaced: for names that another user could guess and link to a file of ours.
     """
     target = path.resolve() if follow else path.parent.resolve() / path.name
     before = _status(target)
@@ -69,7 +103,7 @@ def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
         with target.open("wb") as file:
             yield file
         return
-    kept_mode = stat.S_IMODE(before.st_mode) if before is not None and stat.S_ISREG(before.st_mode) else None
+    kept_mode = before.st_mode & PERMISSIONS if before is not None and stat.S_ISREG(before.st_mode) and _is_own(before) else None
     partial, handle = _new_beside(target)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -83,6 +117,34 @@ def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
         raise
+
+
+def open_own(path: Path, *, new: bool = False, append: bool = False) -> int:
+    """A descriptor that writes to `path` in place, from its begin or with `append` from its end. A file that is made now is for the user alone.
+
+    `new`: the file must not exist, not even as a link: for names that another user could guess. Raises OSError, also for a file that belongs to
+    another user, who could read what is written.
+    """
+    mode = (os.O_EXCL if new else 0) | (os.O_APPEND if append else 0)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o600)
+    try:
+        status = os.fstat(handle)
+        _check_own(path, status)
+        if not append and stat.S_ISREG(status.st_mode):
+            os.ftruncate(handle, 0)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check_own(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode) and not _is_own(status):
+        raise PermissionError(errno.EPERM, "the file belongs to another user", str(path))
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid()
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -100,11 +162,14 @@ def _new_beside(target: Path) -> tuple[Path, int]:
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def check_writable(path: Path) -> None:
-    """Raise OSError if `path` cannot be written. Called before a run starts, so that the run does not lose its result at its end."""
+def check_writable(path: Path, *, in_place: bool = False) -> None:
+    """Raise OSError if `path` cannot be written, with `in_place` by `open_own`. Called before a run starts, so that the run does not lose its result at
+    its end."""
     path = path.resolve()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory")
+    if in_place and path.exists():
+        _check_own(path, path.stat())
     if path.exists() and not path.is_file():
         return
     if not path.parent.is_dir():

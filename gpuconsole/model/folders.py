@@ -30,6 +30,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FORGOTTEN_S = 14 * 86400.0
 """Folders of other machines, and folders from before the last boot, are removed after this time without a change."""
 MODE = 0o700
+MOST_LOOKUPS = 400
+"""Entries on the way to a folder; Linux follows 40 links."""
 
 
 class NoPrivateFolder(OSError):
@@ -113,12 +115,36 @@ def why_not_private(folder: Path) -> str:
 
 
 def _why_others_write_above(folder: Path) -> str:
-    """Why another user could replace a folder above `folder`; empty where nobody can. Folders that do not exist yet are left out. Raises OSError."""
-    for path in dict.fromkeys([folder, folder.resolve()]):  # who can replace a link can replace the folder too
-        for below, parent in zip([path, *path.parents], path.parents, strict=False):
-            if os.path.lexists(parent) and (reason := _who_else_writes(parent, below)):
-                return f"{folder}: {reason}"
+    """Why another user could replace a folder above `folder`, or a link on the way to it; empty where nobody can. Folders that do not exist yet are left
+    out. Raises OSError."""
+    for path in _way_to(folder):
+        parent = path.parent
+        if os.path.lexists(parent) and (reason := _who_else_writes(parent, path)):
+            return f"{folder}: {reason}"
     return ""
+
+
+def _way_to(folder: Path) -> list[Path]:
+    """The entries that the system looks up one after the other on the way to `folder`, from the root, following one link at a time. No parent is a
+    link itself. Raises OSError for links that lead nowhere but to each other."""
+    way: list[Path] = []
+    here, rest = Path("/"), list(folder.absolute().parts[1:])
+    for _ in range(MOST_LOOKUPS):
+        if not rest:
+            return way
+        name = rest.pop(0)
+        if name == "..":
+            here = here.parent
+            continue
+        entry = here / name
+        way.append(entry)
+        if entry.is_symlink():
+            target = Path(os.readlink(entry))
+            here = Path("/") if target.is_absolute() else here
+            rest = [*(target.parts[1:] if target.is_absolute() else target.parts), *rest]
+        else:
+            here = entry
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
 
 
 def _who_else_writes(parent: Path, below: Path) -> str:
@@ -127,7 +153,7 @@ def _who_else_writes(parent: Path, below: Path) -> str:
     if status.st_uid not in users:
         return f"{parent} belongs to another user"
     is_ours = not os.path.lexists(below) or below.lstat().st_uid in users
-    if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and is_ours):
+    if status.st_mode & stat.S_ISVTX and is_ours:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return f"everybody can write {parent}"
@@ -161,12 +187,14 @@ def _why_open(folder: Path) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether the user is alone in the group: many systems give each user a group of the same name, and folders that the group can write."""
+    """Whether the user is alone in the group: many systems give each user a group of the same name, and folders that the group can write. The list of
+    a group does not name the users whose primary group it is."""
     try:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return False
-    return group.gr_name == user and set(group.gr_mem) <= {user, "root"}
+    members = {*group.gr_mem, *(entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == number)}
+    return group.gr_name == user and members <= {user, "root"}
 
 
 def _group_name(number: int) -> str:

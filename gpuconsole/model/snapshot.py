@@ -12,8 +12,8 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
 
 SCHEMA = "gpuconsole.snapshot/1"
-MOST_BYTES = 128 * 2**20
-"""The largest file that is read as a snapshot."""
+MOST_BYTES = 16 * 2**20
+"""The largest file that is read as a snapshot. A long session has 50 KB."""
 
 
 class SnapshotError(ValueError):
@@ -57,21 +57,35 @@ def encode(snapshot: Snapshot) -> bytes:
     return msgspec.json.format(encoding.encode(snapshot), indent=1) + b"\n"
 
 
-def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
-    """A snapshot and its JSON with all unknown fields; raises SnapshotError."""
+class _Head(msgspec.Struct):
+    schema: Any = None
+
+
+def decode(data: bytes) -> Snapshot:
+    """The snapshot in `data`; raises SnapshotError. Unknown fields are skipped, and take no memory: a file from elsewhere may have millions."""
     try:
-        raw = msgspec.json.decode(data)
+        schema = msgspec.json.decode(data, type=_Head).schema
+    except msgspec.ValidationError:  # JSON, but no object
+        schema = None
     except encoding.UNREADABLE as error:
         raise SnapshotError(f"not JSON: {error}") from None
-    schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or not schema.startswith("gpuconsole.snapshot/"):
         raise SnapshotError('not a gpuconsole snapshot (no "schema": "gpuconsole.snapshot/1")')
     if schema != SCHEMA:
         raise SnapshotError(f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole")
     try:
-        return msgspec.convert(raw, Snapshot), raw
-    except (msgspec.ValidationError, RecursionError) as error:
+        return msgspec.json.decode(data, type=Snapshot)
+    except encoding.UNREADABLE as error:
         raise SnapshotError(f"not a valid snapshot: {error}") from None
+
+
+def decode_with_unknown(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
+    """A snapshot and its JSON with all unknown fields, to be written back; raises SnapshotError."""
+    snapshot = decode(data)
+    try:
+        return snapshot, msgspec.json.decode(data)
+    except encoding.UNREADABLE as error:
+        raise SnapshotError(f"not JSON: {error}") from None
 
 
 def json_schema() -> dict[str, Any]:

@@ -61,15 +61,15 @@ def watch(
     options of `gpuconsole run`. `name`: what the run is called. `live`: show a table that is updated; None: in a notebook. `quiet`: neither a table nor a
     report at the end.
     """
-    options = ["--name", name or _name()]
+    options = [f"--name={name or _name()}"]  # with =, a value that begins with a dash is no option
     for flag, given in (("probe", probe), ("allow-numerics", allow_numerics), ("memory", memory), ("apply-top", apply_top)):
         options += [f"--{flag}"] if given else []
     for knob, value in (tries or {}).items():
-        options += ["--try", f"{knob}={show(value)}"]
+        options.append(f"--try={knob}={show(value)}")
     for tracker in log_to:
-        options += ["--log-to", tracker]
+        options.append(f"--log-to={tracker}")
     for option, text in (("record", record), ("device", device), ("interval", interval)):
-        options += [f"--{option}", os.fspath(text) if isinstance(text, os.PathLike) else str(text)] if text is not None else []
+        options += [f"--{option}={os.fspath(text) if isinstance(text, os.PathLike) else text}"] if text is not None else []
     return Session(options, LiveTable.wanted(live) and not quiet, quiet)
 
 

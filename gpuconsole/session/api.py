@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from gpuconsole.model.certificate import Certificate, Tuning
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -25,7 +26,10 @@ from gpuconsole.wire.events import SourceState
 
 
 class SessionError(RuntimeError):
-    """An action is not possible now. The message is one line for the user."""
+    """An action is not possible now. The message is one line for the user, without credentials."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_credentials(message))
 
 
 class Busy(SessionError):

@@ -234,10 +234,15 @@ def _status(code: int) -> str:
         return str(code)
 
 
+LONGEST_LINE = 2**14
+
+
 def parse(text: str) -> Page:
     """The DCGM fields of whole GPUs in a page of dcgm-exporter; raises _Bad."""
     # Remove the TYPE lines: the parser renames counters.
     lines = [line for line in text.split("\n") if line.startswith(_PREFIX)]
+    if any(len(line) > LONGEST_LINE for line in lines):  # see workloads/serving/scraping.py, read_families
+        raise _Bad(f"the page has a line of more than {LONGEST_LINE} characters")
     page: Page = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):

@@ -6,11 +6,11 @@ screen. The console sends commands to children.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast, get_args
 
 import msgspec
 
-from gpuconsole.model import encoding
+from gpuconsole.model import credentials, encoding
 from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial
@@ -522,12 +522,27 @@ class Stop(Command, frozen=True):
 
 AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | WhatNow | Stop
 
+TEXTS = ("cause", "detail", "down", "error", "reason", "text")
+"""Fields of events that hold the text of an exception, or may quote one."""
+_TEXTS_OF = {kind: fields for kind in get_args(AnyEvent) if (fields := [name for name in TEXTS if name in kind.__struct_fields__])}
+
+
+def without_credentials(event: AnyEvent) -> AnyEvent:
+    """`event` without passwords and tokens in its texts. A child cuts nothing: what it sends ends here, before anything records or shows it."""
+    changes: dict[str, Any] = {}
+    for name in _TEXTS_OF.get(type(event), ()):
+        text = getattr(event, name)
+        if text and (clean := credentials.without_credentials(text)) != text:
+            changes[name] = clean
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
 encode = encoding.encode
 _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 
 
 def decode_event(line: bytes | str) -> AnyEvent:
-    """The event in `line`. Raises msgspec.DecodeError where it holds none."""
+    """The event in `line`, without credentials in its texts. Raises msgspec.DecodeError where it holds none."""
     try:
         event = _decode_sent(line)
     except UnicodeDecodeError as error:
@@ -537,7 +552,7 @@ def decode_event(line: bytes | str) -> AnyEvent:
             raise
         event = _decode_sent(mended)
     if not isinstance(event, MarkedSteps):
-        return cast("AnyEvent", event)
+        return without_credentials(cast("AnyEvent", event))
     try:
         return event.added_up()
     except (IndexError, ValueError) as error:

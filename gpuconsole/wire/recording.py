@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.model.files import open_own
 from gpuconsole.model.machine import Process
 from gpuconsole.wire.events import AnyEvent, Event, Hello, Processes, decode_event, encode
 
@@ -39,9 +40,7 @@ class RecordingWriter:
     def __init__(self, path: Path, *, new: bool = False) -> None:
         """`new`: the file must not exist, not even as a link. For a name that another user could guess."""
         self.path = path
-        self._file: IO[bytes] = os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC) | os.O_CLOEXEC, MODE), "wb"
-        )
+        self._file: IO[bytes] = os.fdopen(open_own(path, new=new), "wb")
         with contextlib.suppress(OSError):  # a pipe, for example
             os.fchmod(self._file.fileno(), MODE)
         self._flushed = 0.0

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from gpuconsole import __version__
+from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.protocol import COMMANDS
 from gpuconsole.agent.service import Inbox, LockstepInbox, explain
@@ -138,7 +139,7 @@ def make_scratch() -> Scratch:
 def set_up_environment(scratch: Path) -> None:
     """Set the variables that the console sets for its workers."""
     share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
+    caches.set_variables(str(scratch))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
@@ -186,7 +187,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.scratch / "inductor"))
+    caches.set_variables(str(args.scratch))
     # torch takes all cores, and each of its compile processes imports torch: leave one core for the rest
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, (os.cpu_count() or 1) - 1))))
     channel = ChildChannel(args.fd)

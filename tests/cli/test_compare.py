@@ -48,7 +48,7 @@ def test_a_run_that_is_not_there_is_named(cli: Cli, files: tuple[Path, Path]) ->
 
 
 def test_two_scenarios_are_no_speedup(cli: Cli, files: tuple[Path, Path]) -> None:
-    snapshot = decode(files[1].read_bytes())[0]
+    snapshot = decode(files[1].read_bytes())
     snapshot.runs[0].scenario, snapshot.environment.torch = "tiny-batch", "2.12.0"
     files[1].write_bytes(encode(snapshot))
     done = cli("compare", f"{files[0]}#1", str(files[1]))

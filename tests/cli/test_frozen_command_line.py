@@ -34,7 +34,7 @@ FROZEN = {
     "rules": "id --json",
     "run": (
         "scenario --set --duration --headless --snapshot --json --apply-top --try --save-baseline --fail-on-regression "
-        f"--require-valid --profile --profile-dir --log-to --control --eco {OWN_JOB} {SEVERAL_MACHINES} {LOAD} {WATCHING}"
+        f"--require-valid --profile --profile-dir --log-to --log-command --control --eco {OWN_JOB} {SEVERAL_MACHINES} {LOAD} {WATCHING}"
     ),
     "scenarios": "name --check --device-name --json",
     "skill": "",

@@ -48,7 +48,7 @@ def test_a_headless_run_is_profiled_and_keeps_the_trace(cli: Cli, tmp_path: Path
 
     data = (tmp_path / "s.json").read_bytes()
     jsonschema.validate(json.loads(data), json_schema())
-    snapshot, _ = decode(data)
+    snapshot = decode(data)
     report = snapshot.runs[0].profile
     assert report is not None
     assert (report.steps, report.trace) == (2, str(trace))

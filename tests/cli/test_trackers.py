@@ -150,7 +150,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
         done = run(folder, *words, *options, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url)
     assert done.returncode == 0, done.stderr
     assert "--log-to" not in done.stderr
-    snapshot, *_ = read_snapshot(folder / "s.json")
+    snapshot = read_snapshot(folder / "s.json")
     expected = {reading.name: reading.value for reading in summary_point(snapshot, 0.0, 0.0).readings}
     assert {"summary.tokens_per_s", "summary.phase.forward", "summary.mfu_ratio"} <= expected.keys()
     firing = {finding.rule for finding in snapshot.runs[-1].findings if finding.state == "fires"}
@@ -227,7 +227,7 @@ def test_same_run_joins_the_runs_that_the_job_has_open(tmp_path: Path, monkeypat
     )
     assert done.returncode == 0 and "--log-to" not in done.stderr, done.stderr
     mlflow_run, wandb_run = done.stdout.split()
-    snapshot, *_ = read_snapshot(tmp_path / "s.json")
+    snapshot = read_snapshot(tmp_path / "s.json")
     expected = {f"gpuconsole/{reading.name}": reading.value for reading in summary_point(snapshot, 0.0, 0.0).readings}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

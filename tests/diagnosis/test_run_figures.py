@@ -119,7 +119,7 @@ def test_the_attainable_rate_is_in_the_view_in_the_snapshot_and_in_diagnose(tmp_
     snapshot.runs[0].attainable = None
     file.write_bytes(encode(snapshot))
     assert main(["diagnose", str(file), "--snapshot", str(again)]) == 0
-    assert decode(again.read_bytes())[0].runs[0].attainable == shown.attainable
+    assert decode(again.read_bytes()).runs[0].attainable == shown.attainable
 
 
 def test_prometheus_has_the_share_while_the_run_is_active() -> None:
@@ -148,11 +148,11 @@ def test_diagnose_computes_the_models_anew_and_keeps_stored_ones_without_facts(t
     file.write_bytes(encode(snapshot))
     assert main(["diagnose", str(file), "--snapshot", str(again)]) == 0
     assert "Optimizer states" in capsys.readouterr().out
-    assert decode(again.read_bytes())[0].runs[0].figures == before
+    assert decode(again.read_bytes()).runs[0].figures == before
     snapshot.runs[0].figures, snapshot.runs[0].facts = before[:1], {}
     file.write_bytes(encode(snapshot))
     assert main(["diagnose", str(file), "--snapshot", str(again)]) == 0
-    assert decode(again.read_bytes())[0].runs[0].figures == before[:1]
+    assert decode(again.read_bytes()).runs[0].figures == before[:1]
 
 
 def test_a_recording_that_begins_in_mid_run_has_the_models_and_tells_the_processes_apart(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpuconsole.agent.hooks.changes import CHANGES
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments.compare import compare
@@ -126,3 +128,22 @@ def test_a_figure_that_a_job_does_not_give_is_not_awaited() -> None:
 
 def test_each_setting_that_can_change_in_a_job_can_be_named_on_the_command_line() -> None:
     assert set(CHANGES) <= set(job_scenario("the job").workload.knobs)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("bash", "-c", "HF_TOKEN=secret python folder/train.py"), "train.py"),
+        (("bash", "-c", "HF_TOKEN=secret python short.py --out a.py"), "short.py"),
+        (("sh", "-lc", "TOKEN=secret.py exec ./run"), "sh"),
+        (("env", "TOKEN=secret.py", "python", "-m", "package.train"), "package.train"),
+        (("bash", "-c", "curl https://ann:secret@host/secret.py | python"), "bash"),
+        (("bash", "-c", "echo 'secret"), "bash"),
+        (("python", "TOKEN=secret.py"), "python"),
+        (("python", "-m", "TOKEN=secret"), "python"),
+        (("./TOKEN=secret",), "job"),
+        (("python", "-c", "token = 'secret'\nimport train"), "python"),
+    ],
+)
+def test_the_name_of_a_command_holds_nothing_that_could_be_secret(words: tuple[str, ...], name: str) -> None:
+    assert JobCommand(words).name == name

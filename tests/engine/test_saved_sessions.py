@@ -23,7 +23,7 @@ def test_sessions_that_end_in_the_same_second_are_all_kept(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
     paths = [write_snapshot(session(name), None) for name in ("first", "second", "third")]
-    assert [decode(path.read_bytes())[0].created for path in paths] == ["first", "second", "third"]
+    assert [decode(path.read_bytes()).created for path in paths] == ["first", "second", "third"]
     assert sorted(os.listdir()) == [
         "gpuconsole-20260101-120000-2.json",
         "gpuconsole-20260101-120000-3.json",
@@ -39,7 +39,7 @@ def test_a_folder_that_is_gone_or_takes_no_file_loses_no_session(tmp_path: Path,
     gone.rmdir()
     path = write_snapshot(session("kept"), None)
     assert path.parent == tmp_path / "state" / "gpuconsole" == log_path().parent
-    assert decode(path.read_bytes())[0].created == "kept"
+    assert decode(path.read_bytes()).created == "kept"
     monkeypatch.chdir("/proc/self")  # nobody can make a file there
     assert write_snapshot(session("kept too"), None).parent == path.parent
 

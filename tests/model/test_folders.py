@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -83,6 +84,40 @@ def test_a_link_on_the_way_counts_with_both_of_its_ends(home: Path) -> None:
     assert "everybody can write" in why_not_private(home / "open" / "link" / "run")
     (home / "link").symlink_to(home / "disk")
     assert why_not_private(home / "link" / "run") == ""
+
+
+def test_a_link_to_a_link_counts_with_what_is_between(home: Path) -> None:
+    """The attack: ~/.cache leads to a link in an open folder, which leads to a folder of the user's own. Whoever replaces the link in the middle
+    chooses the folder."""
+    (home / "real" / "run").mkdir(parents=True)
+    for folder in (home / "real", home / "real" / "run"):
+        folder.chmod(0o700)
+    (home / "open").mkdir()
+    (home / "open").chmod(0o777)
+    (home / "open" / "middle").symlink_to(home / "real")
+    (home / "cache").symlink_to(home / "open" / "middle")
+    assert "everybody can write" in why_not_private(home / "cache" / "run")
+    (home / "open").chmod(0o755)
+    (home / "open" / "middle").unlink()
+    (home / "open" / "middle").symlink_to("../open/../real")
+    assert why_not_private(home / "cache" / "run") == ""
+    (home / "circle").symlink_to(home / "circle")
+    assert "Too many levels" in why_not_private(home / "circle" / "run")
+
+
+def test_a_member_by_primary_group_is_another_member(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = folders.pwd.getpwuid(os.geteuid())
+    folder = home / "shared" / "run"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (home / "shared").chmod(0o770)
+    group = SimpleNamespace(gr_name=user.pw_name, gr_mem=[])
+    monkeypatch.setattr(folders.grp, "getgrgid", lambda number: group)
+    monkeypatch.setattr(folders.pwd, "getpwall", lambda: [user])
+    assert why_not_private(folder) == ""
+    third = SimpleNamespace(pw_name="third", pw_gid=(home / "shared").stat().st_gid)
+    monkeypatch.setattr(folders.pwd, "getpwall", lambda: [user, third])
+    assert "can write" in why_not_private(folder)
 
 
 HOLDER = """

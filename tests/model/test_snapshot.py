@@ -5,7 +5,7 @@ import pytest
 
 from gpuconsole.model.baseline import BaselineRun
 from gpuconsole.model.run import Run, SeriesData, Summary
-from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, encode, json_schema
+from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, decode_with_unknown, encode, json_schema
 from gpuconsole.model.summary_figures import FIGURES
 
 
@@ -17,7 +17,7 @@ def snapshot() -> Snapshot:
 
 def test_round_trip_and_schema() -> None:
     data = encode(snapshot())
-    again, raw = decode(data)
+    again, raw = decode_with_unknown(data)
     assert again == snapshot()
     assert raw["schema"] == SCHEMA
     jsonschema.validate(raw, json_schema())
@@ -27,7 +27,7 @@ def test_unknown_fields_are_kept_on_reading() -> None:
     raw = json.loads(encode(snapshot()))
     raw["from_the_future"] = 1
     raw["runs"][0]["also_new"] = [1, 2]
-    _, kept = decode(json.dumps(raw).encode())
+    _, kept = decode_with_unknown(json.dumps(raw).encode())
     assert kept["from_the_future"] == 1
     assert kept["runs"][0]["also_new"] == [1, 2]
 

@@ -137,7 +137,7 @@ def test_the_end_of_a_traceback_is_in_the_details_in_the_summary_and_in_the_snap
     raw = json.loads(encode(snapshot))
     jsonschema.validate(raw, json_schema())
     assert len(raw["runs"][0]["traceback"]) == 12
-    assert decode(encode(snapshot))[0] == snapshot
+    assert decode(encode(snapshot)) == snapshot
 
 
 def test_a_run_without_a_traceback_has_no_such_field_in_the_snapshot() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import socket
@@ -14,18 +15,24 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.cli.agents import _own_file
+from gpuconsole.cli.files import write_patch
 from gpuconsole.engine.children.terminal.holder import Holder
+from gpuconsole.engine.children.terminal.pty import JobTerminal
+from gpuconsole.engine.job import log_path
 from gpuconsole.engine.recording import Recorder
 from gpuconsole.experiments.baselines import keep_run
 from gpuconsole.model.baseline import BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.folders import BOOT_ID
 from gpuconsole.model.machine import Process
+from gpuconsole.model.snapshot import SCHEMA, SnapshotError, decode, encode
+from gpuconsole.report.patch import Patch
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Processes
 from gpuconsole.wire.recording import RecordingError, RecordingWriter, read_recording
 from tests.conftest import Cli
-from tests.security.other_user import as_nobody, needs_root
+from tests.security.other_user import NOBODY, as_nobody, needs_root
 
 DEEP = 3000
 NEST = f"""
@@ -116,6 +123,50 @@ def test_a_file_keeps_the_permissions_that_its_owner_gave_it(tmp_path: Path) -> 
         assert mode(path) == number and path.read_bytes() == b"new"
 
 
+@needs_root
+@pytest.mark.parametrize("name", ["page.html", "page.md", "s.json", "p.diff"])
+def test_the_permissions_that_another_user_gave_a_file_are_not_kept(cli: Cli, tmp_path: Path, name: str) -> None:
+    """The attack: a file of mode 6777 in the place of a report. Root wrote the report there, with setuid root and open to everybody."""
+    from tests.report.small_session import small_session
+
+    (tmp_path / "in.json").write_bytes(encode(small_session()))
+    planted = tmp_path / name
+    planted.write_bytes(b"x" * 300_000)
+    os.chown(planted, NOBODY, NOBODY)
+    planted.chmod(0o6777)
+    before = os.umask(0o022)
+    try:
+        if name == "s.json":
+            assert cli("diagnose", "in.json", "--snapshot", name).returncode == 0
+        elif name == "p.diff":
+            write_patch(planted, Patch("--- a\n"))
+        else:
+            assert cli("report", "in.json", "--html" if name == "page.html" else "--markdown", name).returncode == 0
+    finally:
+        os.umask(before)
+    assert (planted.stat().st_uid, mode(planted)) == (0, 0o644) and planted.stat().st_size < 300_000
+
+
+def test_setuid_is_never_kept(tmp_path: Path) -> None:
+    (tmp_path / "own").touch()
+    (tmp_path / "own").chmod(0o6750)
+    write_whole(tmp_path / "own", b"new")
+    assert mode(tmp_path / "own") == 0o750
+
+
+@needs_root
+@pytest.mark.parametrize("option", ["--record", "--output"])
+def test_a_file_of_another_user_is_not_written_in_place(cli: Cli, tmp_path: Path, option: str) -> None:
+    """Its owner would read what is written."""
+    (tmp_path / "theirs").touch()
+    os.chown(tmp_path / "theirs", NOBODY, NOBODY)
+    (tmp_path / "theirs").chmod(0o666)
+    words = ("--headless", option, "theirs") if option == "--record" else (option, "theirs")
+    done = cli("mcp", *words[-2:], "--", "true")
+    assert done.returncode == 2 and "the file belongs to another user" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert (tmp_path / "theirs").read_bytes() == b""
+
+
 def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -156,14 +207,12 @@ def guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_log_of_a_left_job_is_never_written_through_a_link(guessed: Path) -> None:
-    from gpuconsole.engine.job import log_path
-
     log = log_path()
     log.symlink_to(guessed)
     ours, theirs = socket.socketpair()
     master, slave = os.openpty()
     with ours, theirs:
-        holder = Holder(master, theirs, "", str(log))
+        holder = Holder(master, theirs, -1, str(log))
         holder._pending += b"output of the job"
         holder._lose()
     os.close(master)
@@ -197,6 +246,32 @@ def test_a_link_in_the_place_of_the_lock_of_baselines_is_not_followed(guessed: P
     assert guessed.read_text() == "precious"
 
 
+def test_the_output_file_of_a_coding_agents_job_is_never_a_link(guessed: Path) -> None:
+    """The attack: links for each second and process id. The output of the job landed in ~/.bash_aliases."""
+    link = guessed.parent / f"gpuconsole-output-20261124-120000-{os.getpid()}.txt"
+    link.symlink_to(guessed)
+    with pytest.raises(FileExistsError):
+        JobTerminal(80, 24, _own_file(), log_path(), new=True)
+    assert guessed.read_text() == "precious"
+
+
+def test_the_page_beside_the_events_of_tensorboard_is_never_written_through_a_link(guessed: Path) -> None:
+    """The attack: folders for each second, with a link in each. The page replaced ~/.ssh/authorized_keys."""
+    pytest.importorskip("tensorboard")
+    from gpuconsole.report.trackers.readings import Facts, Final, Point
+    from gpuconsole.report.trackers.tensorboard import TensorBoard
+
+    planted = guessed.parent / "runs" / "20261124-120000"
+    planted.mkdir(parents=True)
+    (planted / "report.html").symlink_to(guessed)
+    for tracker in (TensorBoard(), TensorBoard(str(planted))):
+        tracker.begin(Facts("title", {}))
+        tracker.end(Final(Point(1.0, 1.0, ()), lambda: "a page"))
+    assert guessed.read_text() == "precious"
+    assert (guessed.parent / "runs" / "20261124-120000-2" / "report.html").read_text() == "a page"
+    assert not (planted / "report.html").is_symlink() and (planted / "report.html").read_text() == "a page"
+
+
 def test_a_file_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     link = tmp_path / "out.json"
@@ -226,6 +301,52 @@ def test_a_file_of_many_levels_is_refused_in_one_line(cli: Cli, tmp_path: Path, 
     done = cli(*words)
     assert done.returncode == 2, done.stderr[-500:]
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 2
+
+
+def test_a_wide_snapshot_takes_little_memory() -> None:
+    """28 MiB of empty lists in an unknown field took 762 MB."""
+    data = b'{"schema": "gpuconsole.snapshot/1", "x": [' + b"[]," * 2**21 + b"[]]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(SnapshotError, match="missing required field"):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def session_naming(folder: Path, file: str, workers: object = 4) -> Path:
+    """A snapshot in which a job has kept `num_workers`, with its DataLoader in `file`."""
+    job = {"script": "train.py", "sites": [{"kind": "loader", "file": file, "line": 1, "function": ""}]}
+    common = {"scenario": "train.py", "workload": "job", "device": "cpu", "state": "finished", "job": job}
+    runs = [
+        {"id": "1", "knobs": {"num_workers": 0}, **common},
+        {"id": "2", "knobs": {"num_workers": workers}, "changes": {"num_workers": workers}, **common},
+    ]
+    whole = {"schema": SCHEMA, "created": "", "gpuconsole": "0", "environment": {}, "trials": [], "runs": runs}
+    (folder / "s.json").write_text(json.dumps(whole))
+    return folder / "s.json"
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "pipe", "large", "line break"])
+def test_a_patch_reads_only_source_files_whatever_a_snapshot_names(cli_here: Cli, tmp_path: Path, kind: str) -> None:
+    file = kind
+    if kind != "/dev/zero":
+        file = str(tmp_path / ("a\nb.py" if kind == "line break" else "train.py"))
+        os.mkfifo(file) if kind == "pipe" else Path(file).write_text("loader = DataLoader(data)\n" if kind == "line break" else "")
+        if kind == "large":
+            os.truncate(file, 2**31)
+    begun = time.monotonic()
+    done = cli_here("report", str(session_naming(tmp_path, file)), "--patch", "p.diff")
+    assert done.returncode == 1 and time.monotonic() - begun < 5, done
+    assert "not in the patch" in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "p.diff").exists()
+
+
+@pytest.mark.parametrize("value", ["4), __import__('os').system('id'", 10**30, -1])
+def test_a_patch_holds_only_values_that_a_console_can_have_set(cli_here: Cli, tmp_path: Path, value: object) -> None:
+    (tmp_path / "train.py").write_text("loader = DataLoader(data)\n")
+    done = cli_here("report", str(session_naming(tmp_path, str(tmp_path / "train.py"), value)), "--patch", "p.diff")
+    assert done.returncode == 2 and "num_workers" in done.stderr and not (tmp_path / "p.diff").exists(), done.stderr
 
 
 def test_a_compressed_recording_of_one_endless_line_takes_no_memory(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def watched(day: Day, program: str, *arguments: str, options: tuple[str, ...] = 
     ended = _run(day, [*command, "--", sys.executable, str(PROGRAMS / program), *arguments], environment)
     if not snapshot.exists():
         raise RuntimeError(f"no snapshot: {last_line(ended.errors)}")
-    return ended._replace(snapshot=decode(snapshot.read_bytes())[0])
+    return ended._replace(snapshot=decode(snapshot.read_bytes()))
 
 
 def _run(day: Day, command: list[str], environment: dict[str, str]) -> Ended:
@@ -191,7 +191,7 @@ def own_job_second_gpu(day: Day) -> None:
         own = {child.pid for child in psutil.Process(process.pid).children(recursive=True)} if psutil.pid_exists(process.pid) else set()
         places |= {one.device for one in read(0.3).state.processes if one.pid in own}
     output, errors = process.communicate()
-    ended = Ended(process.returncode, output, errors, 0.0, decode(snapshot.read_bytes())[0])
+    ended = Ended(process.returncode, output, errors, 0.0, decode(snapshot.read_bytes()))
     run = is_unharmed(day, alone, ended)
     day.require("device of the run", run.device == gpus[1], run.device)
     if places:

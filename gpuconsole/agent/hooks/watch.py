@@ -56,6 +56,8 @@ class Watch:
         """Whether the program spends much time without torch between its forward passes: see `evidence.between`."""
         self.allows_numerics = False
         """Whether the user has agreed to changes that alter the numbers of the program."""
+        self.compiled_folder = ""
+        """The private folder for what torch.compile writes for a change of ours."""
         self.wrap_forward: Callable[..., Any] | None = None
         self.last_inputs: tuple[Any, ...] | None = None
         self.keep_inputs = False

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import time
@@ -58,6 +59,8 @@ from gpuconsole.wire.events import (
 
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
+COMPILED = "compiled"
+"""A link in the folder of the job, to the folder for what torch.compile writes. The same name as in `agent/hooks/install.py`."""
 NO_TORCH = "No module named 'torch'"
 MEMORY_CONSENT_FILE = "memory"
 """A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
@@ -124,11 +127,25 @@ class JobCommand(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The script of the command, without its folder, or the module after `-m`; else the program."""
-        for before, word in itertools.pairwise(("", *self.words)):
+        """The script of the command, without its folder, or the module after `-m`; else the program.
+
+        The name is shown, recorded and published, so that it is never a text that could hold a secret: a line for a shell, `NAME=value`, an address.
+        """
+        words = [part for word in self.words for part in _split(word)]
+        for before, word in itertools.pairwise(("", *words)):
             if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS):
                 return utf8(os.path.basename(word))
-        return utf8(os.path.basename(self.words[0]))
+        program = os.path.basename(self.words[0])
+        return utf8(program) if "=" not in program else "job"
+
+
+def _split(word: str) -> list[str]:
+    """The words of a line for a shell, as in `bash -c LINE`, or the one word; without those that can be no name."""
+    try:
+        words = shlex.split(word) if any(map(str.isspace, word)) else [word]
+    except ValueError:  # a quotation without an end
+        return []
+    return [part for part in words if "=" not in part and "://" not in part and not any(map(str.isspace, part))]
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -158,10 +175,12 @@ def probe_of(window: Profiled) -> ProbeDone:
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
-    def __init__(self, path: Path, memory: bool = False) -> None:
-        """`memory`: torch keeps a history of allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
+    def __init__(self, path: Path, on_disk: Path, memory: bool = False) -> None:
+        """`path`, `on_disk`: private folders, the second for what torch.compile writes: gigabytes are possible. `memory`: torch keeps a history of
+        allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
         self.path = path / "job"
         self.path.mkdir(mode=0o700)
+        (self.path / COMPILED).symlink_to(on_disk)
         if memory:
             (self.path / MEMORY_CONSENT_FILE).touch(mode=0o600)
         self.socket = self.path / "socket"
@@ -241,10 +260,18 @@ class JobChild(Child):
     the signal.
     """
 
-    def __init__(self, command: JobCommand, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        command: JobCommand,
+        scratch: Path,
+        on_disk: Path,
+        on_event: Callable[[AnyEvent], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
+        """`scratch`, `on_disk`: see `JobFolder`."""
         super().__init__("", [], on_event, on_exit)
         self.command = command
-        self._folder = JobFolder(scratch, command.memory)
+        self._folder = JobFolder(scratch, on_disk, command.memory)
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}

@@ -75,7 +75,7 @@ class WorkerHandle:
         self.knobs: Knobs = {}
         """The knobs that the worker last confirmed."""
         self._on_exit = on_exit
-        self._scratch = Scratch(data_folder() if job is None else runtime_folder())
+        self._scratches = [Scratch(data_folder())]
         self._request = 0
         self._answers: dict[int, asyncio.Future[AnyEvent]] = {}
         self._new_steps = asyncio.Event()
@@ -92,11 +92,14 @@ class WorkerHandle:
         self._child: Child
         self.job: JobChild | None = None
         if job is not None:
-            self._child = self.job = (JoinedJob if job.joins else JobChild)(job, self._scratch.path, self._on_event, self._exited)
+            on_disk, in_memory = self._scratches[0], Scratch(runtime_folder())
+            self._scratches.append(in_memory)
+            kind = JoinedJob if job.joins else JobChild
+            self._child = self.job = kind(job, in_memory.path, on_disk.path, self._on_event, self._exited)
         elif launch is None:
-            self._child = Child(module, ["--scratch", str(self._scratch.path)], self._on_event, self._exited)
+            self._child = Child(module, ["--scratch", str(self._scratches[0].path)], self._on_event, self._exited)
         else:
-            self._child = TorchrunChild(launch, self._scratch.path, self._on_event, self._exited)
+            self._child = TorchrunChild(launch, self._scratches[0].path, self._on_event, self._exited)
 
     async def launch(self) -> None:
         """Start the process. Raises OSError."""
@@ -177,7 +180,7 @@ class WorkerHandle:
         """Release all callers, then end the process: by request, and by force if it does not follow in time."""
         self.release()
         await self._child.stop(Stop(), SERVING_STOP_S if self._module == SERVING else STOP_S)
-        self._scratch.close()
+        self._close_scratches()
 
     def kill(self) -> None:
         """End the process and its children soon. A model server has a moment to remove its shared memory; training ends at once."""
@@ -242,8 +245,12 @@ class WorkerHandle:
 
     def _exited(self, code: int) -> None:
         self._refuse_all(WorkerGone(self.cause()))
-        self._scratch.close()
+        self._close_scratches()
         self._on_exit(self, code)
+
+    def _close_scratches(self) -> None:
+        for scratch in self._scratches:
+            scratch.close()
 
 
 def ending(code: int, worker: WorkerHandle) -> tuple[RunState, str | None]:

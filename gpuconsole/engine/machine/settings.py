@@ -90,7 +90,7 @@ def address(value: object) -> tuple[str, int]:
 
 
 def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
-    """An http or https address without a user name and password: addresses are shown, recorded and exported. Raises ValueError."""
+    """An http or https address without a user name, a password and a query: addresses are shown, recorded and exported. Raises ValueError."""
     text = _text(value)
     try:
         parts = urlsplit(text)
@@ -99,6 +99,8 @@ def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
         good = False
     if "@" in re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]:
         raise ValueError(f"must not hold a user name or a password; an address such as {example}")
+    if "?" in text or "#" in text:
+        raise ValueError(f"must not hold a query (?...), where keys often stand; an address such as {example}")
     if not good:
         raise ValueError(f"must be an address such as {example}")
     return text

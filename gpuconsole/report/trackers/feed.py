@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.job import TrackerRun
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report.share.html import html_page
@@ -32,7 +33,7 @@ SHORT_S = 0.5
 
 
 class Delivery(NamedTuple):
-    """What a tracker got: points delivered and lost, and its last failure. `ended`: the tracker has taken all that it got."""
+    """What a tracker got: points delivered and lost, and its first failure. `ended`: the tracker has taken all that it got."""
 
     delivered: int
     lost: int
@@ -48,7 +49,7 @@ class _Worker:
         self._queue: queue.Queue[Any] = queue.Queue(MOST_WAITING)
         self._delivered = self._lost = 0
         self.failure = ""
-        """The last failure of the tracker, in one line."""
+        """The first failure of the tracker, in one line: those that follow are often its consequences."""
         self._under_way: Any = None
         self._tracker: Tracker | None = None
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
@@ -86,7 +87,7 @@ class _Worker:
         try:
             action()
         except Exception as problem:
-            self.failure = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            self.failure = self.failure or without_credentials(f"{type(problem).__name__}: {problem}".splitlines()[0])
             return False
         return True
 
@@ -120,9 +121,11 @@ class Feed:
         snapshot: Callable[[], Snapshot],
         note: Callable[[str], None],
         join: Callable[[TrackerRun], Tracker] | None = None,
+        command: str = "",
     ) -> None:
         """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread. `note`: a line for the user. `join`: gives a
-        tracker for a run of the job's own; each such run is joined."""
+        tracker for a run of the job's own; each such run is joined. `command`: see `Facts`."""
+        self._command = command
         self._view, self._environment, self._snapshot, self._note = view, environment, snapshot, note
         self._reader = Reader()
         self._makers, self._join = makers, join
@@ -185,7 +188,7 @@ class Feed:
         if not self._has_begun:
             self._open()
             self._has_begun = True
-            self._put(facts_of(self._environment(), view))
+            self._put(facts_of(self._environment(), view, self._command))
         if self._join is not None and run.job is not None:
             self._join_runs(self._join, run.job.trackers, view)
         if (point := self._reader.point(view)) is not None:

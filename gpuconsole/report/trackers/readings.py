@@ -54,10 +54,12 @@ class Final(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What does not change while the session runs: the machine, its software and the settings at the start."""
+    """What does not change while the session runs: the machine, its software and the settings at the start. `command`: the command line, where the
+    user wants it published (`--log-command`); it is one of `values` too."""
 
     title: str
     values: Mapping[str, str]
+    command: str = ""
 
 
 class Tracker(Protocol):
@@ -109,8 +111,8 @@ class Reader:
         return events
 
 
-def facts_of(environment: Environment, view: View) -> Facts:
-    """Of the session whose run has begun."""
+def facts_of(environment: Environment, view: View, command: str = "") -> Facts:
+    """Of the session whose run has begun. `command`: see `Facts`."""
     run = view.run
     machine = {
         "host": environment.host,
@@ -121,11 +123,12 @@ def facts_of(environment: Environment, view: View) -> Facts:
         "torch": environment.torch,
         "cuda": environment.cuda,
         "driver": environment.driver,
+        "command": command,
         "devices": ", ".join(f"{device.id} {device.name}" for device in environment.devices if device.is_gpu),
     }
     settings = {f"setting.{name}": value for name, value in (run.settings if run is not None else {}).items()}
     title = f"gpuconsole {run.scenario}" if run is not None else "gpuconsole"
-    return Facts(title, {name: str(value) for name, value in {**machine, **settings}.items() if value not in (None, "")})
+    return Facts(title, {name: str(value) for name, value in {**machine, **settings}.items() if value not in (None, "")}, command)
 
 
 def summary_point(snapshot: Snapshot, wall: float, elapsed_s: float) -> Point:

@@ -11,6 +11,7 @@ from tensorboard.plugins.scalar.summary import scalar_pb
 from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from gpuconsole.model.files import new_folder, write_whole
 from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
 
 FOLDER = "runs"
@@ -21,7 +22,7 @@ class TensorBoard:
     """Writes `FOLDER/gpuconsole-DATE-TIME`, or the folder that the user names; the page is `report.html` there."""
 
     def __init__(self, folder: str = "") -> None:
-        self._folder = Path(folder) if folder else Path(FOLDER) / time.strftime("gpuconsole-%Y%m%d-%H%M%S")
+        self._folder = Path(folder) if folder else new_folder(Path(FOLDER) / time.strftime("gpuconsole-%Y%m%d-%H%M%S"))
 
     def begin(self, facts: Facts) -> None:
         self._writer = EventFileWriter(str(self._folder))
@@ -39,7 +40,7 @@ class TensorBoard:
     def end(self, final: Final) -> None:
         self.log(final.point)
         self._writer.close()
-        (self._folder / "report.html").write_text(final.page(), encoding="utf-8")
+        write_whole(self._folder / "report.html", final.page().encode(), follow=False)
 
     def _add(self, summary: Any, wall: float, elapsed_s: float) -> None:
         """The step of the record is the second of the session."""

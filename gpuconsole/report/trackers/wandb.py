@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import wandb
 
@@ -14,6 +15,22 @@ from gpuconsole.report.trackers.readings import JOINED, Event, Facts, Final, Poi
 PROJECT = "gpuconsole"
 QUIET = wandb.Settings(console="off", silent=True, x_disable_stats=True)
 """The terminal is the console's, and the devices are read already."""
+WITHOUT_COMMAND = {
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "disable_job_creation": True,
+}
+"""W&B copies the command line, the folder, the git remote, the list of packages and the code of the process by itself: those of the console, whose
+command line holds that of the job."""
+
+
+def settings(with_command: bool, **more: Any) -> wandb.Settings:
+    """The settings of a run. `with_command`: W&B may copy what it copies by itself (`--log-command`)."""
+    return QUIET.model_copy(update={**({} if with_command else WITHOUT_COMMAND), **more})
 
 
 class WeightsAndBiases:
@@ -24,7 +41,7 @@ class WeightsAndBiases:
 
     def begin(self, facts: Facts) -> None:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        self._run = wandb.init(project=project, name=facts.title, config=dict(facts.values), settings=QUIET)
+        self._run = wandb.init(project=project, name=facts.title, config=dict(facts.values), settings=settings(bool(facts.command)))
         self._run.define_metric("*", step_metric="elapsed_s")
 
     def log(self, point: Point) -> None:
@@ -57,9 +74,9 @@ class JoinedWeightsAndBiases(WeightsAndBiases):
     def begin(self, facts: Facts) -> None:
         run = self._joined
         second = {"x_primary": False, "x_label": "gpuconsole", "x_update_finish_state": False}
-        settings = QUIET.model_copy(update={"mode": "shared" if run.address else "offline", **second})
+        joined = settings(False, mode="shared" if run.address else "offline", **second)
         if run.address:
-            settings.base_url = run.address
-        self._run = wandb.init(id=run.run, project=run.project or None, entity=run.entity or None, settings=settings)
+            joined.base_url = run.address
+        self._run = wandb.init(id=run.run, project=run.project or None, entity=run.entity or None, settings=joined)
         self._run.config.update({self.prefix + name: value for name, value in facts.values.items()})  # type: ignore[no-untyped-call]
         self._run.define_metric(f"{self.prefix}*", step_metric=f"{self.prefix}elapsed_s")

@@ -156,12 +156,18 @@ _KNOWN = {*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED
 _NAME = re.compile(r"[^{\s]*")
 
 
+LONGEST_LINE = 2**14
+
+
 def read_families(text: str) -> list[Metric]:
     """The known metrics of the exposition `text`. Raises ValueError for an invalid page.
 
-    A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13 ms.
+    A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13 ms. The time that the parser takes for a line of
+    quotation marks grows with the square of its length: 33 s for 1.3 MB.
     """
     lines = [line for line in text.splitlines() if _NAME.match(line)[0] in _KNOWN]  # type: ignore[index]  # the pattern matches any line
+    if any(len(line) > LONGEST_LINE for line in lines):
+        raise ValueError(f"a line has more than {LONGEST_LINE} characters")
     return list(text_string_to_metric_families("\n".join(lines) + "\n"))
 
 

@@ -23,6 +23,7 @@ import aiohttp
 from prometheus_client.metrics_core import Metric
 
 from gpuconsole import __version__
+from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -373,7 +374,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.scratch / "inductor"))  # torch's own default is in /tmp
+    caches.set_variables(str(args.scratch))
     code = asyncio.run(serve(channel, args.scratch))
     end_others_in_group()  # a helper of vLLM removes shared memory after the end of the server
     channel.end(code)

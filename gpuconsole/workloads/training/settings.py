@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from gpuconsole.agent import caches
 from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.model.knobs.training import GRAPH_MODES
 from gpuconsole.workloads.device import set_matmul_precision, set_threads
@@ -81,6 +82,7 @@ def compiled(model: torch.nn.Module, knobs: Knobs) -> torch.nn.Module:
     if mode == "off":
         return model
     dynamic = DYNAMIC[str(knobs.get("compile_dynamic", "auto"))]
+    caches.keep_measurements()
     result: torch.nn.Module = torch.compile(model, mode=mode, dynamic=dynamic)  # type: ignore[assignment]
     return result
 

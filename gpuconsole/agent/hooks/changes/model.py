@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...caches import NotPrivate, PrivateCaches
 from ...protocol import Value
 from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused
 
@@ -162,6 +163,7 @@ class TorchCompile(Change):
         self._mode = ""
         self._steps_left = 0
         self._suppressed: Any = None
+        self._caches = PrivateCaches()
 
     def read(self, watch: Watch) -> Value | None:
         if self._mode:
@@ -187,6 +189,11 @@ class TorchCompile(Change):
             raise Refused(
                 f"{value} uses CUDA graphs, and the program adds up gradients over {watch.most_micro_batches} passes: {LOST_GRADIENTS}"
             )
+        if value != "off":
+            try:
+                self._caches.begin(watch.compiled_folder)
+            except NotPrivate as problem:
+                raise Refused(str(problem)) from None
         import torch._dynamo
 
         for ref, before in self._compiled.values():
@@ -198,6 +205,7 @@ class TorchCompile(Change):
             torch._dynamo.config.suppress_errors, self._suppressed = self._suppressed, None
         self._mode = ""
         if value == "off":
+            self._caches.end()
             return
         self._suppressed = torch._dynamo.config.suppress_errors
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as before

@@ -67,6 +67,7 @@ OPTIONS = (
     options.NODES,
     options.SERVING,
     options.LOG_TO,
+    options.LOG_COMMAND,
     options.CONTROL,
     options.WATCHING_ON_SCREEN,
 )

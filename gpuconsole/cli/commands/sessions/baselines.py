@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _key(path: Path) -> str:
     """The name of the work and the hardware of the last run of a snapshot. Raises UsageError."""
-    snapshot, _ = read_snapshot(path)
+    snapshot = read_snapshot(path)
     if not snapshot.runs:
         raise UsageError(f"{path}: this snapshot has no run")
     return work_key(snapshot.runs[-1], snapshot.environment)

@@ -140,7 +140,7 @@ def _side(word: str) -> Side:
     file, number = _file(word)
     if os.path.isdir(file):
         raise UsageError(f"{file}: a folder goes with --fail-below; without it, name a snapshot")
-    snapshot, _ = read_snapshot(Path(file))
+    snapshot = read_snapshot(Path(file))
     if not snapshot.runs:
         raise UsageError(f"{file}: this snapshot has no run")
     ids = [run.id for run in snapshot.runs]

@@ -10,7 +10,7 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.files import in_range, read_snapshot, write
+from gpuconsole.cli.files import in_range, read_snapshot_with_unknown, write
 from gpuconsole.cli.options import JSON, SNAPSHOT, Option
 from gpuconsole.cli.values import writable
 from gpuconsole.diagnosis.engine import evaluate
@@ -31,7 +31,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     target = writable(args, "--snapshot")
-    snapshot, raw = read_snapshot(args.file)
+    snapshot, raw = read_snapshot_with_unknown(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         with in_range(args.file):
             run.findings = evaluate(Case.of(run, run.signals))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.text import cut, plain
 
 UNCAUGHT = 1
@@ -58,4 +59,4 @@ def _exceptions(lines: Sequence[str]) -> list[str]:
 
 
 def _shown(line: str) -> str:
-    return cut(plain(line.strip()), LONGEST)
+    return cut(without_credentials(plain(line.strip())), LONGEST)

@@ -1,7 +1,7 @@
 """The process that holds the pseudo-terminal of a user's job, so that the job does not depend on the console.
 
-Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`: the numbers of two open files and two paths (OUTPUT may be empty). It imports the
-standard library only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output. This process reads the
+Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`: the numbers of three open files (OUTPUT may be -1) and a path. It imports the standard
+library only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output. This process reads the
 master side until the job and all its children have closed their side. It never keeps the job waiting for the console.
 
 - Each byte goes to OUTPUT, if there is one.
@@ -34,10 +34,10 @@ MODE = 0o600
 
 
 class Holder:
-    def __init__(self, master: int, console: socket.socket, output: str, log: str) -> None:
+    def __init__(self, master: int, console: socket.socket, output: int, log: str) -> None:
         self._master, self._console, self._log = master, console, log
-        self._file = _append(output) if output else -1
-        self._kept = bool(output)
+        self._file = output
+        self._kept = output >= 0
         self._connected = True
         self._pending = bytearray()
         self._tail = bytearray()
@@ -161,19 +161,11 @@ def _create(path: str) -> int:
     return -1
 
 
-def _append(path: str) -> int:
-    """The file, open for appending; -1 where that is not possible."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
-    except OSError:
-        return -1
-
-
 def main(words: list[str]) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     master, console, output, log = words
-    Holder(int(master), socket.socket(fileno=int(console)), output, log).run()
+    Holder(int(master), socket.socket(fileno=int(console)), int(output), log).run()
 
 
 if __name__ == "__main__":

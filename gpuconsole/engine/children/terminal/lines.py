@@ -136,7 +136,9 @@ class OutputLines:
         self._lines[-1 - self._up] = text
 
     def _put(self, text: str) -> None:
-        """Write `text` at the cursor."""
+        """Write `text` at the cursor. What is beyond the longest line is left out, and takes no time: output may have no line ends."""
+        if self._x >= LONGEST:
+            return
         line = self._line
         if len(line) < self._x:
             line += " " * (min(self._x, LONGEST) - len(line))

@@ -14,6 +14,7 @@ import termios
 from pathlib import Path
 
 from gpuconsole.engine.children.terminal.lines import OutputLines
+from gpuconsole.model.files import open_own
 
 _HERE = Path(__file__).parent
 LAST_S = 1.5
@@ -28,11 +29,16 @@ class JobTerminal:
     the job wrote.
     """
 
-    def __init__(self, columns: int, rows: int, output: Path | None, log: Path) -> None:
-        """Raises OSError where the system gives no pseudo-terminal."""
+    def __init__(self, columns: int, rows: int, output: Path | None, log: Path, new: bool = False) -> None:
+        """`new`: `output` must not exist, see `open_own`. Raises OSError for `output`, and where the system gives no pseudo-terminal."""
         self.lines = OutputLines()
         self.output, self.log = output, log
-        self._master, self.slave = os.openpty()
+        self._file = open_own(output, new=new, append=True) if output is not None else -1
+        try:
+            self._master, self.slave = os.openpty()
+        except OSError:
+            self._close_file()
+            raise
         self.resize(columns, rows)
         mode = termios.tcgetattr(self.slave)
         mode[1] &= ~termios.ONLCR
@@ -51,13 +57,20 @@ class JobTerminal:
         """Start the process that holds the terminal, and read the output. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            files = [self._master, theirs.fileno()]
+            files = [self._master, theirs.fileno(), self._file]
             self._holder = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HERE / "holder.py"), *map(str, files), str(self.output or ""), str(self.log)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=files, start_new_session=True,
+                [sys.executable, "-I", "-S", str(_HERE / "holder.py"), *map(str, files), str(self.log)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=[file for file in files if file >= 0], start_new_session=True,
             )  # fmt: skip
+        self._close_file()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def job_started(self) -> None:
         """Close this process's end of the job's side: the terminal ends with the job."""
@@ -92,6 +105,7 @@ class JobTerminal:
                 await self.last_output()
             self._reading.cancel()
             self._writer.close()
+        self._close_file()
         with contextlib.suppress(OSError):
             os.close(self._master)
 

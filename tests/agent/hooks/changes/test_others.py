@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,9 +187,13 @@ def test_outputs_of_all_kinds_are_fp32_again() -> None:
     assert found["b"][1][1] == 3 and found["c"].dtype == torch.int64
 
 
-def test_torch_compile_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
     job, compiled = Job(), TorchCompile()
+    with pytest.raises(Refused, match="no private folder"):
+        compiled.set(job.watch, "default")
+    assert compiled.read(job.watch) == "off" and job.model._compiled_call_impl is None
+    job.watch.compiled_folder = str(tmp_path / "compiled")
     before = torch._dynamo.config.suppress_errors
     assert compiled.read(job.watch) == "off"
     compiled.set(job.watch, "default")

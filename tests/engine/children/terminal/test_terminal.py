@@ -177,7 +177,7 @@ def test_a_terminal_with_nothing_to_read_after_all_is_not_at_its_end(tmp_path: P
         return ready
 
     monkeypatch.setattr(select, "select", look)
-    holder = Holder(master, theirs, "", str(tmp_path / "job.log"))
+    holder = Holder(master, theirs, -1, str(tmp_path / "job.log"))
     if typed:
         os.set_blocking(master, False)
     holding = threading.Thread(target=holder.run, daemon=True)
