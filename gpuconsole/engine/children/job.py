@@ -140,7 +140,9 @@ class JobCommand(msgspec.Struct, frozen=True):
 
 
 def _split(word: str) -> list[str]:
-    """The words of a line for a shell, as in `bash -c LINE`, or the one word; without those that can be no name."""
+    """The words of a line for a shell, as in `bash -c LINE`, or the one word; without those that can be no name. The name of a file may have spaces."""
+    if "=" not in word and os.path.isfile(word):
+        return [word]
     try:
         words = shlex.split(word) if any(map(str.isspace, word)) else [word]
     except ValueError:  # a quotation without an end
