@@ -1,0 +1,1 @@
+"""Is a watched job the same job? See `__main__`."""

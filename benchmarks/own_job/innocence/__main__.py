@@ -1,0 +1,184 @@
+"""Is a watched job the same job?
+
+    python -m benchmarks.own_job.innocence [--only NAME ...] [--changes] [--at-a-time 2] [--python PATH] [--rows FILE] [--show]
+
+Runs small training programs (`programs.py`), each twice bare and once under `gpuconsole run`; with `--changes` once more for each change that may be tried in
+it, with more steps. Compares stdout, stderr, exit code, the files left behind, and the facts of `facts.py`: weights, optimizer states, random generators, signal
+dispositions, threads, children, open files, modules. What differs between the two bare runs says nothing and is left out. A line for each program that
+differs; `--show` prints what differs. Exit code 1: a program differs.
+
+`--python`: the Python of the programs; it needs torch only. `--rows`: a JSON line for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from ast import literal_eval
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.own_job.innocence.programs import PROGRAMS, Program
+
+HERE = Path(__file__).parent
+LONG = {"STEPS": "1200", "PAUSE_S": "0.008"}
+"""For a trial: a loop of about 12 s, whose time is that of loading where it loads."""
+LIMIT_S = 240
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}|\bpid[ =]\d+")
+
+
+class Outcome(NamedTuple):
+    """What is compared, by name."""
+
+    values: dict[str, str]
+
+    def differences(self, other: Outcome) -> dict[str, tuple[str, str]]:
+        names = {**self.values, **other.values}
+        return {name: pair for name in names if (pair := (self.values.get(name, ""), other.values.get(name, "")))[0] != pair[1]}
+
+
+ACCEPTED = {
+    "callbacks of gc": "the agent counts pauses of the garbage collector by a callback",
+    "modules": "the agent imports modules of the standard library, and those of its own",
+    "files": "the agent has the file `doorbell` open, by which the console says that a command waits",
+}
+"""What a watched program can notice, by the name of the fact, with the reason. Everything else is a difference."""
+
+
+class Row(NamedTuple):
+    """One program under one form of watching. `differences`: what is not as without gpuconsole. `reason`: why it was not run."""
+
+    program: str
+    change: str
+    differences: dict[str, tuple[str, str]] = {}
+    reason: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(PROGRAMS), metavar="NAME", help="names of programs")
+    parser.add_argument("--changes", action="store_true", help="try the changes of each program too")
+    parser.add_argument("--at-a-time", type=int, default=2, help="programs that run at the same time")
+    parser.add_argument("--python", default=sys.executable, help="the Python of the programs")
+    parser.add_argument("--rows", type=Path, help="write a JSON line for each run to this file")
+    parser.add_argument("--show", action="store_true", help="print what differs")
+    args = parser.parse_args()
+    rows: list[Row] = []
+    with concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
+        for of_program in pool.map(lambda name: rows_of(name, args.changes, args.python), args.only or list(PROGRAMS)):
+            for row in of_program:
+                rows.append(row)
+                state = row.reason or ("the same" if not row.differences else f"DIFFERS: {', '.join(row.differences)}")
+                print(f"{row.program:<36} {row.change or 'watched':<24} {state}", flush=True)
+                if args.show:
+                    print(
+                        "".join(
+                            f"    {name}: {bare[:1000]!r}\n        -> {watched[:1000]!r}\n"
+                            for name, (bare, watched) in row.differences.items()
+                        ),
+                        end="",
+                    )
+    if args.rows is not None:
+        args.rows.write_text("".join(json.dumps(row._asdict()) + "\n" for row in rows))
+    ran = [row for row in rows if not row.reason]
+    differing = [row for row in ran if row.differences]
+    print(f"{len(ran) - len(differing)} of {len(ran)} runs the same; {len(rows) - len(ran)} not run")
+    return 1 if differing else 0
+
+
+def rows_of(name: str, changes: bool, python: str) -> list[Row]:
+    """The rows of one program: watched, and with each change."""
+    program = PROGRAMS[name]
+    if missing := [module for module in program.needs if not has(python, module)]:
+        return [Row(name, "", reason=f"not run: {', '.join(missing)} is not installed")]
+    rows = [compared(name, program, "", python, {})]
+    if changes:
+        rows += [compared(name, program, change, python, LONG) for change in program.changes]
+    return rows
+
+
+def has(python: str, module: str) -> bool:
+    if python == sys.executable:
+        return importlib.util.find_spec(module) is not None
+    return not subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode
+
+
+def compared(name: str, program: Program, change: str, python: str, environment: dict[str, str]) -> Row:
+    """Run the program bare twice, and watched."""
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = (outcome(Path(folder), program, [python, "program.py"], environment) for _ in range(2))
+        if "Traceback" in first.values["stderr"] and "Error" not in program.text and "raise" not in program.text:
+            return Row(name, change, reason=f"not run: it fails without gpuconsole: {first.values['stderr'].splitlines()[-1][:120]}")
+        options = ["--try", change, "--allow-numerics"] if change else []
+        words = [
+            sys.executable,
+            "-m",
+            "gpuconsole",
+            "run",
+            "--headless",
+            "--quiet",
+            "--summary",
+            os.devnull,
+            *options,
+            "--",
+            python,
+            "program.py",
+        ]
+        watched = outcome(Path(folder), program, words, environment)
+    by_chance = first.differences(second)
+    differences = first.differences(watched)
+    return Row(name, change, {what: pair for what, pair in differences.items() if what not in by_chance and not accepted(what, *pair)})
+
+
+def accepted(what: str, bare: str, watched: str) -> bool:
+    """Whether a difference is one of ACCEPTED: something of the agent's own was added, and nothing was taken away."""
+    kind = what.split(" (")[0]
+    if kind == "callbacks of gc":
+        return int(watched) == int(bare) + 1
+    if kind not in ACCEPTED:
+        return False
+    added, gone = set(literal_eval(watched)) - set(literal_eval(bare)), set(literal_eval(bare)) - set(literal_eval(watched))
+    own = {"doorbell"} if kind == "files" else sys.stdlib_module_names
+    return not gone and all(name.split(".")[0] in own for name in added)
+
+
+def outcome(folder: Path, program: Program, words: list[str], environment: dict[str, str]) -> Outcome:
+    """Run the program in a folder of its own, always of the same name."""
+    here, facts = folder / "job", folder / "facts"
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir()
+    facts.unlink(missing_ok=True)
+    (here / "program.py").write_text(program.text)
+    shutil.copy(HERE / "facts.py", here)
+    env = {**os.environ, "FACTS": str(facts), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", **environment}
+    env.pop("PYTHONPATH", None)
+    try:
+        done = subprocess.run(
+            words, cwd=here, env=env, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, check=False
+        )
+        values = {"stdout": done.stdout, "stderr": without_ours(done.stderr), "exit code": str(done.returncode)}
+    except subprocess.TimeoutExpired:
+        values = {"stdout": "", "stderr": "", "exit code": f"did not end within {LIMIT_S} s"}
+    files = sorted(path for path in here.rglob("*") if path.is_file() and path.name != "facts.py" and "events.out" not in path.name)
+    values["files"] = "\n".join(f"{path.relative_to(here)} {hashlib.blake2s(path.read_bytes()).hexdigest()[:16]}" for path in files)
+    for number, line in enumerate(facts.read_text().splitlines() if facts.exists() else []):
+        values |= {f"{what}{f' ({number})' if number else ''}": str(value) for what, value in json.loads(line).items()}
+    return Outcome({what: ADDRESS.sub("ADDRESS", text) for what, text in values.items()})
+
+
+def without_ours(text: str) -> str:
+    """Stderr without the lines of gpuconsole's own."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("gpuconsole: "))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
