@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 ACCEPTED = {
     "callbacks of gc": "the agent counts pauses of the garbage collector by a callback",
-    "modules": "the agent imports modules of the standard library, and those of its own",
+    "modules": "the agent imports modules of the standard library and of torch, and those of its own",
     "files": "the agent has the file `doorbell` open, by which the console says that a command waits",
 }
 """What a watched program can notice, by the name of the fact, with the reason. Everything else is a difference."""
@@ -80,19 +80,22 @@ def main() -> int:
                 state = row.reason or ("the same" if not row.differences else f"DIFFERS: {', '.join(row.differences)}")
                 print(f"{row.program:<36} {row.change or 'watched':<24} {state}", flush=True)
                 if args.show:
-                    print(
-                        "".join(
-                            f"    {name}: {bare[:1000]!r}\n        -> {watched[:1000]!r}\n"
-                            for name, (bare, watched) in row.differences.items()
-                        ),
-                        end="",
-                    )
+                    print("".join(map(shown, row.differences.items())), end="")
     if args.rows is not None:
         args.rows.write_text("".join(json.dumps(row._asdict()) + "\n" for row in rows))
     ran = [row for row in rows if not row.reason]
     differing = [row for row in ran if row.differences]
     print(f"{len(ran) - len(differing)} of {len(ran)} runs the same; {len(rows) - len(ran)} not run")
     return 1 if differing else 0
+
+
+def shown(difference: tuple[str, tuple[str, str]]) -> str:
+    """What differs: of lists what was added and what is gone."""
+    name, (bare, watched) = difference
+    if bare.startswith("[") and watched.startswith("["):
+        before, after = literal_eval(bare), literal_eval(watched)
+        return f"    {name}: added {[part for part in after if part not in before]}, gone {[part for part in before if part not in after]}\n"
+    return f"    {name}: {bare[-1000:]!r}\n        -> {watched[-1000:]!r}\n"
 
 
 def rows_of(name: str, changes: bool, python: str) -> list[Row]:
@@ -147,7 +150,7 @@ def accepted(what: str, bare: str, watched: str) -> bool:
     if kind not in ACCEPTED:
         return False
     added, gone = set(literal_eval(watched)) - set(literal_eval(bare)), set(literal_eval(bare)) - set(literal_eval(watched))
-    own = {"doorbell"} if kind == "files" else sys.stdlib_module_names
+    own = {"doorbell"} if kind == "files" else {*sys.stdlib_module_names, "torch"}
     return not gone and all(name.split(".")[0] in own for name in added)
 
 
@@ -169,7 +172,7 @@ def outcome(folder: Path, program: Program, words: list[str], environment: dict[
     except subprocess.TimeoutExpired:
         values = {"stdout": "", "stderr": "", "exit code": f"did not end within {LIMIT_S} s"}
     files = sorted(path for path in here.rglob("*") if path.is_file() and path.name != "facts.py" and "events.out" not in path.name)
-    values["files"] = "\n".join(f"{path.relative_to(here)} {hashlib.blake2s(path.read_bytes()).hexdigest()[:16]}" for path in files)
+    values["files left"] = "\n".join(f"{path.relative_to(here)} {hashlib.blake2s(path.read_bytes()).hexdigest()[:16]}" for path in files)
     for number, line in enumerate(facts.read_text().splitlines() if facts.exists() else []):
         values |= {f"{what}{f' ({number})' if number else ''}": str(value) for what, value in json.loads(line).items()}
     return Outcome({what: ADDRESS.sub("ADDRESS", text) for what, text in values.items()})

@@ -1,0 +1,55 @@
+"""The comparison of `benchmarks.own_job.innocence`: what counts as a difference, and that all programs are Python."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.own_job.innocence.__main__ import accepted, compared, outcome, without_ours
+from benchmarks.own_job.innocence.programs import PROGRAMS, Program
+
+WRITES = Program(
+    "import sys\nopen('made', 'w').write('x')\nprint('out')\nprint('gpuconsole: ours', file=sys.stderr)\nprint('err', file=sys.stderr)\nsys.exit(3)\n"
+)
+
+
+def test_there_are_many_programs_and_all_are_python() -> None:
+    assert len(PROGRAMS) >= 120
+    for program in PROGRAMS.values():
+        ast.parse(program.text)
+
+
+def test_an_outcome_has_output_exit_code_and_files_without_our_own_lines(tmp_path: Path) -> None:
+    found = outcome(tmp_path, WRITES, [sys.executable, "program.py"], {})
+    assert (found.values["stdout"], found.values["stderr"], found.values["exit code"]) == ("out\n", "err\n", "3")
+    assert found.values["files left"].splitlines()[0].startswith("made ") and without_ours("gpuconsole: x\na\n") == "a\n"
+    other = found._replace(values={**found.values, "stdout": "other\n", "new": "1"})
+    assert found.differences(other) == {"stdout": ("out\n", "other\n"), "new": ("", "1")}
+
+
+@pytest.mark.parametrize(
+    ("fact", "bare", "watched", "is_accepted"),
+    [
+        ("files", "['null']", "['doorbell', 'null']", True),
+        ("files", "['null', 'x']", "['doorbell', 'null']", False),
+        ("files", "['null']", "['null', 'other']", False),
+        ("modules", "['os']", "['os', 'json.decoder', 'torch.utils.x']", True),
+        ("modules", "['os']", "['os', 'gpuconsole']", False),
+        ("callbacks of gc", "0", "1", True),
+        ("callbacks of gc (1)", "0", "2", False),
+        ("threads", "['MainThread']", "['MainThread', 'x']", False),
+    ],
+)
+def test_only_named_additions_are_accepted(fact: str, bare: str, watched: str, is_accepted: bool) -> None:
+    assert accepted(fact, bare, watched) is is_accepted
+
+
+@pytest.mark.slow
+def test_a_real_program_is_the_same_and_one_that_fails_alone_is_not_run() -> None:
+    assert compared("plain", PROGRAMS["plain"], "", sys.executable, {"STEPS": "40"}).differences == {}
+    assert compared("x", Program("import nowhere"), "", sys.executable, {}).reason.startswith(
+        "not run: it fails without gpuconsole: ModuleNotFoundError"
+    )
