@@ -40,6 +40,7 @@ def test_an_outcome_has_output_exit_code_and_files_without_our_own_lines(tmp_pat
         ("modules", "['os']", "['os', 'gpuconsole']", False),
         ("callbacks of gc", "0", "1", True),
         ("callbacks of gc (1)", "0", "2", False),
+        ("callbacks of gc", "0", "", False),
         ("threads", "['MainThread']", "['MainThread', 'x']", False),
     ],
 )

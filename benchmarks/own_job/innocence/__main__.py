@@ -145,6 +145,8 @@ def compared(name: str, program: Program, change: str, python: str, environment:
 def accepted(what: str, bare: str, watched: str) -> bool:
     """Whether a difference is one of ACCEPTED: something of the agent's own was added, and nothing was taken away."""
     kind = what.split(" (")[0]
+    if not (bare and watched):  # one of the two did not come to its end
+        return False
     if kind == "callbacks of gc":
         return int(watched) == int(bare) + 1
     if kind not in ACCEPTED:
