@@ -1,6 +1,6 @@
 """Functions that are a segment of their own: saving, logging, collectives, compiled functions; and functions of the program that write
 checkpoints or log records. The latter are found by the calls within them that save, or that force a file to the disk. Gathering the state,
-formatting, writing and flushing belong to the checkpoint or to the log record.
+formatting, writing and flushing belong to the checkpoint or to the log record. Before Python 3.12 these functions are not watched (functions.py).
 """
 
 from __future__ import annotations
@@ -9,33 +9,31 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from . import tracing
-from .guard import NO_LEVEL, entry, hot_entry, put, put_until_off, switch, wrappers_without_level
+from .guard import NO_LEVEL, OWN, alike, entry, hot_entry, put, put_until_off, shells, skip_code, switch, wrappers_without_level
 from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, SELDOM_MARKED, UNMARKED, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
-from .watch import OWN, count_samples, program_frame, recorder, watch
+from .watch import MONITORING, count_samples, program_frame, recorder, watch
 
 # --- functions of the program that write ---------------------------------------------------------------------
 
 CALLS = ("fsync", "fdatasync")
-FORMER = "_gpuconsole_former"
-"""A variable of the code that stands in for that of a function (functions.py)."""
 MOST_WRITERS = 256
 """Functions that are watched. A program may make such functions all the time."""
 
 
 class Writers:
-    """`new`: functions to watch from the next step on, and the code of their segments; None where the function is not at hand."""
+    """`new`: the code of functions to watch from the next step on, and that of their segments."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """As in a process that has not trained yet."""
-        self.new: dict[CodeType, tuple[FunctionType | None, int]] = {}
+        self.new: dict[CodeType, tuple[None, int]] = {}
         self._loop: set[CodeType] = set()
         self._seen: set[CodeType] = set()
 
@@ -48,32 +46,19 @@ class Writers:
 
     def saw(self, segment: int) -> None:
         """A call that saves or flushes a file has begun."""
-        frame = program_frame(sys._getframe())
-        if frame is None or not self._loop:
+        if MONITORING is None or not self._loop or (frame := program_frame(sys._getframe())) is None:
             return
         code = frame.f_code
         is_known = code in self._seen or code in self._loop or len(self._seen) >= MOST_WRITERS
-        if is_known or code.co_name.startswith("<") or FORMER in code.co_varnames:
+        if is_known or code.co_name.startswith("<"):
             return
         self._seen.add(code)
-        self.new[code] = function_of(frame), segment
+        self.new[code] = None, segment
 
-    def take(self) -> dict[CodeType, tuple[FunctionType | None, int]]:
+    def take(self) -> dict[CodeType, tuple[None, int]]:
         """The functions that were found since the last call."""
         taken, self.new = self.new, {}
         return taken
-
-
-def function_of(frame: FrameType) -> FunctionType | None:
-    """The function that runs in `frame`: of its module, or of the class of its first argument. A look at all objects would take 60 ms."""
-    code = frame.f_code
-    functions = [frame.f_globals.get(code.co_name)]
-    if code.co_argcount:
-        first = frame.f_locals.get(code.co_varnames[0])
-        for cls in (*getattr(first, "__mro__", ()), *type(first).__mro__):
-            method = vars(cls).get(code.co_name)
-            functions.append(getattr(method, "__func__", method))
-    return next((function for function in functions if isinstance(function, FunctionType) and function.__code__ is code), None)
 
 
 writers = Writers()
@@ -128,22 +113,18 @@ COLLECTIVES = (
 
 
 @wrappers_without_level
-def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, as a segment with `code` on the training thread. Its name, module and documentation stay."""
+def spanned(code: int, call: Callable[..., Any], file: str = NO_LEVEL) -> Callable[..., Any]:
+    """`call`, as a segment with `code` on the training thread. Its name, module, documentation and parameters stay. `file`: the file name of its code."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tracing.compiles() or (recorder.light and code in SELDOM_MARKED) or tracing.is_compiling() or not begin(code):
+        if tracing.compiles() or switch.failed or (recorder.light and code in SELDOM_MARKED) or tracing.is_compiling() or not begin(code):
             return call(*args, **kwargs)
         try:
             return call(*args, **kwargs)
         finally:
             end()
 
-    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-        if hasattr(call, name):
-            setattr(wrapper, name, getattr(call, name))
-    wrapper.__wrapped__ = call  # type: ignore[attr-defined]
-    return wrapper
+    return alike(wrapper, call, file)
 
 
 @hot_entry("calls.begin")
@@ -164,7 +145,8 @@ def begin(code: int) -> bool:
         recorder.enter(code)
         return True
     except Exception as problem:
-        switch.part_off("calls.begin", problem)
+        if switch.part_off("calls.begin", problem):
+            raise
         return False
 
 
@@ -174,7 +156,8 @@ def end() -> None:
         if recorder.thread:
             recorder.leave()
     except Exception as problem:
-        switch.part_off("calls.end", problem)
+        if switch.part_off("calls.end", problem):
+            raise
 
 
 def _leave_calls() -> None:
@@ -189,21 +172,23 @@ switch.undo_part["writers"] = lambda: recorder.drop((LOG,))
 
 
 def around(*entries: tuple[str, str, int]) -> Callable[[Any], None]:
-    """A hook that makes segments of functions: (class within the module, or empty; names; code)."""
+    """A hook that makes segments of functions: (class within the module, or empty; names; code). Code that looks for the caller of `logging` leaves out
+    the frames of its file."""
 
     def hook(module: Any) -> None:
+        file = module.__file__ if module.__name__ == "logging" else NO_LEVEL
         for holder, names, code in entries:
             target = getattr(module, holder, None) if holder else module
             for name in names.split():
                 if hasattr(target, name):
-                    put(target, name, spanned(code, getattr(target, name)))
+                    put(target, name, spanned(code, getattr(target, name), file))
 
     return hook
 
 
 def on_torch(module: Any) -> None:
-    """`torch.save` is a name of its own for the function of torch.serialization."""
-    import builtins
+    """`torch.save` is a name of its own for the function of torch.serialization. `print` stays what it is: numba knows it by its identity, and an output
+    of the program may ask who writes."""
 
     def capturing() -> bool:
         return bool(module.cuda.is_current_stream_capturing())
@@ -211,7 +196,6 @@ def on_torch(module: Any) -> None:
     compiler = module.compiler
     tracing.use(compiler.is_compiling, compiler.is_dynamo_compiling, module.is_grad_enabled, capturing)
     put(module, "save", sys.modules["torch.serialization"].save)
-    put_until_off(builtins, "print", spanned(LOG, builtins.print))
     on_os()
 
 
@@ -226,6 +210,10 @@ class Compiled:
         """Ends a step of the program, and begins the account if need be."""
         self.stepped = False
         """Whether an optimizer has stepped within the function, where torch.compile left it out."""
+        self.used = False
+        """Whether the program, or a change of ours, has asked torch.compile for a function, as far as it was seen."""
+        self.on_use: Callable[[], None] | None = None
+        """Called when it asks."""
         self._first = 0
 
     @wrappers_without_level
@@ -233,7 +221,7 @@ class Compiled:
         """`function`, which torch.compile has made, as a segment. Attributes that torch reads stay."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if tracing.is_compiling() or (before := self.begin(args, kwargs)) is None:
+            if tracing.is_compiling() or switch.failed or (before := self.begin(args, kwargs)) is None:
                 return function(*args, **kwargs)
             try:
                 return function(*args, **kwargs)
@@ -242,6 +230,13 @@ class Compiled:
 
         functools.update_wrapper(wrapper, function)
         return wrapper
+
+    @entry("compiled.asked")
+    def asked(self) -> None:
+        """torch.compile is about to make a function."""
+        self.used = True
+        if self.on_use is not None:
+            self.on_use()
 
     @entry("compiled.begin")
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool] | None:
@@ -288,14 +283,18 @@ def on_dynamo(module: Any) -> None:
     plain = context.__call__
 
     def __call__(self: Any, fn: Any) -> Any:
+        if type(self).__name__ != "OptimizeContext" or switch.failed:
+            return plain(self, fn)
+        compiled.asked()
         wrapped = plain(self, fn)
-        return compiled.made(wrapped) if type(self).__name__ == "OptimizeContext" and isinstance(wrapped, FunctionType) else wrapped
+        return compiled.made(wrapped) if isinstance(wrapped, FunctionType) else wrapped
 
-    put(context, "__call__", __call__)
+    put(context, "__call__", alike(__call__, plain))
     skip = getattr(module, "skip_code", None)
     if skip is not None:
-        for code in own_code():
+        for code in (*own_code(), *shells):
             skip(code)
+        skip_code.append(skip)
 
 
 def own_code() -> set[CodeType]:

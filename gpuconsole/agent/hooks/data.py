@@ -14,9 +14,9 @@ from .changes.servers import belongs_to
 from .evidence.loading import Place, loading
 from .evidence.steps import iterations
 from .functions import watch_function
-from .guard import entry, hot_entry, put, switch, wrappers_without_level
+from .guard import alike, ask, entry, hot_entry, put, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, UNMARKED, get_ident
-from .watch import is_program, recorder, watch
+from .watch import MONITORING, is_program, recorder, watch
 
 TRACE_AT = 2
 """Steps of a program with one optimizer after which the source of batches is looked for."""
@@ -50,7 +50,8 @@ def on_dataloader(module: Any) -> None:
                 try:  # here and not in a function of its own: see `hot_entry`
                     recorder.leave()
                 except Exception as problem:
-                    switch.part_off("data.end_usual", problem)
+                    if switch.part_off("data.end_usual", problem):
+                        raise
         begun = begin_batch(self) if recorder.thread else None
         try:
             return plain(self) if serves is None else serves()
@@ -70,12 +71,11 @@ def on_dataloader(module: Any) -> None:
         loader_init(self, *args, **kwargs)
         note_loader(self)
 
-    made.__doc__, made.__wrapped__ = loader_init.__doc__, loader_init  # type: ignore[attr-defined]
-    put(base, "__init__", __init__)
+    put(base, "__init__", alike(__init__, plain_init))
     put(base, "__next__", __next__)
     put(base, "_gpuconsole_plain_next", plain)
-    put(module.DataLoader, "__init__", made)
-    put(module.DataLoader, "__iter__", __iter__)
+    put(module.DataLoader, "__init__", alike(made, loader_init))
+    put(module.DataLoader, "__iter__", alike(__iter__, plain_iter))
 
 
 @entry("data.loader_made")
@@ -157,7 +157,8 @@ def begin_usual_batch(place: Place | None) -> bool:
         stack.append(place.code)
         return True
     except Exception as problem:
-        switch.part_off("data.begin_usual", problem)
+        if switch.part_off("data.begin_usual", problem):
+            raise
         return False
 
 
@@ -177,7 +178,8 @@ def begin_batch(iterator: Any) -> float | None:
             loading.batch_begins(begun)
         return begun
     except Exception as problem:
-        switch.part_off("data.begin", problem)
+        if switch.part_off("data.begin", problem):
+            raise
         return None
 
 
@@ -192,7 +194,8 @@ def end_batch(iterator: Any, begun: float) -> None:
                 loading.batch_ends(place, begun)
             recorder.leave()
     except Exception as problem:
-        switch.part_off("data.end", problem)
+        if switch.part_off("data.end", problem):
+            raise
 
 
 @entry("data.begin_epoch")
@@ -270,16 +273,17 @@ def search_at() -> int:
 
 
 def may_search() -> bool:
-    """Whether a search is needed and would disturb nobody: no batch of the last steps came from a DataLoader, and no other profiler is on.
+    """Whether a search is of use and would disturb nobody: the function that it finds can be watched, no batch of the last steps came from a DataLoader,
+    and no other profiler is on.
 
     These steps hold a whole iteration (see `search_at`).
     """
     from_loader = any(code >= LOADER for step in recorder.done for code in step[2])
-    return not from_loader and sys.getprofile() is None
+    return MONITORING is not None and not from_loader and sys.getprofile() is None
 
 
 def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
-    if hasattr(value, "data_ptr"):
+    if ask(type(value), "data_ptr") is not None:
         return [value]
     if depth and isinstance(value, (tuple, list)) and len(value) < MOST_ITEMS:
         return [tensor for item in value for tensor in tensors_in(item, depth - 1)]

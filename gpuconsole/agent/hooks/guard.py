@@ -6,11 +6,14 @@ A failure in a part without which the rest still holds (PARTS) switches only thi
 from __future__ import annotations
 
 import functools
+import inspect
+import opcode
+import os
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,6 +21,8 @@ T = TypeVar("T")
 
 MARK = "_gpuconsole_watched"
 """The attribute that marks a wrapper of ours. A function with this attribute is not wrapped again."""
+OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The begin of the file names of the agent."""
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
 """All entry points that are loaded, by name."""
 NO_LEVEL = "<gpuconsole, skipped like importlib._bootstrap>"
@@ -33,10 +38,91 @@ def wrappers_without_level(function: F) -> F:
     return function
 
 
-def without_level(function: F) -> F:
-    """The same for the function itself."""
-    function.__code__ = function.__code__.replace(co_filename=NO_LEVEL)
-    return function
+# --- wrappers that look like what they wrap -------------------------------------------------------------------
+
+shells: list[CodeType] = []
+"""The code of all functions that `alike` has made."""
+skip_code: list[Callable[[CodeType], None]] = []
+"""Functions that receive the code of each shell that is made from now on."""
+INNER = "_gpuconsole_inner"
+
+
+def alike(wrapper: Callable[..., Any], plain: Any, file: str = NO_LEVEL) -> Callable[..., Any]:
+    """`wrapper`, with the parameters, defaults, annotations and local names of `plain`. Programs ask torch's functions for them, and leave out the settings
+    that a function does not take. `file`: the file name of the code."""
+    if wrapper.__code__.co_filename != file:
+        wrapper.__code__ = wrapper.__code__.replace(co_filename=file)
+    shell = wrapper
+    if isinstance(plain, FunctionType) and plain.__name__.isidentifier():
+        parameters, arguments, others = _parameters(plain.__code__)
+        lines = [f"def {plain.__name__}({', '.join(parameters)}):", f" return {INNER}({', '.join(arguments)})"]
+        lines += [f" {name} = None" for name in others]  # these lines never run: they give the function the other local names
+        names: dict[str, Any] = {INNER: wrapper}  # without __name__: torch.compile would look for INNER in a module of that name
+        exec(compile("\n".join(lines), file, "exec", dont_inherit=True), names)
+        shell = names[plain.__name__]
+        shell.__defaults__ = plain.__defaults__
+        shell.__kwdefaults__ = dict(plain.__kwdefaults__) if plain.__kwdefaults__ is not None else None
+        shells.append(shell.__code__)
+        for skip in skip_code:
+            skip(shell.__code__)
+    return functools.update_wrapper(shell, plain)
+
+
+def _parameters(code: CodeType) -> tuple[list[str], list[str], list[str]]:
+    """The parameters of a function without their defaults, the arguments of a call that passes them on, and the other local names."""
+    names = list(code.co_varnames)
+    positional = [names.pop(0) for _ in range(code.co_argcount)]
+    keywords = [names.pop(0) for _ in range(code.co_kwonlyargcount)]
+    rest = [f"*{names.pop(0)}"] if code.co_flags & inspect.CO_VARARGS else []
+    rest_by_name = [f"**{names.pop(0)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    parameters = [*positional, *(rest or ["*"] * bool(keywords)), *keywords, *rest_by_name]
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    arguments = [*positional, *rest, *(f"{name}={name}" for name in keywords), *rest_by_name]
+    return parameters, arguments, [name for name in names if name.isidentifier()]
+
+
+# --- exceptions that are not the agent's -----------------------------------------------------------------------
+
+_RAISES = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
+_WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError)
+"""Exceptions that functions written in C raise without arguments. `_queue.Empty` is the other one."""
+
+
+def from_outside(problem: BaseException) -> bool:
+    """Whether the agent's code was interrupted by an exception that is not its own: by Ctrl-C, by a signal handler of the program, or by another thread
+    (PyThreadState_SetAsyncExc). The program waits for such an exception."""
+    if not isinstance(problem, Exception):
+        return True
+    place, last = problem.__traceback__, None
+    while place is not None:
+        if _is_handler(place.tb_frame):
+            return True
+        place, last = place.tb_next, place
+    if last is None or problem.args or isinstance(problem, _WITHOUT_TEXT) or type(problem).__module__ == "_queue":
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISES  # no line has raised it
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether a frame is that of a signal handler, or of a trace function: one of its arguments is the frame that it has interrupted."""
+    code = frame.f_code
+    if code.co_filename.startswith((OWN, NO_LEVEL)):
+        return False
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    given, interrupted = frame.f_locals, frame.f_back
+    values = [given.get(name) for name in names]
+    return any(value is interrupted for value in (*values, *(one for value in values if type(value) is tuple for one in value)))
+
+
+def ask(value: Any, name: str, default: Any = None) -> Any:
+    """An attribute of an object of the program; `default` where the object raises whatever exception."""
+    try:
+        return getattr(value, name, default)
+    except Exception as problem:
+        if from_outside(problem):
+            raise
+        return default
 
 
 PARTS = {
@@ -70,31 +156,49 @@ class Switch:
         """A line for each part that has failed, until it is sent."""
         self.undo_part: dict[str, Callable[[], None]] = {}
         """What takes a part out of the account, by part."""
+        self.begin_anew: list[Callable[[], None]] = []
+        """What to do after an exception of the program has ended a call of the agent's code in its middle."""
 
-    def off(self, where: str, problem: BaseException | None) -> None:
-        """Switch the agent off in this process. Never raises."""
+    def passes(self, problem: BaseException | None) -> bool:
+        """Whether `problem` is not the agent's: it must be raised again, and the account begins anew."""
+        if problem is None or not from_outside(problem):
+            return False
+        for begin in self.begin_anew:
+            begin()
+        return True
+
+    def off(self, where: str, problem: BaseException | None) -> bool:
+        """Switch the agent off in this process. Returns whether `problem` is not the agent's: raise it again then, and the agent goes on. Raises
+        no exception of the agent."""
+        if self.passes(problem):
+            return True
         if self.failed:
-            return
+            return False
         self.failed = True
-        for undo in list(self.undo):
+        from_program: Exception | None = None
+        for act in (*self.undo, lambda: self._report(where, problem)):
             try:
-                undo()
-            except Exception:  # the next part is switched off all the same
-                continue
-        if self.on_off is None:
-            return
-        try:
+                act()
+            except Exception as failure:  # the next part is switched off all the same
+                from_program = failure if from_outside(failure) else from_program
+        if from_program is not None:
+            raise from_program
+        return False
+
+    def _report(self, where: str, problem: BaseException | None) -> None:
+        """Say why the agent is off. Where the connection is gone too, there is nobody to report to."""
+        if self.on_off is not None:
             line = f"{type(problem).__name__}: {problem}".splitlines()[0] if problem is not None else ""
             detail = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__)[-6:]) if problem is not None else ""
             self.on_off(where, line, detail)
-        except Exception:  # the connection is gone too: there is nobody to report to
-            return
 
-    def part_off(self, where: str, problem: BaseException) -> None:
-        """Switch off the part that `where` (`part.place`) belongs to: its entry points do nothing from now on. Never raises."""
+    def part_off(self, where: str, problem: BaseException) -> bool:
+        """Switch off the part that `where` (`part.place`) belongs to: its entry points do nothing from now on. Returns as `off`."""
+        if self.passes(problem):
+            return True
         part = where.partition(".")[0]
         if part in self.parts_off:
-            return
+            return False
         self.parts_off.add(part)
         for module, name in _entries_of.get(part, ()):
             module[name] = _nothing
@@ -103,7 +207,9 @@ class Switch:
             line = f"{type(problem).__name__}: {problem}".splitlines()[0]
             self.notes.append(f"gpuconsole does not measure {PARTS[part]} any longer: {where} failed with {line}")
         except Exception as failure:  # this part cannot be taken out of the account
-            self.off(where, failure)
+            if self.off(where, failure):
+                raise
+        return False
 
     def attempt(self, where: str, function: Callable[..., T], *args: Any) -> T | None:
         """The result of `function`; None after a failure, and the part of `where` is off then: it is not called again."""
@@ -112,7 +218,8 @@ class Switch:
         try:
             return function(*args)
         except Exception as problem:
-            self.part_off(where, problem)
+            if self.part_off(where, problem):
+                raise
             return None
 
 
@@ -210,8 +317,8 @@ def _nothing(*_: Any) -> None:
 
 
 def hot_entry(where: str) -> Callable[[F], F]:
-    """As `entry`, for the entry points of each step: the function itself catches its exceptions and calls `switch.off`, or `switch.part_off`. The
-    call of a second function would cost 1 to 3 µs, because the training thread's own work drives that function out of the caches."""
+    """As `entry`, for the entry points of each step: the function itself catches its exceptions, calls `switch.off` or `switch.part_off`, and
+    raises again what is not the agent's. The call of a second function would cost 1 to 3 µs, because the training thread's own work drives that function out of the caches."""
 
     def note(function: F) -> F:
         _note(where, function, function)
@@ -222,7 +329,7 @@ def hot_entry(where: str) -> Callable[[F], F]:
 
 def entry(where: str) -> Callable[[F], F]:
     """Make a function an entry point: it returns None after a failure. Its part is off then; the agent, where it belongs to none of PARTS.
-    KeyboardInterrupt and SystemExit pass."""
+    What is not the agent's passes."""
     off = switch.part_off if where.partition(".")[0] in PARTS else switch.off
 
     def decorate(function: F) -> F:
@@ -231,7 +338,8 @@ def entry(where: str) -> Callable[[F], F]:
             try:
                 return function(*args)
             except Exception as problem:
-                off(where, problem)
+                if off(where, problem):
+                    raise
                 return None
 
         _note(where, function, guarded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.steps import Stack, iterations, own_updates, stack_of
-from .guard import MARK, entry, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, alike, entry, hot_entry, put, switch, wrappers_without_level
 from .memory import memory, raised, watch_retries
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
@@ -144,8 +143,15 @@ class Steppers:
         self._fresh.add(event.key)
         return event._replace(joins=joins)
 
+    def begin_anew(self) -> None:
+        """An exception of the program has ended a mark in its middle: the next optimizer step belongs to no iteration that is known."""
+        self.inside, self._open, self._last = False, None, None
+        if not self.decided:
+            del self.held[len(recorder.done) :]
+
 
 steppers = Steppers()
+switch.begin_anew.append(steppers.begin_anew)
 LBFGS = "LBFGS"
 """The class of torch's optimizer that evaluates its closure several times in a step."""
 
@@ -163,8 +169,7 @@ def on_optimizer(module: Any) -> None:
         if not tracing.is_compiling():
             note_made(self)
 
-    __init__.__doc__, __init__.__wrapped__ = plain.__doc__, plain  # type: ignore[attr-defined]
-    put(module.Optimizer, "__init__", __init__)
+    put(module.Optimizer, "__init__", alike(__init__, plain))
 
 
 def watch_class(cls: Any) -> None:
@@ -181,11 +186,10 @@ def watch_scheduled(optimizer: Any) -> None:
         return
     spanned_step, owner = _spanned_step(_without_self(plain)), weakref.ref(optimizer)
 
-    @functools.wraps(plain)
     def step(*args: Any, **kwargs: Any) -> Any:
         return spanned_step(owner(), *args, **kwargs)
 
-    put(optimizer, "step", step)
+    put(optimizer, "step", alike(step, plain))
 
 
 @wrappers_without_level
@@ -203,7 +207,7 @@ def _spanned_step(plain: Any) -> Any:
     """The function `plain` of an optimizer's step as a segment."""
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.compiles():
+        if tracing.compiles() or switch.failed:
             return plain(self, *args, **kwargs)
         if earlier and id(self) in earlier:
             adopt(self)
@@ -228,13 +232,14 @@ def _spanned_step(plain: Any) -> Any:
                     passes.state.sized = False  # torch.autograd.grad may have computed the gradients
                     recorder.cut_light()
                 except Exception as problem:
-                    switch.off("optimizer.end_usual", problem)
+                    if switch.off("optimizer.end_usual", problem):
+                        raise
             else:
                 end_light(self, done)
 
-    functools.update_wrapper(step, plain)
-    setattr(step, MARK, switch)
-    return step
+    hooked = alike(step, plain)
+    setattr(hooked, MARK, switch)
+    return hooked
 
 
 @wrappers_without_level
@@ -243,7 +248,7 @@ def on_scaler(module: Any) -> None:
     plain = module.GradScaler.step
 
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        events = begin_scaled()
+        events = begin_scaled() if not switch.failed else None
         done = False
         try:
             result = plain(self, optimizer, *args, **kwargs)
@@ -253,8 +258,7 @@ def on_scaler(module: Any) -> None:
             if events is not None:
                 end_scaled(optimizer, events, done)
 
-    functools.update_wrapper(step, plain)
-    put(module.GradScaler, "step", step)
+    put(module.GradScaler, "step", alike(step, plain))
 
 
 @entry("optimizer.made")
@@ -321,7 +325,8 @@ def begin(optimizer: Any) -> bool:
         recorder.enter(OPTIMIZER)
         return True
     except Exception as problem:
-        switch.off("optimizer.begin", problem)
+        if switch.off("optimizer.begin", problem):
+            raise
         return False
 
 
@@ -334,7 +339,8 @@ def end_light(optimizer: Any, done: bool) -> None:
             recorder.mark_all()
             _has_stepped(optimizer)
     except Exception as problem:
-        switch.off("optimizer.end_light", problem)
+        if switch.off("optimizer.end_light", problem):
+            raise
 
 
 @hot_entry("optimizer.end")
@@ -364,7 +370,8 @@ def end(optimizer: Any, done: bool) -> None:
         if done:
             _has_stepped(optimizer)
     except Exception as problem:
-        switch.off("optimizer.end", problem)
+        if switch.off("optimizer.end", problem):
+            raise
 
 
 @entry("optimizer.begin_scaled")

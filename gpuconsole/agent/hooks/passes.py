@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from . import tracing
 from .calls import weights_version
 from .evidence.steps import own_updates
-from .guard import MARK, entry, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, alike, ask, entry, from_outside, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
 from .watch import count_samples, recorder, watch
@@ -46,6 +48,15 @@ class State:
 state = State()
 
 
+def _begin_anew() -> None:
+    """An exception of the program has ended a mark in its middle: nothing is counted in the rest of this step."""
+    state.sized = state.inner = False
+    if state.counting is not None:
+        state.counting.stop()
+
+
+switch.begin_anew.append(_begin_anew)
+
 # --- forward ------------------------------------------------------------------------------------------------
 
 
@@ -53,24 +64,39 @@ def find_roots() -> None:
     """Watch the classes of all modules that are no part of another module, by one look at all objects (60 ms)."""
     import torch
 
-    base = torch.nn.Module
     everything = gc.get_objects()
-    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, base)}
-    modules = [candidate for candidate in everything if type(candidate) in kinds]
+    kinds = {id(kind) for kind in {id(kind): kind for kind in map(type, everything)}.values() if issubclass(kind, torch.nn.Module)}
+    modules = [candidate for candidate in everything if id(type(candidate)) in kinds]
     del everything
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    level = [module for module in modules if id(module) not in inner and next(module.parameters(), None) is not None]
+    inner = {id(child) for module in modules for child in children(module)}
+    level = [module for module in modules if id(module) not in inner and has_parameters(module)]
     for _ in range(DEPTH):
         for module in level:
             watch_class(type(module))
-        if recorder.index < 2 or any(type(module) in watch.called for module in level):
+        if recorder.index < 2 or any(id(type(module)) in watch.called for module in level):
             break
-        level = [
-            child
-            for module in level
-            for child in module._modules.values()
-            if child is not None and next(child.parameters(), None) is not None
-        ]
+        level = [child for module in level for child in children(module) if has_parameters(child)]
+
+
+def children(module: Any) -> list[Any]:
+    """The modules in a module. One that was made by `__new__` alone has none yet. The methods of the program are not called."""
+    return [child for child in (vars(module).get("_modules") or {}).values() if child is not None]
+
+
+def inner_modules(modules: list[Any]) -> Iterator[Any]:
+    """These modules and all in them, each once."""
+    seen, waiting = set[int](), list(modules)
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            waiting += children(module)
+
+
+def has_parameters(root: Any) -> bool:
+    """Whether a module, or one in it, has a parameter."""
+    return any(one is not None for module in inner_modules([root]) for one in (vars(module).get("_parameters") or {}).values())
 
 
 @wrappers_without_level
@@ -79,11 +105,12 @@ def watch_class(cls: Any) -> None:
     import torch
 
     own = cls.__dict__.get("__call__")
+    bind = getattr(type(own), "__get__", _unbound)
     if cls is torch.nn.Module or getattr(own, MARK, None) is switch:
         return
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = own.__get__(self) if own is not None else super(cls, self).__call__
+        call = bind(own, self, type(self)) if own is not None else super(cls, self).__call__
         if tracing.compiles() or not recorder.thread or recorder.stack[-1] not in MAY_HOLD_FORWARD:
             return call(*args, **kwargs)
         if recorder.light and begin_light(args, kwargs):
@@ -108,10 +135,14 @@ def watch_class(cls: Any) -> None:
         finally:
             end_pass()
 
-    if own is not None:
-        __call__.__doc__ = own.__doc__
-    setattr(__call__, MARK, switch)
-    put(cls, "__call__", __call__)
+    hooked: Any = alike(__call__, own) if isinstance(own, FunctionType) else __call__
+    setattr(hooked, MARK, switch)
+    put(cls, "__call__", hooked)
+
+
+def _unbound(own: Any, *_: Any) -> Any:
+    """What a class gives its objects where its attribute is no descriptor."""
+    return own
 
 
 def repeats_closure() -> bool:
@@ -141,7 +172,8 @@ def begin_light(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
                 count_samples(args, kwargs)
         return True
     except Exception as problem:
-        switch.off("passes.begin_light", problem)
+        if switch.off("passes.begin_light", problem):
+            raise
         return False
 
 
@@ -150,8 +182,8 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     try:
         if recorder.thread != get_ident():
             return False
-        if type(module) not in watch.called:
-            watch.called.add(type(module))
+        if id(type(module)) not in watch.called:
+            watch.called[id(type(module))] = type(module)
             watch.roots.append(weakref.ref(module))
         recorder.passes += 1
         if state.tracing_batches is not None:
@@ -172,7 +204,8 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
             state.counting.enter()
         return True
     except Exception as problem:
-        switch.off("passes.begin", problem)
+        if switch.off("passes.begin", problem):
+            raise
         return False
 
 
@@ -184,7 +217,8 @@ def end_pass() -> None:
         if recorder.thread:
             recorder.leave()
     except Exception as problem:
-        switch.off("passes.end", problem)
+        if switch.off("passes.end", problem):
+            raise
 
 
 @entry("loss.read")
@@ -192,7 +226,7 @@ def read_loss(tensors: Any) -> None:
     """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss that is a tensor only by name (DTensor, whose value would
     take an exchange between processes) is left alone."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if getattr(loss, "ndim", 1) or not is_plain(loss):
+    if ask(loss, "ndim", 1) or not is_plain(loss):
         return
     if loss.device.type == "cpu":
         value = loss.item()
@@ -211,7 +245,12 @@ def is_plain(tensor: Any) -> bool:
 def autocast_precision(module: Any) -> str:
     import torch
 
-    parameter = next(module.parameters(), None)
+    try:
+        parameter = next(module.parameters(), None)
+    except Exception as problem:  # a method of the program
+        if from_outside(problem):
+            raise
+        return ""
     kind = parameter.device.type if parameter is not None else "cpu"
     if not torch.is_autocast_enabled(kind):
         return ""
@@ -227,7 +266,7 @@ def on_autograd(module: Any) -> None:
     plain = module.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.compiles():
+        if tracing.compiles() or switch.failed:
             return plain(tensors, *args, **kwargs)
         if recorder.light and recorder.light == get_ident() and BACKWARD not in recorder.stack:
             recorder.stack.append(BACKWARD)
@@ -254,10 +293,7 @@ def on_autograd(module: Any) -> None:
         finally:
             end_backward(tensors)
 
-    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-        setattr(backward, name, getattr(plain, name))
-    backward.__wrapped__ = plain  # type: ignore[attr-defined]
-    put(module, "backward", backward)
+    put(module, "backward", alike(backward, plain))
 
 
 @hot_entry("passes.begin_backward")
@@ -279,7 +315,8 @@ def begin_backward(tensors: Any) -> bool:
             state.counting.enter(tensors)
         return True
     except Exception as problem:
-        switch.off("passes.begin_backward", problem)
+        if switch.off("passes.begin_backward", problem):
+            raise
         return False
 
 
@@ -308,7 +345,8 @@ def end_backward(tensors: Any) -> None:
         if state.inner and state.end_in_backward is not None:
             state.end_in_backward()
     except Exception as problem:
-        switch.off("passes.end_backward", problem)
+        if switch.off("passes.end_backward", problem):
+            raise
 
 
 HOOKS = {"torch.autograd": on_autograd}

@@ -1,4 +1,4 @@
-"""Pickles by value. cloudpickle and dill copy the contents of a class or a function of `__main__`. The hooks here leave the agent out of these copies,
+"""Pickles by value. cloudpickle and dill copy the contents of a class of `__main__`. The hooks here leave the agent out of these copies,
 because the process that loads the pickle has no agent."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .functions import give_own_code, take_own_code
 from .guard import entry, put, without_hooks, wrappers_without_level
 
 CLOUDPICKLES = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
@@ -15,14 +14,11 @@ CLOUDPICKLES = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle"
 
 @wrappers_without_level
 def on_library(module: Any) -> None:
-    """The private functions that copy the attributes of a class, by name: tests pin them for each library. `dump` is public."""
+    """The private functions that copy the attributes of a class, by name: tests pin them for each library."""
     for name in ("_extract_class_dict", "_get_typedict_type"):
         plain = vars(module).get(name)
         if plain is not None:
             put(module, name, _of_cloudpickle(plain) if name == "_extract_class_dict" else _of_dill(plain))
-    for cls in {vars(module).get(name) for name in ("Pickler", "CloudPickler")}:
-        if isinstance(cls, type) and cls.__module__ == module.__name__ and "dump" in vars(cls):
-            put(cls, "dump", _own_code_within(vars(cls)["dump"]))
 
 
 @wrappers_without_level
@@ -46,36 +42,15 @@ def _of_dill(plain: Any) -> Any:
     return _get_typedict_type
 
 
-@wrappers_without_level
-def _own_code_within(plain: Any) -> Any:
-    @functools.wraps(plain)
-    def dump(*args: Any, **kwargs: Any) -> Any:
-        dump_begins()
-        try:
-            return plain(*args, **kwargs)
-        finally:
-            dump_ended()
-
-    return dump
-
-
 @entry("pickles.class")
 def leave_out_hooks(cls: Any, attributes: dict[str, Any]) -> None:
     without_hooks(cls, attributes)
 
 
-@entry("pickles.dump_begins")
-def dump_begins() -> None:
-    give_own_code()
-
-
-@entry("pickles.dump_ended")
-def dump_ended() -> None:
-    take_own_code()
-
-
 HOOKS = {
     "dill._dill": on_library,
     **{f"{library}.cloudpickle": on_library for library in CLOUDPICKLES},
-    **{f"{library}.cloudpickle_fast": on_library for library in CLOUDPICKLES},  # defines the pickler up to version 2
+    **{
+        f"{library}.cloudpickle_fast": on_library for library in CLOUDPICKLES
+    },  # up to version 2, it calls the function by a name of its own
 }

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from .recorder import Recorder
+from ..clock import now
+from .guard import OWN as OWN
+from .guard import ask, from_outside, switch
+from .recorder import Recorder, get_ident
 from .source import EDITED, is_interactive, line_digests
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 """Paths with one of these parts are no code of the program itself."""
 CELL = "<ipython-input"
 """The begin of the file name of lines typed into IPython in a terminal. A cell of a notebook has the name of a file that does not exist."""
-OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+MONITORING: Any = getattr(sys, "monitoring", None)
+"""From Python 3.12 on: tells where calls of a function begin and end."""
 
 
 class Made(NamedTuple):
@@ -42,8 +46,8 @@ class Watch:
         self.roots: list[weakref.ref[Any]] = []
         self.weights: list[weakref.ref[Any]] = []
         """What a program without an optimizer trains."""
-        self.called: set[type] = set()
-        """Classes of the modules that the program has called itself."""
+        self.called: dict[int, type] = {}
+        """Classes of the modules that the program has called itself, by identity: not every class has a hash."""
         self.made: dict[tuple[str, str, int], Made] = {}
         """Where loaders, optimizers and DDP modules were made, by kind, file and line."""
         self.lines: dict[str, str] = {}
@@ -153,43 +157,72 @@ recorder = Recorder()
 watch = Watch()
 
 
+def _begin_anew() -> None:
+    """An exception of the program has ended a mark in its middle: forget the step under way."""
+    if recorder.thread != get_ident():
+        return
+    recorder.start, recorder.codes, recorder.times, recorder.readings = now(), [], [], None
+    del recorder.stack[1:]
+    recorder.samples = recorder.tokens = recorder.passes = recorder.backwards = 0
+    recorder.loss = None
+    if recorder.done:
+        recorder.index = max(recorder.index, recorder.done[-1][0] + 1)
+
+
+switch.begin_anew.append(_begin_anew)
+
+
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
-    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch."""
-    value: Any = args[0] if args else None
-    shape = getattr(value, "shape", None)
-    if not shape:
-        value = _first_tensor(args, kwargs)
-        shape = getattr(value, "shape", None)
-        if not shape:
-            return
-    samples, batch = shape[0], watch.loader_batch
-    if batch and samples != batch:
-        given: Any = args[0] if args else None
-        if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
-            samples = batch  # a list of images; or the first dimension is that of time
-    recorder.samples += samples
-    if type(samples) is int:  # a tensor while torch.jit traces
-        watch.newest_batch = samples
-        watch.batch_size = max(watch.batch_size, samples)
-    if len(shape) == 2 and not value.dtype.is_floating_point:
-        recorder.tokens += shape[0] * shape[1]
+    size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. Where an argument raises an
+    exception, the pass has no samples that are known."""
+    try:
+        value: Any = args[0] if args else None
+        shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None
+        if not isinstance(shape, tuple) or not shape:
+            value = _first_tensor(args, kwargs)
+            shape = getattr(value, "shape", None)
+            if not shape:
+                return
+        samples, batch = shape[0], watch.loader_batch
+        if batch and samples != batch:
+            given: Any = args[0] if args else None
+            if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
+                samples = batch  # a list of images; or the first dimension is that of time
+        recorder.samples += samples
+        if type(samples) is int:  # a tensor while torch.jit traces
+            watch.newest_batch = samples
+            watch.batch_size = max(watch.batch_size, samples)
+        if len(shape) == 2 and not value.dtype.is_floating_point:
+            recorder.tokens += shape[0] * shape[1]
+    except Exception as problem:
+        if from_outside(problem):
+            raise
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The first argument with a shape; in mappings, sequences and objects of the program's own the first element stands for all."""
     for value in (*args, *kwargs.values()):
         for _ in range(2):
-            if hasattr(value, "shape"):
+            kind = type(value)
+            if ask(value, "shape") is not None:
                 break
-            if callable(getattr(value, "values", None)):
-                value = next(iter(value.values()), None)
-            elif isinstance(value, (tuple, list)):
+            if callable(ask(kind, "values")):
+                value = _first(value.values())
+            elif issubclass(kind, (tuple, list)):
                 value = value[0] if value else None
             else:  # an object such as a dataclass: its attributes
-                value = next(
-                    (attribute for attribute in getattr(value, "__dict__", {}).values() if getattr(attribute, "shape", None)), None
-                )
-        if getattr(value, "shape", None):
+                value = _first(one for one in ask(value, "__dict__", {}).values() if has_shape(one))
+        if has_shape(value):
             return value
     return None
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next(iter(values), None)
+
+
+def has_shape(value: Any) -> bool:
+    """Whether a value has a shape with a dimension. What torch.fx passes through a model that it traces has none: to look at it would change the graph."""
+    shape = ask(value, "shape")
+    return issubclass(type(shape), tuple) and bool(shape)

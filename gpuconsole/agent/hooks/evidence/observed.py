@@ -17,9 +17,10 @@ from ...clock import now
 from ...loop import Signals
 from ...protocol import Signal
 from .. import tracing
-from ..guard import entry, switch, wrappers_without_level
+from ..calls import compiled
+from ..guard import entry, from_outside, switch, wrappers_without_level
 from ..memory import tensors_of_program
-from ..passes import state
+from ..passes import inner_modules, state
 from ..recorder import NO_GRAD, OWN, get_ident
 from ..watch import place_name, program_frame, recorder, watch
 from .between import BetweenPasses
@@ -43,7 +44,7 @@ class StepCount:
     """
 
     def __init__(self) -> None:
-        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
         from torch.utils.flop_counter import flop_registry
 
         count = self
@@ -69,12 +70,15 @@ class StepCount:
                 if formula is not None and count.flops is not None:
                     try:
                         count.note(func, formula(*args, **(kwargs or {}), out_val=out), args, kwargs or {})
-                    except Exception:  # a formula that does not fit these arguments: the program must not see that
+                    except Exception as problem:  # a formula that does not fit these arguments: the program must not see that
+                        if from_outside(problem):
+                            raise
                         count.flops = None
                 return out
 
-        self._mode = Counts()
+        self._mode, self._newest_mode = Counts(), _get_current_dispatch_mode
         self.between = BetweenPasses()
+        compiled.on_use = self.give_up
 
     def note(self, operator: Any, flops: float, args: Any, kwargs: dict[str, Any]) -> None:
         """An operator with a known formula has run."""
@@ -102,6 +106,9 @@ class StepCount:
         if self._depth > 1:
             return
         self.between.end()
+        if has_compiled():
+            self.flops, self.reason = None, COMPILED
+            return
         if loss is not None and (self._products or has_products(loss)):
             self.flops, self.reason = None, OTHER_ROUNDING
             return
@@ -117,13 +124,18 @@ class StepCount:
             self.between.begin()
 
     def _exit(self) -> None:
-        if self._counts:
+        if self._counts and self._newest_mode() is self._mode:  # else it would end a mode of the program
             self._counts = False
             self._mode.__exit__(None, None, None)
 
+    def give_up(self) -> None:
+        """The program is about to compile a function, within or between the passes."""
+        self.flops, self.reason = None, COMPILED
+        self._exit()
+
     def stop(self) -> None:
         """Count nothing any longer, wherever the program is."""
-        state.counting = None
+        state.counting, compiled.on_use, self.flops = None, None, None
         self.between.stop()
         self._depth = 0
         self._exit()
@@ -184,7 +196,7 @@ class Arithmetic:
             self._count = state.counting = StepCount()
             switch.undo_part["arithmetic"] = self._count.stop
             return True
-        count, self._count, state.counting = self._count, None, None
+        count, self._count, state.counting, compiled.on_use = self._count, None, None, None
         if not count.between.stop():
             state.counting = Leftover(count.between)
         self.facts = count.between.facts()
@@ -201,9 +213,14 @@ class Arithmetic:
 
 
 def is_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
+    """Whether torch.compile has compiled anything in this process, or will do so in a later pass."""
+    return has_compiled() or any(vars(module).get("_compiled_call_impl") is not None for module in inner_modules(watch.alive(watch.roots)))
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile was used in this process. What it compiles as one graph (`fullgraph`) it does not count as a frame."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
+    return compiled.used or (dynamo is not None and bool(dynamo.counters["frames"]["total"] or dynamo.counters["stats"]["unique_graphs"]))
 
 
 def memory_parts() -> Signals:

@@ -1,0 +1,51 @@
+"""Models compiled as one graph: by torch.compile, by their own method, in blocks, or within a pass after 20 steps. The argument says which."""
+
+import sys
+
+import torch
+
+torch.manual_seed(0)
+how = sys.argv[1]
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
+        self.scale = lambda x: 2 * x
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        if how == "late":
+            if i == 20:
+                self.scale = torch.compile(self.scale, fullgraph=True, backend="eager")
+            x = self.scale(x)
+        return x
+
+
+model = Model()
+call = model
+if how == "function":
+    call = torch.compile(model, fullgraph=True, backend="eager")
+elif how == "method":
+    model.compile(fullgraph=True, backend="eager")
+elif how == "blocks":
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(60):
+    loss = call(torch.randn(8, 16)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(f"{loss.item():.9f}")

@@ -1,0 +1,54 @@
+"""Modules that nobody has initialised, classes that have no hash, arguments that raise, and a model that torch.fx traces while it trains."""
+
+import torch
+
+
+class Kind(type):
+    __hash__ = None
+
+
+class Unhashable(torch.nn.Linear, metaclass=Kind):
+    pass
+
+
+class Raises:
+    def __getattribute__(self, name):
+        raise RuntimeError(f"nobody may ask for {name}")
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = Unhashable(4, 1)
+
+    def forward(self, odd, x):
+        return self.linear(x)
+
+
+class Traced(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Calls(torch.fx.Tracer):
+    def is_leaf_module(self, module, name):
+        return False
+
+
+torch.manual_seed(0)
+empty = torch.nn.Linear.__new__(torch.nn.Linear)
+model, alone = Model(), Unhashable(4, 1)
+optimizer = torch.optim.SGD([*model.parameters(), *alone.parameters()], lr=0.1)
+for i in range(60):
+    optimizer.zero_grad()
+    x = torch.randn(2, 4)
+    loss = (model(Raises(), x) + alone(x)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    if i % 20 == 10:
+        print(Calls().trace(Traced(alone)))
+print(loss.item())
