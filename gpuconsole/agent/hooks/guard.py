@@ -53,13 +53,14 @@ def alike(wrapper: Callable[..., Any], plain: Any, file: str = NO_LEVEL) -> Call
     if wrapper.__code__.co_filename != file:
         wrapper.__code__ = wrapper.__code__.replace(co_filename=file)
     shell = wrapper
-    if isinstance(plain, FunctionType) and plain.__name__.isidentifier():
+    if isinstance(plain, FunctionType) and plain.__code__.co_name.isidentifier():
         parameters, arguments, others = _parameters(plain.__code__)
-        lines = [f"def {plain.__name__}({', '.join(parameters)}):", f" return {INNER}({', '.join(arguments)})"]
-        lines += [f" {name} = None" for name in others]  # these lines never run: they give the function the other local names
+        name = plain.__code__.co_name
+        lines = [f"def {name}({', '.join(parameters)}):", f" return {INNER}({', '.join(arguments)})"]
+        lines += [f" {other} = None" for other in others]  # these lines never run: they give the function the other local names
         names: dict[str, Any] = {INNER: wrapper}  # without __name__: torch.compile would look for INNER in a module of that name
         exec(compile("\n".join(lines), file, "exec", dont_inherit=True), names)
-        shell = names[plain.__name__]
+        shell = names[name]
         shell.__defaults__ = plain.__defaults__
         shell.__kwdefaults__ = dict(plain.__kwdefaults__) if plain.__kwdefaults__ is not None else None
         shells.append(shell.__code__)

@@ -83,7 +83,7 @@ def test_what_the_program_has_put_in_place_of_a_hook_is_pickled(library: ModuleT
     assert b"new call of the program" in dumps(library, cls)
 
 
-def test_a_function_has_its_own_code_in_a_pickle_and_is_a_segment_afterwards(library: ModuleType) -> None:
+def test_a_function_that_is_watched_is_pickled_as_ever(library: ModuleType) -> None:
     kept = ["what the function refers to"]
 
     def saves(name: str = "x") -> Any:
@@ -93,22 +93,6 @@ def test_a_function_has_its_own_code_in_a_pickle_and_is_a_segment_afterwards(lib
         return saves("used")
 
     plain = dumps(library, uses)
-    functions.watch_function(saves.__code__, SAVE, saves)
-    assert dumps(library, uses) == plain and b"_gpuconsole_former" not in plain
-    assert uses() == ("used", kept, SAVE, FunctionType)
-
-
-def test_a_function_is_a_segment_after_pickles_within_each_other_and_after_one_that_fails(library: ModuleType) -> None:
-    def saves() -> Any:
-        return recorder.stack[-1]
-
-    class Unpicklable:
-        def __reduce__(self) -> Any:
-            dumps(library, saves)
-            assert saves() == GAP or functions.MONITORING is not None
-            raise pickle.PicklingError("of the program")
-
-    functions.watch_function(saves.__code__, SAVE, saves)
-    with pytest.raises(pickle.PicklingError, match="of the program"):
-        dumps(library, Unpicklable())
-    assert saves() == SAVE
+    functions.watch_function(saves.__code__, SAVE)
+    assert dumps(library, uses) == plain
+    assert uses() == ("used", kept, GAP if functions.MONITORING is None else SAVE, FunctionType)

@@ -21,7 +21,7 @@ class Intercepts(logging.Handler):
             if depth > 0 and not (frame.f_code.co_filename == logging.__file__ or is_frozen):
                 break
             frame, depth = frame.f_back, depth + 1
-        print("newer:", frame.f_code.co_name, frame.f_lineno, depth)
+        print("newer:", frame.f_code.co_name, frame.f_lineno)
 
 
 class Stamped:

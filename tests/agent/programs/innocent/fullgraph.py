@@ -22,13 +22,15 @@ class Model(torch.nn.Module):
         super().__init__()
         self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
         self.scale = lambda x: 2 * x
+        self.step = 0
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
         if how == "late":
-            if i == 20:
+            if self.step == 20:
                 self.scale = torch.compile(self.scale, fullgraph=True, backend="eager")
+            self.step += 1
             x = self.scale(x)
         return x
 
@@ -43,7 +45,7 @@ elif how == "blocks":
     for block in model.blocks:
         block.compile(fullgraph=True, backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for i in range(60):
+for _ in range(60):
     loss = call(torch.randn(8, 16)).pow(2).mean()
     loss.backward()
     optimizer.step()
