@@ -12,6 +12,7 @@ import pytest
 
 import gpuconsole.agent.hooks.install  # loads all entry points  # noqa: F401
 from gpuconsole.agent.hooks.guard import ENTRY_POINTS, PARTS
+from gpuconsole.agent.hooks.watch import MONITORING
 from gpuconsole.model.run import SETTLING
 from gpuconsole.wire.events import Note
 from tests.agent.listener import Listener
@@ -22,9 +23,9 @@ BEFORE_TORCH = ("install.installed",)
 
 IN_WORKERS = ("parts.begin_worker",)
 """They run in the workers of a DataLoader, which have no connection to the console."""
-ELSEWHERE = ("graphs.", "copies.", "communication.", "optimizer.adopt", "install.adopt")
+ELSEWHERE = ("graphs.", "copies.", "communication.", "optimizer.adopt", "install.adopt", *(() if MONITORING else ("source.",)))
 """Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py. Those with `adopt` run in the block of
-gpuconsole.watch() only."""
+gpuconsole.watch() only, and those with `source` from Python 3.12 on."""
 
 FAULTY_STEPS, LIGHT_STEPS = 24, 120
 """Steps of a trial in programs/faults.py: the FLOPs of a step are counted after 20; most steps are light after 60."""

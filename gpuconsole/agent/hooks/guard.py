@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import opcode
 import os
 import sys
@@ -106,14 +107,16 @@ def from_outside(problem: BaseException) -> bool:
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Whether a frame is that of a signal handler, or of a trace function: one of its arguments is the frame that it has interrupted."""
+    """Whether a frame is that of a signal handler of the program: two of its arguments are a number and the frame that it has interrupted. The handler may
+    have set another one since then."""
     code = frame.f_code
     if code.co_filename.startswith((OWN, NO_LEVEL)):
         return False
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
-    given, interrupted = frame.f_locals, frame.f_back
-    values = [given.get(name) for name in names]
-    return any(value is interrupted for value in (*values, *(one for value in values if type(value) is tuple for one in value)))
+    values: list[Any] = []
+    for value in map(frame.f_locals.get, names):
+        values += value if type(value) is tuple else (value,)
+    return any(isinstance(number, int) and given is frame.f_back for number, given in itertools.pairwise(values))
 
 
 def ask(value: Any, name: str, default: Any = None) -> Any:

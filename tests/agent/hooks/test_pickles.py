@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 NAMES = sys.argv[1:]
-FIRST = ("made", "loss.", "source.search", "source.passed", "optimizer.begin", "job.step_ended")
+FIRST = ("made", "asked", "loss.", "source.search", "source.passed", "optimizer.begin", "job.step_ended")
 """Entry points with these words break before the first step, the others after six steps."""
 READINGS = "readings"
 """Trials with such a name break what a mark of a sampled step reads."""
