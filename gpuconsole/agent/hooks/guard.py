@@ -10,6 +10,7 @@ import inspect
 import itertools
 import opcode
 import os
+import signal
 import sys
 import traceback
 import weakref
@@ -96,9 +97,11 @@ def from_outside(problem: BaseException) -> bool:
     (PyThreadState_SetAsyncExc). The program waits for such an exception."""
     if not isinstance(problem, Exception):
         return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [ask(ask(handler, "__func__", handler), "__code__") for handler in handlers if callable(handler)]
     place, last = problem.__traceback__, None
     while place is not None:
-        if _is_handler(place.tb_frame):
+        if any(place.tb_frame.f_code is code for code in codes) or _is_handler(place.tb_frame):
             return True
         place, last = place.tb_next, place
     if last is None or problem.args or isinstance(problem, _WITHOUT_TEXT) or type(problem).__module__ == "_queue":
@@ -107,8 +110,8 @@ def from_outside(problem: BaseException) -> bool:
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Whether a frame is that of a signal handler of the program: two of its arguments are a number and the frame that it has interrupted. The handler may
-    have set another one since then."""
+    """Whether a frame is that of a signal handler of the program which may have set another one since then: two of its arguments are a number and the
+    frame that it has interrupted."""
     code = frame.f_code
     if code.co_filename.startswith((OWN, NO_LEVEL)):
         return False

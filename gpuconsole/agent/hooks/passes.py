@@ -71,8 +71,12 @@ def find_roots() -> None:
     inner = {id(child) for module in modules for child in children(module)}
     level = [module for module in modules if id(module) not in inner and has_parameters(module)]
     for _ in range(DEPTH):
-        for module in level:
-            watch_class(type(module))
+        for kind in {id(type(module)): type(module) for module in level}.values():
+            try:
+                watch_class(kind)
+            except Exception as problem:  # a class that lets nobody set its attributes
+                if from_outside(problem):
+                    raise
         if recorder.index < 2 or any(id(type(module)) in watch.called for module in level):
             break
         level = [child for module in level for child in children(module) if has_parameters(child)]
@@ -80,7 +84,11 @@ def find_roots() -> None:
 
 def children(module: Any) -> list[Any]:
     """The modules in a module. One that was made by `__new__` alone has none yet. The methods of the program are not called."""
-    return [child for child in (vars(module).get("_modules") or {}).values() if child is not None]
+    return [child for child in _members(module, "_modules") if child is not None]
+
+
+def _members(module: Any, kind: str) -> list[Any]:
+    return list((ask(module, "__dict__", {}).get(kind) or {}).values())
 
 
 def inner_modules(modules: list[Any]) -> Iterator[Any]:
@@ -96,7 +104,7 @@ def inner_modules(modules: list[Any]) -> Iterator[Any]:
 
 def has_parameters(root: Any) -> bool:
     """Whether a module, or one in it, has a parameter."""
-    return any(one is not None for module in inner_modules([root]) for one in (vars(module).get("_parameters") or {}).values())
+    return any(one is not None for module in inner_modules([root]) for one in _members(module, "_parameters"))
 
 
 @wrappers_without_level

@@ -33,6 +33,7 @@ PRODUCTS = ("prod", "cumprod")
 """Operators whose backward pass takes another way where any dispatch mode is on: `isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp."""
 MOST_NODES = 100_000
 """Of the graph of a loss, which is searched for such operators."""
+INTERRUPTED = "an exception of the program ended the step whose operators were counted"
 NO_FORMULA = "no operator with a known formula ran in the passes that are seen"
 
 
@@ -121,7 +122,8 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._exit()
-            self.between.begin()
+            if self.reason != COMPILED:  # else torch.compile would find the mode for functions
+                self.between.begin()
 
     def _exit(self) -> None:
         if self._counts and self._newest_mode() is self._mode:  # else it would end a mode of the program
@@ -132,10 +134,12 @@ class StepCount:
         """The program is about to compile a function, within or between the passes."""
         self.flops, self.reason = None, COMPILED
         self._exit()
+        self.between.stop()
 
     def stop(self) -> None:
         """Count nothing any longer, wherever the program is."""
         state.counting, compiled.on_use, self.flops = None, None, None
+        self.reason = INTERRUPTED
         self.between.stop()
         self._depth = 0
         self._exit()

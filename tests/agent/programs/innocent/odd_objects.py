@@ -7,6 +7,15 @@ class Kind(type):
     __hash__ = None
 
 
+class Fixed(type):
+    def __setattr__(cls, name, value):
+        raise TypeError("this class stays as it is")
+
+
+class Unchanging(torch.nn.Linear, metaclass=Fixed):
+    pass
+
+
 class Unhashable(torch.nn.Linear, metaclass=Kind):
     pass
 
@@ -41,12 +50,14 @@ class Calls(torch.fx.Tracer):
 
 torch.manual_seed(0)
 empty = torch.nn.Linear.__new__(torch.nn.Linear)
-model, alone = Model(), Unhashable(4, 1)
-optimizer = torch.optim.SGD([*model.parameters(), *alone.parameters()], lr=0.1)
+model, alone, fixed = Model(), Unhashable(4, 1), Unchanging(4, 1)
+scripted = torch.jit.script(torch.nn.Linear(4, 1))
+parts = [model, alone, fixed, scripted]
+optimizer = torch.optim.SGD([one for part in parts for one in part.parameters()], lr=0.1)
 for i in range(60):
     optimizer.zero_grad()
     x = torch.randn(2, 4)
-    loss = (model(Raises(), x) + alone(x)).pow(2).mean()
+    loss = (model(Raises(), x) + alone(x) + fixed(x) + scripted(x)).pow(2).mean()
     loss.backward()
     optimizer.step()
     if i % 20 == 10:
