@@ -68,6 +68,7 @@ def test_samples_of_a_probe_end_with_the_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before Python 3.12 the source of batches is not looked for")
 def test_a_child_that_is_forked_while_the_source_of_batches_is_looked_for_has_no_profile_function(tmp_path: Path) -> None:
     done = Listener(tmp_path).run(sys.executable, "-c", FORK_IN_THE_SEARCH)
     assert done.stdout == "child None\nTrue False\n", done.stdout + done.stderr

@@ -119,7 +119,7 @@ def _is_handler(frame: FrameType) -> bool:
     values: list[Any] = []
     for value in map(frame.f_locals.get, names):
         values += value if type(value) is tuple else (value,)
-    return any(isinstance(number, int) and given is frame.f_back for number, given in itertools.pairwise(values))
+    return any(issubclass(type(number), int) and given is frame.f_back for number, given in itertools.pairwise(values))
 
 
 def ask(value: Any, name: str, default: Any = None) -> Any:
