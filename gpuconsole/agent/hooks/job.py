@@ -153,7 +153,7 @@ class JobLoop:
     def leave_trial(self) -> None:
         """The console has gone. If that is in the middle of a trial, the program goes on with the settings before the trial."""
         present = changes_of.observed()
-        changes = {name: value for name, value in self._outside.items() if present.get(name) != value or CHANGES[name].pending(watch)}
+        changes = {name: value for name, value in self._outside.items() if present.get(name) != value or _pends(name)}
         if changes:
             self.set_knobs(changes, 0)
 
@@ -161,7 +161,7 @@ class JobLoop:
         """The agent leaves a program that goes on: the settings are those that the program itself has made."""
         for name, value in self._own.items():
             with suppress(Exception):  # the program has dropped what the change was about
-                if CHANGES[name].read(watch) != value or CHANGES[name].pending(watch):
+                if CHANGES[name].read(watch) != value or _pends(name):
                     CHANGES[name].set(watch, value)
 
     def observe(self) -> None:
@@ -258,6 +258,14 @@ class JobLoop:
     def close(self) -> None:
         self._counters.close()
         self.account.times.close()
+
+
+def _pends(name: str) -> bool:
+    """Whether a change of this knob is under way, or has just failed."""
+    try:
+        return CHANGES[name].pending(watch)
+    except Refused:
+        return True
 
 
 def refusal(problem: Exception) -> str:

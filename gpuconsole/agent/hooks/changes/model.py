@@ -78,6 +78,12 @@ class Precision(Change):
     def __init__(self) -> None:
         self._value = ""
         self._put_back: Callable[[], None] | None = None
+        self._watch: Watch | None = None
+        """Of the change to bf16."""
+        self._begins = self._under_way = False
+        """The first step with bf16 shows whether its outputs can be fp32."""
+        self._stays_half = ""
+        """Why bf16 is not possible: the class of an output."""
 
     def read(self, watch: Watch) -> Value | None:
         import torch
@@ -108,46 +114,72 @@ class Precision(Change):
             raise Refused("fp16 needs a GradScaler in the program; bf16 does not")
         if value == "tf32" and _device(watch) != "cuda":
             raise Refused("only a GPU has TF32")
+        if value == "bf16" and self._stays_half:
+            raise Refused(self._stays_half)
         if value == before:
             return
         self._undo(watch)
         if value == "tf32":
             self._put_back = MatmulPrecision.set_tf32(True)
         elif value == "bf16":
-            watch.wrap_forward = in_bf16
+            self._watch, watch.wrap_forward = watch, self.in_bf16
+            self._begins = self._under_way = True
         elif before == "tf32" and MatmulPrecision.is_tf32():  # the program's own setting
             self._put_back = MatmulPrecision.set_tf32(False)
         self._value = str(value)
 
+    def pending(self, watch: Watch) -> bool:
+        """The first step with bf16 is under way."""
+        begins, under_way = self._begins, self._under_way
+        self._begins, self._under_way = False, begins
+        if under_way and self._stays_half:
+            raise Refused(self._stays_half)
+        return begins
+
     def _undo(self, watch: Watch) -> None:
-        if watch.wrap_forward is in_bf16:
+        if watch.wrap_forward == self.in_bf16:
             watch.wrap_forward = None
         if self._put_back is not None:
             self._put_back()
-        self._value, self._put_back = "", None
+        self._value, self._put_back, self._watch = "", None, None
 
+    def in_bf16(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a model in autocast to bf16. Its outputs are fp32 again; with one that cannot be, the change ends."""
+        import torch
 
-def in_bf16(call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a model in autocast to bf16. Its outputs are fp32 again."""
-    import torch
-
-    parameter = next(module.parameters(), None)
-    with torch.autocast(parameter.device.type if parameter is not None else "cpu", torch.bfloat16):
-        output = call(*args, **kwargs)
-    return in_fp32(output)
+        parameter = next(module.parameters(), None)
+        with torch.autocast(parameter.device.type if parameter is not None else "cpu", torch.bfloat16):
+            output = call(*args, **kwargs)
+        try:
+            return in_fp32(output)
+        except Exception:  # a class of the program's own
+            self._stays_half = f"the output of the model is of the class {type(output).__name__}, whose tensors cannot be put back to fp32"
+            if self._watch is not None:
+                self._undo(self._watch)
+            return output
 
 
 def in_fp32(value: Any) -> Any:
-    """`value` with all 16-bit tensors in fp32. A mapping is altered in place, so that it keeps its class."""
+    """`value` with all 16-bit tensors in fp32. A mapping, and a list of the program's own class, are altered in place, and a tuple of such a class is
+    made without a call of that class: each keeps its class. Raises where that fails."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(in_fp32, value))
-    if isinstance(value, (tuple, list)):
+    if type(value) in (tuple, list):
         return type(value)(map(in_fp32, value))
-    if isinstance(value, dict):
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            value[place] = in_fp32(item)
+    elif isinstance(value, tuple):
+        parts = [in_fp32(item) for item in value]
+        if hasattr(value, "n_sequence_fields"):  # what torch.max returns: it is made of one sequence only
+            return type(value)(parts)
+        made = tuple.__new__(type(value), parts)
+        if hasattr(value, "__dict__"):
+            made.__dict__.update(value.__dict__)
+        return made
+    elif isinstance(value, dict):
         for key in list(value):
             value[key] = in_fp32(value[key])
     return value

@@ -69,16 +69,22 @@ class Flagged:
     def __init__(self, optimizer: Any, name: str) -> None:
         self.name = name
         self._optimizer = weakref.ref(optimizer)
-        self._before: list[Flags] = []
+        self._own: list[tuple[dict[str, Any], Flags]] = []
+        """During an update: the groups, and the program's own flags of each. An update that raises leaves them here."""
         self._took_scale = bool(getattr(optimizer, TAKES_SCALE, False)) and not FLAGS[name][0]
         if self._took_scale:  # only the fused update can scale: the others raise
             setattr(optimizer, TAKES_SCALE, False)
-        self._hooks = [optimizer.register_step_pre_hook(self._set), optimizer.register_step_post_hook(self._put_back)]
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._begin),
+            optimizer.register_step_post_hook(lambda *_: self._put_back()),
+            optimizer.register_state_dict_post_hook(self._saved),
+        ]
 
     def remove(self) -> None:
         """The program's own flags again, and the step counters where they were."""
         for hook in self._hooks:
             hook.remove()
+        self._put_back()
         optimizer = self._optimizer()
         if optimizer is not None:
             if self._took_scale:
@@ -86,15 +92,38 @@ class Flagged:
             for group in optimizer.param_groups:
                 move_counters(optimizer, group, bool(group.get("fused")))
 
-    def _set(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._before = [_flags(group) for group in optimizer.param_groups]
+    def _begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Set the flags before the update: after the closure, which belongs to the program and may raise."""
+        self._put_back()  # the last update may have raised
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return self._set(optimizer)
+
+        def then_set() -> Any:
+            loss = closure()
+            self._set(optimizer)
+            return loss
+
+        return (args[0], then_set), {}
+
+    def _set(self, optimizer: Any) -> None:
+        self._own = [(group, _flags(group)) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = FLAGS[self.name]
             move_counters(optimizer, group, FLAGS[self.name][0])
 
-    def _put_back(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        for group, (fused, foreach) in zip(optimizer.param_groups, self._before, strict=False):  # the program may add a group
-            group["fused"], group["foreach"] = fused, foreach
+    def _put_back(self) -> None:
+        own, self._own = self._own, []
+        for group, (fused, foreach) in own:
+            if _flags(group) == FLAGS[self.name]:  # else the program has set them since then
+                group["fused"], group["foreach"] = fused, foreach
+
+    def _saved(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """A checkpoint, also one after an update that raised, holds the program's own flags."""
+        own = {id(group): flags for group, flags in self._own}
+        for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            if id(group) in own and _flags(saved) == FLAGS[self.name]:
+                saved["fused"], saved["foreach"] = own[id(group)]
 
 
 def present(optimizer: Any) -> str:

@@ -128,6 +128,38 @@ def test_the_fused_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 5 + 1, "five steps, and one of a copy"
 
 
+@pytest.mark.parametrize("raises", ["closure", "update"])
+def test_a_step_that_raises_leaves_the_flags_of_the_program(raises: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, fused = Job(), Optimizer()
+    job.step()
+    own = job.optimizer.state_dict()["param_groups"]
+
+    def flags() -> list[Any]:
+        return job.optimizer.state_dict()["param_groups"]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("of the program")
+
+    def closure() -> torch.Tensor:
+        assert flags() == own and job.optimizer.param_groups[0]["fused"] is None, "the closure belongs to the program"
+        return fail() if raises == "closure" else torch.zeros(())  # type: ignore[func-returns-value]
+
+    for on in (True, False):
+        fused.set(job.watch, "adamw_fused" if on else "adamw")
+        if on:
+            for _ in range(2):  # the second step must not take the flags of the first one for those of the program
+                with monkeypatch.context() as patch:
+                    if raises == "update":
+                        patch.setattr(torch, "_fused_adamw_", fail)
+                    with pytest.raises(RuntimeError, match="of the program"):
+                        job.optimizer.step(closure)
+                assert flags() == own
+        else:
+            assert (job.optimizer.param_groups[0]["fused"], job.optimizer.param_groups[0]["foreach"]) == (None, None)
+        job.step()
+        assert flags() == own
+
+
 def test_a_fused_optimizer_survives_copies_and_pickles() -> None:
     job, fused = Job(), Optimizer()
     losses(job, {3: lambda: fused.set(job.watch, "adamw_fused")})
@@ -185,6 +217,43 @@ def test_outputs_of_all_kinds_are_fp32_again() -> None:
     found = model_changes.in_fp32({"a": half, "b": (half, [half, 3]), "c": torch.zeros(1, dtype=torch.int64)})
     assert found["a"].dtype == found["b"][0].dtype == found["b"][1][0].dtype == torch.float32
     assert found["b"][1][1] == 3 and found["c"].dtype == torch.int64
+
+
+class Pair(tuple[Any, ...]):
+    def __new__(cls, logits: Any, hidden: Any) -> Pair:
+        return super().__new__(cls, (logits, hidden))
+
+
+class Frozen(list[Any]):
+    def __setitem__(self, place: Any, item: Any) -> None:
+        raise RuntimeError("frozen")
+
+
+def test_outputs_of_the_programs_own_classes_keep_their_class() -> None:
+    half = torch.zeros(2, dtype=torch.bfloat16)
+    pair, own = Pair(half, 3), type("Own", (list,), {})
+    pair.note = "kept"  # type: ignore[attr-defined]
+    found = model_changes.in_fp32([pair, own([half]), torch.max(half.view(1, 2), 1)])
+    assert type(found[0]) is Pair and found[0][0].dtype == torch.float32 and found[0].note == "kept"
+    assert type(found[1]) is own and found[1][0].dtype == torch.float32
+    assert type(found[2]) is torch.return_types.max and found[2].values.dtype == torch.float32
+
+
+def test_bf16_ends_with_an_output_that_cannot_be_fp32() -> None:
+    """The program gets the output as it is, and the change is taken back with the reason."""
+    job, precision = Job(), Precision()
+    outputs = Frozen([torch.zeros(2, dtype=torch.bfloat16)])
+    precision.set(job.watch, "bf16")
+    assert precision.pending(job.watch), "the first step shows whether it works"
+    assert job.watch.wrap_forward is not None
+    assert job.watch.wrap_forward(lambda: outputs, job.model, (), {}) is outputs
+    assert job.watch.wrap_forward is None and precision.read(job.watch) == "fp32"
+    with pytest.raises(Refused, match="class Frozen"):
+        precision.pending(job.watch)
+    assert not precision.pending(job.watch)
+    with pytest.raises(Refused, match="class Frozen"):
+        precision.set(job.watch, "bf16")
+    precision.set(job.watch, "fp32")
 
 
 def test_torch_compile_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
