@@ -70,7 +70,10 @@ def test_a_job_with_the_newer_interface_for_tf32_is_watched(simulated: Machines,
 
 
 def test_a_graph_that_captures_a_whole_step_is_left_alone_and_its_replays_are_steps(simulated: Machines, tmp_path: Path) -> None:
-    training = run(simulated("card h100", "values cpu"), tmp_path, "graph")
+    ask = SetKnobs(1, {"precision": "bf16"}, numerics=True)
+    training = run(simulated("card h100", "values cpu"), tmp_path, "graph", (10, ask))
+    (answer,) = [event for event in training.events if isinstance(event, KnobsSet)]
+    assert answer.error is not None and "the program replays a CUDA graph" in answer.error
     assert len(training.steps) == 5 + 1 + 60
     assert all(step.samples == 32 for step in training.steps[-60:])
     assert any("CUDA graphs" in event.text for event in training.events if isinstance(event, Note))

@@ -12,13 +12,11 @@ from . import changes
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
+from .structure import structure
 from .trackers import open_runs
 from .watch import cell_of, watch
 
 DDP = "DistributedDataParallel"
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
-"""Names of a model's configuration for the number of its layers, and for its width."""
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
 
 
@@ -45,7 +43,7 @@ def observed_knobs() -> Knobs:
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     knobs["num_threads"] = sys.modules["torch"].get_num_threads()
-    if knobs.get("torch_compile") == "off" and _compiles_inside():
+    if knobs.get("torch_compile") == "off" and structure(watch).compiles:  # a part of a model; its mode is not known
         knobs["torch_compile"] = "default"
     _, world_size = place()
     knobs["nproc"] = world_size
@@ -71,15 +69,6 @@ def _loader_knobs() -> Knobs:
     return knobs
 
 
-def _compiles_inside() -> bool:
-    """Whether a part of a model is compiled. The mode is not known; the usual one is assumed."""
-    return any(
-        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        for root in watch.alive(watch.roots)
-        for module in root.modules()
-    )
-
-
 def fixed_knobs(knobs: Knobs) -> dict[str, str]:
     """Why knobs cannot change while the program runs, under `fixed: NAME`."""
     return {f"fixed: {name}": reason for name in knobs if (reason := changes.why_fixed(name))}
@@ -101,27 +90,13 @@ def facts() -> dict[str, float]:
     trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     if not optimizers:
         trained = {id(weight): weight for weight in watch.alive(watch.weights)}
-    everything, linear = dict(trained), 0
-    for root in watch.alive(watch.roots):
-        everything.update({id(parameter): parameter for parameter in root.parameters()})
-        linear += sum(module.weight.numel() for module in root.modules() if type(module) is torch.nn.Linear)
+    model = structure(watch)
+    everything = trained | {id(parameter): parameter for parameter in model.parameters}
     if everything:
         numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
         numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
-        numbers["linear_parameters"] = float(linear)
-    return numbers | _shape_of_transformer() | _tf32() | communication.exchanges.facts()
-
-
-def _shape_of_transformer() -> dict[str, float]:
-    """Number of layers, and width, of a model that says so in a `config`, as those of Hugging Face and of many scripts do."""
-    for root in watch.alive(watch.roots):
-        config = next((module.config for module in root.modules() if hasattr(module, "config")), None)
-        layers, width = (
-            next((value for name in names if isinstance(value := getattr(config, name, None), int)), 0) for names in (LAYERS, WIDTHS)
-        )
-        if layers and width:
-            return {"layers": float(layers), "width": float(width)}
-    return {}
+        numbers["linear_parameters"] = float(model.linear_parameters)
+    return numbers | model.transformer | _tf32() | communication.exchanges.facts()
 
 
 def _tf32() -> dict[str, float]:

@@ -7,6 +7,8 @@ within a replay is not told apart.
 from __future__ import annotations
 
 import functools
+import sys
+import weakref
 from typing import Any, NamedTuple
 
 from ..protocol import SETTLING
@@ -74,8 +76,24 @@ def capture_begins(graph: Any) -> None:
         graph.__dict__["_gpuconsole_begun"] = moment()
 
 
+def _of_compiler() -> bool:
+    """Whether torch.compile captures the present graph: it captures again where the weights or the settings are others."""
+    frame = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("torch._inductor"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def why_fixed() -> str:
+    """Why neither the model nor its optimizer can change; empty where the program has captured no graph. A graph keeps the addresses of the weights,
+    and the kernels of the moment at which it was captured."""
+    return "the program replays a CUDA graph" if _of_program else ""
+
+
 @entry("graphs.capture_ended")
 def capture_ended(graph: Any) -> None:
+    if not _of_compiler():
+        _of_program.add(graph)
     begun: Moment | None = graph.__dict__.pop("_gpuconsole_begun", None)
     if begun is None or not recorder.thread:
         return
@@ -125,6 +143,8 @@ def _leave_replay() -> None:
         recorder.stack.pop()
 
 
+_of_program: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The graphs that the program itself has captured, as long as they exist."""
 _noted: list[bool] = []
 _open: list[Captured] = []
 """The replay under way."""

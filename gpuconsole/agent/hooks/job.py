@@ -67,7 +67,8 @@ EAGER = 8
 """Steps at the start after each of which the agent works."""
 DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
-DESCRIBE_EVERY_S = 2.0
+DESCRIBE_EVERY_S, DESCRIBE_SHARE = 2.0, 100.0
+"""Seconds between two descriptions of the program, and how much longer than a description that time is at least: a model may have 50 000 modules."""
 LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
@@ -217,9 +218,7 @@ class JobLoop:
         if self.device.type == "cuda":
             peak, present, _ = self._figures()
             return peak if peak != self._probe_peak else max(self._own_peak, present)
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        return peak_resident_bytes()
 
     def _figures(self) -> tuple[float, float, float]:
         """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now, and those that are reserved now.
@@ -258,6 +257,16 @@ class JobLoop:
     def close(self) -> None:
         self._counters.close()
         self.account.times.close()
+
+
+def peak_resident_bytes() -> float:
+    """The peak of the resident memory of this process; 0 where the system does not tell it. The program's folder may hold a `resource.py`, so Python's
+    module of that name is not imported."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return next((float(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:")), 0.0)
+    except OSError:  # the program has no file descriptor left
+        return 0.0
 
 
 def _pends(name: str) -> bool:
@@ -503,7 +512,8 @@ class Agent:
         self._service: JobService | None = None
         self._inbox = Inbox()
         self._search: data.SourceSearch | None = None
-        self._described = 0.0
+        self._describe_from = 0.0
+        """When the program is described again."""
         self._every_step, self._searched = True, False
         self._sampler, self._light = StepSampler(), LightSteps()
         self._arithmetic = Arithmetic()
@@ -597,9 +607,10 @@ class Agent:
     def _serve(self, service: JobService, connection: Connection) -> None:
         """Find out what is not known yet, carry out commands, and send what is due."""
         switch.attempt("source.search", self._search_source)
-        if recorder.index >= DESCRIBE_AT and recorder.start - self._described >= DESCRIBE_EVERY_S:
-            self._described = recorder.start
+        if recorder.index >= DESCRIBE_AT and now() >= self._describe_from:
+            begun = now()
             switch.attempt("settings.read", self._describe)
+            self._describe_from = begun + max(DESCRIBE_EVERY_S, DESCRIBE_SHARE * (now() - begun))
         if recorder.index >= COUNT_AT and not self._arithmetic.done:
             switch.attempt("arithmetic.count", self._count_arithmetic)
             if "arithmetic" in switch.parts_off:
@@ -749,7 +760,7 @@ class Agent:
         history.on = history.wanted = False
         self._inbox = Inbox()
         self._announced = ()
-        self._described = 0.0
+        self._describe_from = 0.0
         self._every_step, self._searched = True, False
         self._arithmetic = Arithmetic()
         steppers.reset()

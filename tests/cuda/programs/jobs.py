@@ -108,8 +108,10 @@ def graph():
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-    for _ in range(STEPS):
+    for step in range(STEPS):
         captured.replay()
+        if step in (20, 40):
+            time.sleep(1.0)  # a message is due, and then the command has come
     print(f"{loss.item():.6f}", flush=True)
     return model
 

@@ -19,6 +19,13 @@ class Refused(Exception):
     """The change is not possible in this program. The message is the reason, in one line."""
 
 
+def why_replayed() -> str:
+    """Why no setting of the model or the optimizer can change: the program replays a CUDA graph. Empty where it does not."""
+    from ..graphs import why_fixed
+
+    return why_fixed()
+
+
 class Change:
     """One knob of a user's job. All methods run on the training thread, between two steps."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...caches import NotPrivate, PrivateCaches
+from ...counters import compile_counters
 from ...protocol import Value
-from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused
+from ..structure import structure
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, why_replayed
+from .servers import in_one_line
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -18,6 +22,7 @@ COMPILE_STEPS = 2
 """Steps after which torch.compile has compiled forward and backward, and what follows from a second shape."""
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay CUDA graphs."""
+COMPILED_NOTHING = "the change had no effect in this program: torch.compile compiled nothing"
 LOST_GRADIENTS = "each pass writes its gradients to the same memory, so that those of the pass before are lost"
 HALF = ("torch.bfloat16", "torch.float16")
 
@@ -100,6 +105,8 @@ class Precision(Change):
     def why_fixed(self, watch: Watch) -> str:
         if not _roots(watch):
             return "no call of a model was seen"
+        if reason := why_replayed():
+            return reason
         if watch.autocast and not self._value:
             return "the program calls its model inside autocast: the precision is set there"
         if next(weight for root in _roots(watch) for weight in root.parameters()).dtype.itemsize < 4:
@@ -196,6 +203,9 @@ class TorchCompile(Change):
         self._steps_left = 0
         self._suppressed: Any = None
         self._caches = PrivateCaches()
+        self._graphs_before = 0.0
+        self._works: set[str] = set()
+        """The modes that have compiled something. A second change to one of them takes what was compiled before."""
 
     def read(self, watch: Watch) -> Value | None:
         if self._mode:
@@ -206,6 +216,8 @@ class TorchCompile(Change):
         roots = _roots(watch)
         if not roots:
             return "no call of a model was seen"
+        if reason := why_replayed():
+            return reason
         if not self._mode and any(map(_is_compiled, roots)):
             return "the program compiles its model itself"
         if not all(hasattr(root, "_compiled_call_impl") and hasattr(root, "compile") for root in roots):
@@ -241,15 +253,21 @@ class TorchCompile(Change):
             return
         self._suppressed = torch._dynamo.config.suppress_errors
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as before
+        self._graphs_before = compile_counters()["compile.graphs"]
         for root in _roots(watch):
             self._compiled[id(root)] = weakref.ref(root), root._compiled_call_impl
             compile_in_place(root, str(value))
         self._mode, self._steps_left = str(value), COMPILE_STEPS + 1
 
     def pending(self, watch: Watch) -> bool:
-        """The next steps compile."""
+        """The next steps compile. Raises Refused where they have compiled nothing: a trial would compare two equal sides."""
         self._steps_left = max(0, self._steps_left - 1)
-        return bool(self._mode and self._steps_left)
+        if not self._mode or self._steps_left:
+            return bool(self._mode)
+        if self._mode not in self._works and compile_counters()["compile.graphs"] <= self._graphs_before:
+            raise Refused(COMPILED_NOTHING)
+        self._works.add(self._mode)
+        return False
 
 
 def compile_in_place(root: Any, mode: str) -> None:
@@ -272,6 +290,8 @@ class ChannelsLast(Change):
     def why_fixed(self, watch: Watch) -> str:
         if not _weights_of_convolutions(watch):
             return "the model has no convolution of images"
+        if reason := why_replayed():
+            return reason
         if any(type(root).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") for root in _roots(watch)):
             return "the processes exchange gradients in the layout that the weights had when the model was wrapped"
         return ""
@@ -282,19 +302,28 @@ class ChannelsLast(Change):
         if reason := self.why_fixed(watch):
             raise Refused(reason)
         layout = torch.channels_last if value else torch.contiguous_format
-        for root in _roots(watch):
-            root.to(memory_format=layout)
-        for optimizer in (alive for ref in watch.optimizers if (alive := ref()) is not None):
-            for parameter, state in optimizer.state.items():
-                for name, kept in list(state.items()):
-                    if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape == parameter.shape:
-                        state[name] = kept.to(memory_format=layout)
+        put_back: list[Callable[[], object]] = []
+        try:
+            for weight in structure(watch).images:
+                for tensor in (weight, weight.grad):
+                    if tensor is not None:
+                        put_back.append(partial(setattr, tensor, "data", tensor.data))
+                        tensor.data = tensor.data.to(memory_format=layout)
+            for optimizer in watch.alive(watch.optimizers):
+                for parameter, state in optimizer.state.items():
+                    for name, kept in list(state.items()):
+                        if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape == parameter.shape:
+                            put_back.append(partial(state.__setitem__, name, kept))
+                            state[name] = kept.to(memory_format=layout)
+        except Exception as problem:  # there is no room, for example
+            for put in put_back:
+                put()
+            raise Refused(f"the weights could not be converted: {in_one_line(problem)}") from None
 
 
 def _weights_of_convolutions(watch: Watch) -> list[Any]:
     """The weights whose layout matters: 1x1 convolutions with one channel are the same in both layouts."""
-    weights = [weight for root in _roots(watch) for weight in root.parameters() if weight.dim() == 4]
-    return [weight for weight in weights if weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1]
+    return [weight for weight in structure(watch).images if weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1]
 
 
 def _is_channels_last(weight: Any) -> bool:
@@ -319,7 +348,7 @@ class CudnnBenchmark(Change):
             return "no GPU: cuDNN is not used"
         import torch
 
-        return "the program asks for deterministic algorithms" if torch.backends.cudnn.deterministic else ""
+        return "the program asks for deterministic algorithms" if torch.backends.cudnn.deterministic else why_replayed()
 
     def set(self, watch: Watch, value: Value) -> None:
         import torch

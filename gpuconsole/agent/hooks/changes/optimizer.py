@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
-from .change import SAME_SAMPLES, Change, Refused
+from .change import SAME_SAMPLES, Change, Refused, why_replayed
 from .servers import in_one_line
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Optimizer(Change):
         optimizers = _optimizers(watch)
         if not optimizers:
             return "the program has no optimizer of torch"
+        if reason := why_replayed():
+            return reason
         return next((reason for optimizer in optimizers if (reason := _why_not(optimizer))), "")  # one that does not fit: none is changed
 
     def set(self, watch: Watch, value: Value) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpuconsole.agent.hooks import described
+from gpuconsole.agent.hooks import described, graphs
 from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.changes import model as model_changes
@@ -27,7 +27,7 @@ class Job:
 
     def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> None:
         torch.manual_seed(1)
-        self.model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+        self.model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
         self.optimizer = kind(self.model.parameters(), lr=1e-2, **options)
         self.watch = Watch()
         self.watch.roots.append(weakref.ref(self.model))
@@ -273,6 +273,38 @@ def test_torch_compile_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert not compiled.pending(job.watch)
 
 
+class Own(nn.Module):
+    """A model with a forward pass of its own. torch 2.13 leaves that of nn.Sequential alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 1.5
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_compilation_without_effect_is_refused(compiles: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
+    job, compiled = Job(), TorchCompile()
+    job.watch.compiled_folder = str(tmp_path / "compiled")
+    job.model = Own(job.model) if compiles else nn.Sequential(job.model)
+    job.watch.roots[:] = [weakref.ref(job.model)]
+    for _ in range(2):  # the second time takes what was compiled
+        compiled.set(job.watch, "default")
+        for _ in range(model_changes.COMPILE_STEPS):
+            assert compiled.pending(job.watch)
+            job.step()
+        if compiles:
+            assert not compiled.pending(job.watch)
+        else:
+            with pytest.raises(Refused, match="no effect in this program: torch.compile compiled nothing"):
+                compiled.pending(job.watch)
+        compiled.set(job.watch, "off")
+        assert compiled.read(job.watch) == "off" and not compiled.pending(job.watch)
+
+
 def test_a_model_that_the_program_compiles_is_left_alone() -> None:
     job = Job()
     job.model.compile(backend="eager")
@@ -287,6 +319,35 @@ def test_channels_last_and_back() -> None:
     assert found == pytest.approx(losses(Job(), {}), rel=1e-4)
     assert layout.read(job.watch) is False
     assert all(kept.is_contiguous() for state in job.optimizer.state.values() for kept in state.values())
+
+
+def test_channels_last_leaves_convolutions_of_volumes_alone() -> None:
+    job, layout = Job(), ChannelsLast()
+    job.model.add_module("volumes", nn.Conv3d(2, 2, 3))
+    job.watch.roots[:] = [weakref.ref(job.model)]
+    layout.set(job.watch, True)
+    assert layout.read(job.watch) is True and job.model.volumes.weight.is_contiguous()
+
+
+def test_channels_last_goes_back_whole_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, layout = Job(), ChannelsLast()
+    job.step()
+    plain, calls = torch.Tensor.to, list[Any]()
+
+    def to(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append(options)
+        if len(calls) == 4:  # the second moment, after weight, gradient and first moment
+            raise RuntimeError("out of memory")
+        return plain(tensor, **options)
+
+    convolution = job.model[0].weight
+    before = convolution.data_ptr(), convolution.grad.data_ptr(), [id(kept) for kept in job.optimizer.state[convolution].values()]
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    with pytest.raises(Refused, match="out of memory"):
+        layout.set(job.watch, True)
+    monkeypatch.undo()
+    found = convolution.data_ptr(), convolution.grad.data_ptr(), [id(kept) for kept in job.optimizer.state[convolution].values()]
+    assert found == before and layout.read(job.watch) is False
 
 
 def test_channels_last_and_cudnn_need_convolutions_and_a_gpu() -> None:
@@ -348,3 +409,27 @@ def test_a_knob_that_changes_without_the_console_varies_in_the_program(monkeypat
         loop.observe()
         assert loop.varies == varies
     loop.close()
+
+
+def test_nothing_of_the_model_changes_while_the_program_replays_a_graph() -> None:
+    """A graph keeps the addresses of the weights: those in another layout would be trained no longer."""
+
+    class Graph:
+        pass
+
+    job, graph = Job(), Graph()
+    job.step()
+    changes_of_model = (Precision(), TorchCompile(), ChannelsLast(), Optimizer())
+    assert not any(change.why_fixed(job.watch) for change in changes_of_model)
+    graphs.capture_ended(graph)
+    for refused, value in zip(changes_of_model, ("bf16", "default", True, "adamw_fused"), strict=True):
+        with pytest.raises(Refused, match="replays a CUDA graph"):
+            refused.set(job.watch, value)
+    del graph
+    assert not any(change.why_fixed(job.watch) for change in changes_of_model)
+
+
+def test_a_graph_of_torch_compile_is_no_graph_of_the_program() -> None:
+    graph = type("Graph", (), {})()
+    exec("capture_ended(graph)", {"__name__": "torch._inductor.cudagraph_trees", "capture_ended": graphs.capture_ended, "graph": graph})
+    assert not graphs.why_fixed()
