@@ -76,6 +76,23 @@ def test_either_arm_may_come_first_in_every_pair() -> None:
     assert len(set(firsts)) > 8
 
 
+def test_the_time_of_the_first_change_is_not_charged_to_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile may work for minutes then: the trial would end with its fewest blocks."""
+    usual, blocks = measured(5)
+    clock, plain = [0.0], Sides.switch_to
+
+    async def switch_to(self: Sides, arm: int) -> None:
+        if arm == CHANGED and clock[0] == 0.0:
+            clock[0] = 180.0
+        await plain(self, arm)
+
+    monkeypatch.setattr(Sides, "switch_to", switch_to)
+    monkeypatch.setattr("gpuconsole.experiments.trial.time.monotonic", lambda: clock[0])
+    slow, blocks_of_slow = measured(5)
+    assert blocks_of_slow == blocks
+    assert slow.elapsed_s == 0.0 and slow.blocks == usual.blocks
+
+
 def test_a_trial_measures_the_blocks_of_its_seed_and_its_record_keeps_the_seed() -> None:
     trial, blocks = measured(None)
     assert trial.state == "done" and trial.order_seed is not None

@@ -512,6 +512,8 @@ class Agent:
         self._service: JobService | None = None
         self._inbox = Inbox()
         self._search: data.SourceSearch | None = None
+        self._compiling_s = 0.0
+        """What torch.compile has taken up to the last look."""
         self._describe_from = 0.0
         """When the program is described again."""
         self._every_step, self._searched = True, False
@@ -590,6 +592,7 @@ class Agent:
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
         exchanges.look()
+        switch.attempt("compiled.look", self._leave_out_compiling)
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
@@ -603,6 +606,14 @@ class Agent:
             recorder.mark_all()
         if samples:
             recorder.sampled(True)
+
+    def _leave_out_compiling(self) -> None:
+        """A step in which torch.compile has worked, for a new shape, belongs to no side of a trial. The look comes after each step that is as long as
+        that."""
+        if "torch._dynamo.utils" in sys.modules:
+            before, self._compiling_s = self._compiling_s, compile_counters()["compile.total_s"]
+            if recorder.arm and self._compiling_s > before:
+                recorder.done = [(*step[:8], SETTLING if step[8] == COUNTS else step[8], step[9]) for step in recorder.done]
 
     def _serve(self, service: JobService, connection: Connection) -> None:
         """Find out what is not known yet, carry out commands, and send what is due."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,22 +57,23 @@ def structure(watch: Watch) -> Structure:
     """The structure of the modules that the program calls. The look itself calls nothing of the program."""
     global _known
     roots = watch.alive(watch.roots)
-    modules = list(_modules(roots))
+    modules = _modules(roots)
     key = (*map(id, roots), len(modules), sum(len(module._parameters) for module in modules))
     if _known is None or _known[0] != key or not _known[1].lives():
         _known = key, Structure(modules)
     _known[1].compiles = any(
-        type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None for module in modules
+        module.__dict__.get("_compiled_call_impl") is not None or type(module).__name__ == "OptimizedModule" for module in modules
     )
     return _known[1]
 
 
-def _modules(roots: list[Any]) -> Iterable[Any]:
+def _modules(roots: list[Any]) -> list[Any]:
     """The modules within `roots`, each once, in the order of `Module.modules`, which a program may have overridden."""
-    seen, left = set[int](), roots[::-1]
+    found, left = dict[int, Any](), roots[::-1]
     while left:
         module = left.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield module
-            left.extend(child for child in reversed(list(module._modules.values())) if child is not None)
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            if module._modules:
+                left.extend(reversed(list(module._modules.values())))
+    return list(found.values())

@@ -9,11 +9,17 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ReferenceType
 
 from ... import probes
 from ...clock import ThreadTimes, now
@@ -40,7 +46,10 @@ STATE_STEPS = 2
 """Steps between the two looks at the attributes of the modules."""
 HELD = ("_parameters", "_buffers", "_modules", "training")
 SIMPLE = (int, float, complex, bool, str, bytes, type(None))
-MOST_ITEMS = 64
+CONSTANT = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, re.Pattern, Enum, PurePath, range, slice, ReferenceType)
+"""Kinds of objects that a call leaves as they are."""
+CONTAINERS = (tuple, list, set, frozenset, deque, dict)
+MOST_ITEMS, MOST_BYTES = 64, 2**20
 
 
 ROOM_MARGIN = 1.25
@@ -320,6 +329,8 @@ def last_pass(loop: Any) -> Generator[None, None, LastPass]:
                     break
             elif recorder.index - first > WAIT_STEPS:
                 raise ProbeError("no forward pass was seen")
+        if unknown := unknown_state(module):
+            raise ProbeError(f"a pass calls an object of the model whose state is not known ({unknown}); it could not be put back")
         changed = [name for name, value in python_state(module).items() if before.get(name) != value]
         if changed:
             raise ProbeError(f"the model keeps Python state that a pass changes ({changed[0]}); it could not be put back")
@@ -384,21 +395,87 @@ def _like(value: Any, items: dict[Any, Any]) -> Any:
 
 
 def python_state(module: Any) -> dict[str, Any]:
-    """What the modules keep beside parameters and buffers: numbers, texts, sizes of containers, versions of tensors."""
+    """What the modules keep beside parameters and buffers: numbers, texts, sizes of containers, versions of tensors, states of random generators; and
+    those of the random generators that their classes use as global variables."""
     state: dict[str, Any] = {}
     for path, inner in module.named_modules():
         for name, value in inner.__dict__.items():
             if name not in HELD:
                 state[f"{path}.{name}".lstrip(".")] = _print_of(value, 2)
+        for function in _functions(type(inner)):
+            for name in function.__code__.co_names:
+                value = function.__globals__.get(name)
+                if (numbers := _state_of_generator(value)) is not None:
+                    state[name] = numbers
     return state
 
 
+def unknown_state(module: Any) -> str:
+    """The name of an object whose state cannot be read, such as an iterator, and that a pass may call: an attribute that the functions of its module's
+    class name. Empty where there is none."""
+    for path, inner in module.named_modules():
+        own = {name: value for name, value in inner.__dict__.items() if name not in HELD and not _is_known(value, 2)}
+        if own:
+            named = {name for function in _functions(type(inner)) for name in function.__code__.co_names}
+            if found := next((name for name in own if name in named), ""):
+                return f"{path}.{found}".lstrip(".")
+    return ""
+
+
+def _functions(cls: type) -> list[Any]:
+    """The functions of a module's class that a pass may call, without those of torch."""
+    own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
+    return [value for base in own for name, value in vars(base).items() if isinstance(value, FunctionType) and name != "__init__"]
+
+
+def _state_of_generator(value: Any) -> Any:
+    """The state of a random generator of Python or numpy; None for another object."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and isinstance(value, numpy.Generator):
+        return repr(value.bit_generator.state)
+    if numpy is not None and isinstance(value, numpy.RandomState):
+        return repr(value.get_state())
+    return None
+
+
+def _owner(value: Any) -> Any:
+    """The object whose bound method `value` is; else `value`."""
+    return getattr(value, "__self__", None) or value if isinstance(value, (MethodType, BuiltinFunctionType)) else value
+
+
+def _content(value: Any) -> Any:
+    """The numbers of a small array of numpy; None for another object."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject or value.nbytes > MOST_BYTES:
+        return None
+    return value.tobytes()
+
+
+def _is_known(value: Any, depth: int) -> bool:
+    """Whether `_print_of` sees each change of `value`, or nothing in it changes."""
+    value = _owner(value)
+    if isinstance(value, (*SIMPLE, *CONSTANT)) or hasattr(value, "data_ptr") or _is_generator(value) or hasattr(value, "named_modules"):
+        return True
+    if isinstance(value, CONTAINERS):
+        items = list(value.values() if isinstance(value, dict) else value)
+        return not depth or all(_is_known(item, depth - 1) for item in items[:MOST_ITEMS])
+    if type(value).__module__.partition(".")[0] == "torch" or _state_of_generator(value) is not None or _content(value) is not None:
+        return True
+    held = getattr(value, "__dict__", None)
+    return isinstance(held, dict) and (not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MOST_ITEMS]))
+
+
 def _print_of(value: Any, depth: int) -> Any:
+    value = _owner(value)
     if isinstance(value, SIMPLE):
         return value
+    if (numbers := _state_of_generator(value) or _content(value)) is not None:
+        return id(value), numbers
     if hasattr(value, "_version") and hasattr(value, "data_ptr"):
         return id(value), value._version
-    if isinstance(value, (tuple, list, set, frozenset, dict)):
+    if isinstance(value, CONTAINERS):
         items = list(value.values() if isinstance(value, dict) else value)
         inner = tuple(_print_of(item, depth - 1) for item in items[:MOST_ITEMS]) if depth else ()
         return id(value), len(items), inner

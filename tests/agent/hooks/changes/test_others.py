@@ -299,7 +299,7 @@ def test_a_compilation_without_effect_is_refused(compiles: bool, monkeypatch: py
         if compiles:
             assert not compiled.pending(job.watch)
         else:
-            with pytest.raises(Refused, match="no effect in this program: torch.compile compiled nothing"):
+            with pytest.raises(Refused, match=r"no effect in this program: torch\.compile compiled nothing"):
                 compiled.pending(job.watch)
         compiled.set(job.watch, "off")
         assert compiled.read(job.watch) == "off" and not compiled.pending(job.watch)

@@ -117,6 +117,50 @@ def test_what_a_model_refers_to_and_all_random_states_are_as_before() -> None:
     assert torch.equal(model.linear.weight.grad, torch.ones(4, 4)) and model.linear.bias.grad is None
 
 
+DRAWN = random.Random(0)
+
+
+class Drawing(nn.Module):
+    """A model that draws random numbers from a generator of its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.held = kind, SimpleNamespace(numbers=np.random.RandomState(0))
+        self.rng: Any = np.random.default_rng(0) if kind == "numpy" else random.Random(0)
+        self.draw = random.Random(0).random
+        self.count, self.unused = iter(range(9)) if kind == "iterator" else 0, iter(range(9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "state":
+            self.held.numbers.rand()
+        elif self.kind == "method":
+            self.draw()
+        elif self.kind == "global":
+            DRAWN.random()
+        elif self.kind == "iterator":
+            next(self.count)
+        elif self.kind != "none":
+            self.rng.random()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("none", []), ("python", ["rng"]), ("numpy", ["rng"]), ("state", ["held"]), ("method", ["draw"]), ("global", ["DRAWN"])],
+)
+def test_random_generators_of_the_model_are_state_that_a_pass_changes(kind: str, changes: list[str]) -> None:
+    model = Drawing(kind)
+    before = probes.python_state(model)
+    model(torch.ones(1))
+    after = probes.python_state(model)
+    assert [name for name in after if before.get(name) != after[name]] == changes
+    assert not probes.unknown_state(model), "forward names all but the iterator that it does not use"
+
+
+def test_an_object_of_unknown_state_that_a_pass_calls_refuses() -> None:
+    assert probes.unknown_state(nn.Sequential(nn.Linear(1, 1), Drawing("iterator"))) == "1.count"
+
+
 def test_convolutions_run_in_nhwc_on_copies_of_their_weights() -> None:
     layouts: list[bool] = []
 
