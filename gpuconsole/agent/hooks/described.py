@@ -107,7 +107,8 @@ def _tf32() -> dict[str, float]:
 
 
 def device() -> str:
-    """Where the parameters are: `cpu` or `cuda:N`; of several GPUs the one with most of them."""
+    """Where the parameters are: `cpu` or `cuda:N`; of several GPUs the one with most of them. Where the optimizer keeps its own on the host, as DeepSpeed
+    and FSDP with offloading do, the GPU of the model."""
     weights = [
         weight for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups for weight in group["params"]
     ] or watch.alive(watch.weights)
@@ -115,7 +116,13 @@ def device() -> str:
     for weight in weights:
         place = str(weight.device)
         sizes[place] = sizes.get(place, 0) + weight.numel()
-    return max(sizes, key=sizes.__getitem__, default="")
+    found = max(sizes, key=sizes.__getitem__, default="")
+    cuda = sys.modules["torch"].cuda
+    if found == "cpu" and cuda.is_initialized():
+        on_gpu = next((str(weight.device) for weight in structure(watch).parameters if weight.is_cuda), "")
+        shards = any(hasattr(root, "set_reshard_after_backward") for root in watch.alive(watch.roots))  # FSDP 2
+        return on_gpu or (f"cuda:{cuda.current_device()}" if shards else found)
+    return found
 
 
 def device_uuid() -> str:

@@ -3,7 +3,7 @@ while the program runs, and the code that sets them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...protocol import Value
 from ..watch import place_name
@@ -24,6 +24,24 @@ def why_replayed() -> str:
     from ..graphs import why_fixed
 
     return why_fixed()
+
+
+def on_this_device(weight: Any) -> Any:
+    """The part of a parameter that this process has, where several processes share it."""
+    return getattr(weight, "_local_tensor", weight)
+
+
+def require_room(needed: float, device: Any, what: str) -> None:
+    """Raises Refused where `what`, of so many bytes, does not fit into the GPU: the allocation would fail within a pass of the program, and end it."""
+    if device.type != "cuda":
+        return
+    import torch
+
+    figures = torch.cuda.memory_stats_as_nested_dict(device)
+    never_used = figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
+    free = torch.cuda.mem_get_info(device)[0] + max(0, never_used)
+    if needed > free:
+        raise Refused(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
 
 
 class Change:

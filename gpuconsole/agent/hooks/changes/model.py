@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ...caches import NotPrivate, PrivateCaches
 from ...counters import compile_counters
 from ...protocol import Value
 from ..structure import structure
-from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, why_replayed
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, on_this_device, require_room, why_replayed
 from .servers import in_one_line
 
 if TYPE_CHECKING:
@@ -125,6 +126,9 @@ class Precision(Change):
             raise Refused(self._stays_half)
         if value == before:
             return
+        if value == "bf16":  # autocast keeps a copy of each weight in 16 bits during a pass
+            weights = structure(watch).parameters
+            require_room(sum(2 * on_this_device(weight).numel() for weight in weights), weights[0].device, "copies of the weights in bf16")
         self._undo(watch)
         if value == "tf32":
             self._put_back = MatmulPrecision.set_tf32(True)
@@ -167,19 +171,24 @@ class Precision(Change):
 
 
 def in_fp32(value: Any) -> Any:
-    """`value` with all 16-bit tensors in fp32. A mapping, and a list of the program's own class, are altered in place, and a tuple of such a class is
-    made without a call of that class: each keeps its class. Raises where that fails."""
+    """`value` with all 16-bit tensors in fp32. Raises as `mapped`."""
+    return mapped(value, lambda tensor: tensor.float() if str(tensor.dtype) in HALF else tensor)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to each tensor. A mapping, and a list of the program's own class, are altered in place, and a tuple of such a class
+    is made without a call of that class: each keeps its class. Raises where that fails."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        return change(value)
     if type(value) in (tuple, list):
-        return type(value)(map(in_fp32, value))
+        return type(value)(mapped(item, change) for item in value)
     if isinstance(value, list):
         for place, item in enumerate(value):
-            value[place] = in_fp32(item)
+            value[place] = mapped(item, change)
     elif isinstance(value, tuple):
-        parts = [in_fp32(item) for item in value]
+        parts = [mapped(item, change) for item in value]
         if hasattr(value, "n_sequence_fields"):  # what torch.max returns: it is made of one sequence only
             return type(value)(parts)
         made = tuple.__new__(type(value), parts)
@@ -188,7 +197,7 @@ def in_fp32(value: Any) -> Any:
         return made
     elif isinstance(value, dict):
         for key in list(value):
-            value[key] = in_fp32(value[key])
+            value[key] = mapped(value[key], change)
     return value
 
 
@@ -257,6 +266,8 @@ class TorchCompile(Change):
         for root in _roots(watch):
             self._compiled[id(root)] = weakref.ref(root), root._compiled_call_impl
             compile_in_place(root, str(value))
+            if value in WITH_GRAPHS:
+                root._compiled_call_impl = _with_own_outputs(root._compiled_call_impl)
         self._mode, self._steps_left = str(value), COMPILE_STEPS + 1
 
     def pending(self, watch: Watch) -> bool:
@@ -268,6 +279,19 @@ class TorchCompile(Change):
             raise Refused(COMPILED_NOTHING)
         self._works.add(self._mode)
         return False
+
+
+def _with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which replays CUDA graphs, with outputs in memory of their own: the program may keep an output until after the next replay, which writes
+    to the memory of the former one. An output of a class of the program's own that cannot be copied stays as it is."""
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs)
+        with suppress(Exception):
+            return mapped(output, lambda tensor: tensor.clone())
+        return output
+
+    return compiled
 
 
 def compile_in_place(root: Any, mode: str) -> None:
@@ -302,9 +326,12 @@ class ChannelsLast(Change):
         if reason := self.why_fixed(watch):
             raise Refused(reason)
         layout = torch.channels_last if value else torch.contiguous_format
+        if images := structure(watch).images:  # weights, gradients and two moments, each beside the former one
+            needed = sum(4 * weight.numel() * weight.element_size() for weight in images)
+            require_room(needed, images[0].device, "copies of the weights and of what the optimizer keeps for them")
         put_back: list[Callable[[], object]] = []
         try:
-            for weight in structure(watch).images:
+            for weight in images:
                 for tensor in (weight, weight.grad):
                     if tensor is not None:
                         put_back.append(partial(setattr, tensor, "data", tensor.data))

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
-from .change import SAME_SAMPLES, Change, Refused, why_replayed
+from .change import SAME_SAMPLES, Change, Refused, on_this_device, require_room, why_replayed
 from .servers import in_one_line
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ class Optimizer(Change):
         for optimizer in optimizers:
             if name != present(optimizer):
                 _try_out(optimizer, FLAGS[name])
+            if FLAGS[name][1] and present(optimizer) != name:
+                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                needed = sum(on_this_device(parameter).numel() * parameter.element_size() for parameter in parameters)
+                require_room(needed, parameters[0].device, "the temporary tensors of foreach")
         for optimizer in optimizers:
             flagged = self._changed.pop(optimizer, None)
             if flagged is not None:

@@ -16,6 +16,7 @@ from gpuconsole.agent.hooks import described, graphs
 from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.changes import model as model_changes
+from gpuconsole.agent.hooks.changes import optimizer as optimizer_changes
 from gpuconsole.agent.hooks.changes.change import Refused
 from gpuconsole.agent.hooks.changes.model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
 from gpuconsole.agent.hooks.changes.optimizer import Optimizer
@@ -433,3 +434,53 @@ def test_a_graph_of_torch_compile_is_no_graph_of_the_program() -> None:
     graph = type("Graph", (), {})()
     exec("capture_ended(graph)", {"__name__": "torch._inductor.cudagraph_trees", "capture_ended": graphs.capture_ended, "graph": graph})
     assert not graphs.why_fixed()
+
+
+def test_a_change_for_which_there_is_no_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the allocation would fail within a pass of the program."""
+    figures = {"reserved_bytes": {"all": {"current": 900}}, "allocated_bytes": {"all": {"peak": 800}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: figures)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (300, 0))
+    change.require_room(400, torch.device("cuda"), "copies")
+    change.require_room(401, torch.device("cpu"), "copies")
+    with pytest.raises(Refused, match="no room for copies"):
+        change.require_room(401, torch.device("cuda"), "copies")
+
+    def no_room(needed: float, device: torch.device, what: str) -> None:
+        asked.append((needed, what.split()[0]))
+        raise Refused("no room")
+
+    asked, job = list[Any](), Job()
+    job.step()
+    sizes = [weight.numel() for weight in job.model.parameters()]
+    monkeypatch.setattr(model_changes, "require_room", no_room)
+    monkeypatch.setattr(optimizer_changes, "require_room", no_room)
+    for refused, value in ((Precision(), "bf16"), (ChannelsLast(), True), (Optimizer(), "adamw_foreach")):
+        with pytest.raises(Refused, match="no room"):
+            refused.set(job.watch, value)
+    assert asked == [(2 * sum(sizes), "copies"), (16 * sizes[0], "copies"), (4 * sum(sizes), "the")]
+
+
+def test_outputs_of_graphs_have_memory_of_their_own() -> None:
+    pool = torch.zeros(2)
+    frozen = Frozen([pool])
+    call = model_changes._with_own_outputs(lambda output: output)
+    first, kept = call((pool, "text"))
+    pool.fill_(7.0)
+    assert first.tolist() == [0.0, 0.0] and kept == "text" and call(frozen) is frozen
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_job_whose_optimizer_is_on_the_host_is_a_job_of_its_gpu(shards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    monkeypatch.setattr(described, "watch", job.watch)
+    assert described.device() == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert described.device() == "cpu"
+    if shards:
+        job.model.set_reshard_after_backward = None
+    else:
+        weight = type("OnGpu", (), {"is_cuda": True, "device": "cuda:3"})()
+        monkeypatch.setattr(described, "structure", lambda watch: type("Model", (), {"parameters": [weight]}))
+    assert described.device() == "cuda:3"
