@@ -15,6 +15,12 @@ from gpuconsole.agent.hooks.passes import state
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention  # as torch calls it on a GPU
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have compiled a model: no step would be counted."""
+    monkeypatch.setattr(observed, "has_compiled", lambda: False)
+
+
 def counted(work: Callable[[], object]) -> StepCount:
     count = StepCount()
     count.enter()
