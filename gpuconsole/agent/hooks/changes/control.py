@@ -18,6 +18,7 @@ from .change import Refused
 from .indices import Feed, Indices
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
 from .servers import Recipe, Server, Settings, belongs_to, in_one_line, loader_of, settings_of
+from .state import cannot_share, moved, positions, state_of
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
@@ -31,6 +32,7 @@ TIMES_OF_A_BATCH = 3.0
 
 
 RANDOM = "the dataset is random: workers draw other random numbers, so this change needs your permission: N, or --allow-numerics"
+UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
 _random: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()
 """Datasets of which a change has shown that they draw random numbers, by class and length. A program may make its loader anew in each epoch."""
 
@@ -53,6 +55,9 @@ def _length(dataset: Any) -> int:
         return -1
 
 
+_epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
+
+
 class Epoch:
     """One iterator of the program, from now on. `line`: the servers in the order in which they deliver; only the last one draws indices."""
 
@@ -71,6 +76,7 @@ class Epoch:
         outer.__dict__["_gpuconsole_serves"] = self.serve
         outer.__dict__["_gpuconsole_epoch"] = self
         control.epoch = weakref.ref(self)
+        _epochs.add(self)
 
     def serve(self) -> Any:
         """The next batch, in place of the iterator's own `__next__`."""
@@ -80,7 +86,9 @@ class Epoch:
         if self.left:
             self._come_back()
         if not self.alone:
+            control.watch_state(self)
             control.go_on(self)
+        files = positions() if control.watches_files and not self.alone else None
         while True:
             server = self.line[0]
             begun = time.monotonic()
@@ -102,6 +110,8 @@ class Epoch:
                     control.recover(self, f"{in_one_line(problem)}")
                 continue
             break
+        if files is not None:
+            control.note_files(moved(files, positions()))
         self.indices.delivered()
         if not self.alone:
             control.delivered(time.monotonic() - begun)
@@ -223,6 +233,19 @@ class Epoch:
         server.begin(Feed(self.indices))
         self.line = deque([server])
 
+    def serve_in_child(self) -> None:
+        """In a forked child: the iterator serves without us, from the first batch on that was not delivered. The workers are those of the parent."""
+        if self.over:
+            return
+        self.left, self._own_workers = True, None
+        self.indices.give_back([index for server in self.line for index in server.feed.drawn])
+        self.line.clear()
+        outer = self.outer()
+        if outer is not None:
+            outer._sampler_iter = self.indices
+            for name in ("_gpuconsole_serves", "_gpuconsole_epoch"):
+                outer.__dict__.pop(name, None)
+
     def __del__(self) -> None:
         try:
             self.abandon()
@@ -247,7 +270,15 @@ class Control:
     def __init__(self, module: Any, loader: Any, outer: Any) -> None:
         self.module = module
         self._loader = weakref.ref(loader)
+        self._outer = weakref.ref(outer)
+        """The newest iterator."""
         self.recipe = Recipe(module, loader, outer)
+        self.state = state_of(outer._dataset)
+        """The dataset at the begin of the epoch, or at the first change. With persistent workers of the program: at the first change."""
+        self._tried: set[Settings] = set()
+        """Settings whose workers have rehearsed, on a dataset in this state."""
+        self._file = ""
+        """A file that the loading of a batch has read, and that stays open."""
         self.program = self.in_force = settings_of(loader)
         self.wanted: Settings | None = None
         self.held = False
@@ -273,14 +304,13 @@ class Control:
         self._batch_s = 0.0
         """The longest time that the program waited for one of them."""
         self._servers: dict[Settings, Server] = {}
-        self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
-        """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
+        self._persistent = bool(loader.persistent_workers)
 
     def stand_in(self) -> Any:
         """Once the program has dropped the loader: what stands in for it as long as its epoch is under way; None without such an epoch."""
-        epoch = self.epoch() if self.epoch is not None else None
-        outer = epoch.outer() if epoch is not None and epoch.under_way else None
-        loader = loader_of(outer) if outer is not None else None
+        outer = self._outer()
+        epoch = outer.__dict__.get("_gpuconsole_epoch") if outer is not None else None
+        loader = loader_of(outer) if outer is not None and (epoch is None or epoch.under_way) else None
         if loader is not None:
             self._loader = weakref.ref(loader)
         return loader
@@ -326,6 +356,79 @@ class Control:
             with contextlib.suppress(Exception):  # the program begins its epoch in any case
                 epoch.abandon()
 
+    # --- the dataset ---------------------------------------------------------------------------------------------
+
+    def adopt(self, loader: Any, outer: Any) -> None:
+        """Go on with a loader that the program has made in place of the one before. `outer`: its iterator."""
+        self._loader, self._outer = weakref.ref(loader), weakref.ref(outer)
+        self.recipe = Recipe(self.module, loader, outer)
+        self._look_at(outer._dataset)
+        self._begin_again()
+        if self.wanted is not None:
+            self.follow(outer)
+
+    def park(self) -> None:
+        """Wait for the next loader, and keep nothing of the former one alive."""
+        self.close()
+        del self.recipe
+
+    def _begin_again(self) -> None:
+        """The program's own settings are in force, until those that were in force before have workers for this epoch."""
+        if self.in_force != self.program:
+            if self.wanted is None or self.held:
+                self.wanted, self.held = self.in_force, False
+            self.in_force, self.inherited = self.program, True
+            self._count_anew()
+
+    def _look_at(self, dataset: Any) -> bool:
+        """A new epoch begins: new workers start where the dataset may have changed, as torch starts them for each epoch. Returns whether the dataset
+        differs from the one that the settings have rehearsed on."""
+        state = state_of(dataset)
+        same = state.print == self.state.print
+        if self.program.num_workers or not (same and state.complete):
+            self.close()
+        if not same:
+            self._tried.clear()
+        self.state = state
+        return not same
+
+    def watch_state(self, epoch: Epoch) -> None:
+        """Find out whether the program has changed the dataset since the epoch began. Then the program's own loader serves from this batch on. The program's
+        own workers would not see the change."""
+        served = len(epoch.line) > 1 or not epoch.line[0].own
+        outer = epoch.outer()
+        if self.program.num_workers or outer is None or not (served or self.wanted is not None):
+            return
+        state = state_of(outer._dataset)
+        if state.print == self.state.print:
+            return
+        self.state = state
+        self._tried.clear()
+        if served:
+            self.recover(epoch, UNSEEN)
+        else:
+            self._give_up(UNSEEN)
+        self.close()
+
+    @property
+    def watches_files(self) -> bool:
+        """Whether to find out if the loading of a batch reads a file that stays open: before workers start that would share its position."""
+        return self.wanted is not None and self.in_force == self.program and self.wanted not in self._tried and self.rehearsal is None
+
+    def note_files(self, name: str) -> None:
+        """A batch was loaded, and the file `name` was read; empty where there is none."""
+        self._file = name or self._file
+
+    def _start(self, settings: Settings) -> Server:
+        """A new server. Raises Refused where its workers would disturb those that load now, or would see another dataset."""
+        if settings != self.program:
+            state = state_of(self.recipe.dataset)
+            if shared := state.shared or (f"the open file {self._file}" if self._file else ""):
+                raise Refused(cannot_share(shared))
+            if state.print != self.state.print:
+                raise Refused(UNSEEN)
+        return self.recipe.server(settings, aside=bool(self.program.num_workers))
+
     # --- asked for by the training thread ----------------------------------------------------------------------
 
     def ask(self, settings: Settings, outer: Any, held: bool = False) -> None:
@@ -333,11 +436,24 @@ class Control:
         if why := self._broken.pop(settings, ""):
             raise Refused(f"the workers failed after the last change: {why}")
         self.failure = ""
-        self._asked = time.monotonic()
-        self._looks, self._batches, self._batch_s = 0, 0, 0.0
+        self._count_anew()
         self.wanted, self.held = settings, held
         if "_gpuconsole_epoch" not in outer.__dict__:
             self.follow(outer)
+
+    def ask_beside(self, settings: Settings) -> None:
+        """Change to `settings` beside another loader of the training, which was asked. Failures are told by `under_way` of all loaders."""
+        outer = self._outer()
+        if settings == (self.wanted if self.wanted is not None and not self.held else self.in_force):
+            return
+        self.wanted, self.held, self.inherited = settings, False, True
+        self._count_anew()
+        if outer is not None and "_gpuconsole_epoch" not in outer.__dict__:
+            self.follow(outer)
+
+    def _count_anew(self) -> None:
+        self._asked = time.monotonic()
+        self._looks, self._batches, self._batch_s = 0, 0, 0.0
 
     def under_way(self) -> bool:
         """Whether a change is under way. Raises Refused where the last one failed."""
@@ -365,9 +481,9 @@ class Control:
         under_way, epoch = self.under_way(), self.epoch() if self.epoch is not None else None
         if self.wanted is None:
             return not under_way
-        return epoch is not None and epoch.under_way and len(epoch.line) == 1 and self._can_serve(self.wanted)
+        return epoch is not None and epoch.under_way and len(epoch.line) == 1 and self._has(self.wanted)
 
-    def _can_serve(self, settings: Settings) -> bool:
+    def _has(self, settings: Settings) -> bool:
         return settings in (self.in_force, self.program) or settings in self._servers
 
     # --- on the thread that asks for batches --------------------------------------------------------------------
@@ -391,14 +507,18 @@ class Control:
     def new_iterator(self, loader: Any, plain: Any) -> Any:
         """The iterator of a new epoch, which the servers in force will serve."""
         self.abandon()
+        if not self._persistent and self._look_at(loader.dataset):
+            self._begin_again()
         if self.in_force == self.program:
             outer = plain(loader)
+            self._outer = weakref.ref(outer)
             if self.wanted is not None:
                 self.follow(outer)
             else:
                 self._end_idle(None)
             return outer
         outer = self.recipe.posing(loader) if self.program.num_workers else plain(loader)
+        self._outer = weakref.ref(outer)
         belongs_to(outer, loader)
         self.begin_epoch(outer)
         return outer
@@ -458,8 +578,9 @@ class Control:
         if wanted == self.in_force:
             self._drop_rehearsal()
             self.wanted = None
-        elif self._can_serve(wanted):
+        elif self._has(wanted) or wanted in self._tried:
             if self.held:
+                self._server(wanted, epoch)  # its workers are ready when the change is asked for
                 return
             epoch.hand_over(self._server(wanted, epoch))
             self.in_force, self.wanted = wanted, None
@@ -475,6 +596,8 @@ class Control:
     def _begin_rehearsal(self, epoch: Epoch, wanted: Settings) -> None:
         if epoch.indices.random:
             raise Refused("the sampler draws from the program's random generators: asked earlier, it would give other samples")
+        if shared := state_of(self.recipe.dataset).shared:
+            raise Refused(cannot_share(shared))
         if not epoch.indices.checked:
             return
         count = max(COMPARED, wanted.num_workers)
@@ -483,7 +606,7 @@ class Control:
         indices = epoch.indices.peek(count)
         if len(indices) == count:  # else in the next epoch
             longer_s = TIMES_OF_A_BATCH * self._batch_s * max(1, self.program.num_workers)
-            self.rehearsal = Rehearsal(self.recipe.server(wanted, aside=bool(self.program.num_workers)), indices, longer_s)
+            self.rehearsal = Rehearsal(self._start(wanted), indices, longer_s)
             self._rehearses = weakref.ref(epoch)
 
     def _end_rehearsal(self, wanted: Settings) -> None:
@@ -496,6 +619,7 @@ class Control:
             rehearsal.server.close()
             raise Refused(RANDOM)
         self._servers[wanted] = rehearsal.server
+        self._tried.add(wanted)
 
     def _server(self, settings: Settings, epoch: Epoch) -> Server:
         """The server with these settings; for those of the program its own iterator, where that can serve."""
@@ -504,7 +628,7 @@ class Control:
             own = next((server for server in epoch.line if server.own), None)
             return own or Server(self.module, outer, settings, own=True)
         if settings not in self._servers:
-            self._servers[settings] = self.recipe.server(settings, aside=bool(self.program.num_workers))
+            self._servers[settings] = self._start(settings)
         return self._servers[settings]
 
     def server_in_force(self, epoch: Epoch) -> Server:
@@ -514,6 +638,13 @@ class Control:
     def can_serve_itself(self, outer: Any) -> bool:
         """Whether the iterator that the program holds can load with the program's own settings."""
         return outer is not None and (not self.program.num_workers or hasattr(outer, "_workers"))
+
+    def go_on_in_child(self) -> None:
+        """In a forked child: nothing of the parent's changes goes on."""
+        self.in_force, self.wanted, self.rehearsal, self._servers = self.program, None, None, {}
+        for epoch in list(_epochs):
+            if epoch.control is self:
+                epoch.serve_in_child()
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
@@ -540,7 +671,7 @@ class Control:
 
     def epoch_ended(self) -> None:
         self._drop_rehearsal()  # it begins again in the next epoch
-        if not self._keeps_workers:
+        if self.program.num_workers and not self._persistent:
             self.close()
 
     def _end_idle(self, epoch: Epoch | None) -> None:

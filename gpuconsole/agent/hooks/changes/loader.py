@@ -7,6 +7,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...forks import in_forked_children
 from ...protocol import Value
 from ..guard import put, put_back
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
@@ -37,14 +38,8 @@ class Likeness(NamedTuple):
     settings: Settings
 
 
-class Kept(NamedTuple):
-    """Changed settings, which the next DataLoader of the same likeness gets."""
-
-    settings: Settings
-    allows_numerics: bool
-
-
-_kept: dict[Likeness, Kept] = {}
+_kept: dict[Likeness, Control] = {}
+"""Controls of DataLoaders that are gone. The next DataLoader of the same likeness gets them."""
 MOST_KEPT = 32
 """Entries of `_kept`."""
 lost: list[str] = []
@@ -179,22 +174,18 @@ def _forget(key: int) -> None:
     if stand_in is not None:  # the program goes on with an iterator of the loader
         _register(stand_in, control)
     else:
-        _keep_settings(control)
-        control.close()
+        _keep(control)
 
 
-def _keep_settings(control: Control) -> None:
-    """Keep the changed settings for the loader that the program makes next."""
-    likeness, control.likeness = control.likeness, None
-    if likeness is None:
-        return
-    wanted, control.wanted = None if control.held else control.wanted, None
-    settings = wanted or control.in_force
-    _kept.pop(likeness, None)
-    if control.inherited and wanted is not None:
+def _keep(control: Control) -> None:
+    """Keep the control, with its settings and with a change under way, for the loader that the program makes next."""
+    control.park()
+    if control.inherited and control.wanted is not None:
         lost.append(TOO_SHORT)
-    elif settings != control.program and len(_kept) < MOST_KEPT:
-        _kept[likeness] = Kept(settings, control.allows_numerics)
+    elif control.likeness is not None:
+        _kept.pop(control.likeness, None)
+        if len(_kept) < MOST_KEPT:
+            _kept[control.likeness] = control
 
 
 def apply_kept(loader: Any, iterator: Any) -> None:
@@ -209,22 +200,23 @@ def apply_kept(loader: Any, iterator: Any) -> None:
 
 def _apply_kept(loader: Any, iterator: Any) -> None:
     """Give a new loader the changed settings of the loader that it replaces. New workers rehearse first, as in every change. Raises Refused."""
-    likeness = likeness_of(loader)
+    likeness = likeness_of(loader) if _controls or _kept else None
     if likeness is None:
         return
-    for control in list(_controls.values()):  # the program may still hold the former loader
-        if control.ended and control.serves(loader.dataset) and control.likeness == likeness:
-            _keep_settings(control)
-            control.close()
-    kept = _kept.pop(likeness, None)
-    if kept is None:
+    for key, former in list(_controls.items()):  # the program may still hold the former loader
+        if former.ended and former.serves(loader.dataset) and former.likeness == likeness:
+            _release(key)
+            _keep(former)
+    control = _kept.pop(likeness, None)
+    if control is None:
         return
-    reason = why_not(loader, iterator) or (why_no_workers(loader) if kept.settings.num_workers else why_not_without_workers(loader))
-    if reason:
+    settings = control.wanted or control.in_force
+    reason = why_not(loader, iterator) or (why_no_workers(loader) if settings.num_workers else why_not_without_workers(loader))
+    if not reason:
+        control.adopt(loader, iterator)
+        _register(loader, control)
+    elif settings != control.program:
         raise Refused(reason)
-    control = under_control(loader, iterator)
-    control.inherited, control.allows_numerics = True, kept.allows_numerics
-    control.ask(kept.settings, iterator)
 
 
 def under_way() -> bool:
@@ -296,13 +288,32 @@ def leave() -> bool:
     return bool(_controls)
 
 
+def _release(key: int) -> Control | None:
+    """Take a loader out of its control. Returns the control."""
+    control = _controls.pop(key, None)
+    if control is not None and control.dropped is not None:
+        control.dropped.detach()
+    return control
+
+
 def _end(key: int) -> None:
     """Give a loader up, and keep nothing for the next one."""
-    control = _controls.pop(key, None)
+    control = _release(key)
     if control is not None:
-        if control.dropped is not None:
-            control.dropped.detach()
         control.close()
+
+
+def _forked() -> None:
+    """In a forked child: its DataLoaders load with the program's own settings, and the workers of the parent stay as they are."""
+    for key in list(_controls):
+        control = _release(key)
+        if control is not None:
+            control.go_on_in_child()
+    _kept.clear()
+    changed_loaders.clear()
+
+
+in_forked_children(_forked)
 
 
 def is_served(iterator: Any) -> bool:
@@ -353,6 +364,10 @@ class LoaderChange(Change):
             raise Refused(reason)
         control.inherited, control.allows_numerics = False, watch.allows_numerics
         control.ask(wanted, iterator, held)
+        if not held:
+            for other in list(_controls.values()):  # several loaders may feed the training in turn
+                if other is not control and other.program == control.program:
+                    other.ask_beside(wanted)
 
     def prepared(self, watch: Watch, value: Value) -> bool:
         loader, _ = training_loader(watch)

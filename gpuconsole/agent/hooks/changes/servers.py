@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import functools
 import multiprocessing
+import multiprocessing.process
+import os
 import queue
 import time
 import warnings
@@ -117,10 +119,11 @@ class Recipe:
     def __init__(self, module: Any, loader: Any, iterator: Any) -> None:
         """`iterator`: the iterator that the program holds."""
         self.module = module
+        self.dataset = iterator._dataset
         self.made = 0
         self._seed = int(iterator._base_seed)
         self._fields: dict[str, Any] = {
-            "dataset": iterator._dataset,
+            "dataset": self.dataset,
             "_dataset_kind": iterator._dataset_kind,
             "_IterableDataset_len_called": None,
             "_auto_collation": iterator._auto_collation,
@@ -163,6 +166,8 @@ class Recipe:
                 warnings.simplefilter("ignore")
                 with unregistered(self.module):
                     iterator.__init__(spec)
+            if workers:
+                _keep_to_us(iterator)
             iterator.__dict__["_worker_pids_set"] = False
         except Exception as problem:
             discard(iterator)
@@ -287,6 +292,19 @@ def _receive(iterator_ref: Any, server_ref: Any) -> Any:
                 raise ServerFailed(f"no batch from the workers within {server.limit_s:.0f} s") from None
         except (ConnectionError, EOFError) as problem:  # tensors come by a socket of the worker
             raise ServerFailed(f"a worker died ({type(problem).__name__})") from None
+
+
+def _keep_to_us(iterator: Any) -> None:
+    """Hide the workers from the program, which may join all children that multiprocessing knows. They end with the iterator, and at the end of Python."""
+    for worker in iterator._workers:
+        multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
+    weakref.finalize(iterator, _kill, list(iterator._workers), os.getpid())
+
+
+def _kill(workers: list[Any], parent: int) -> None:
+    if os.getpid() == parent:
+        for worker in workers:
+            worker.kill()
 
 
 class unregistered:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +55,17 @@ def hooked() -> Iterator[Watch]:
             loaders_of._end(key)
         for of_all_loaders in (changed_loaders, loaders_of.lost, loaders_of._kept):
             of_all_loaders.clear()
+
+
+def workers_alive() -> list[int]:
+    """The children of this process that were forked: multiprocessing does not know the workers of a change."""
+    own = Path("/proc/self/cmdline").read_bytes()
+    found = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+    for task in os.listdir("/proc/self/task"):
+        for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == own:  # empty for a zombie
+                found.add(int(pid))
+    return sorted(found)
 
 
 class Numbers(Dataset[Any]):

@@ -22,7 +22,7 @@ from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused, site
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
-from tests.agent.hooks.changes.loaders import Numbers, compare, hooked
+from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, workers_alive
 from tests.matrix import matrix
 from tests.waiting import wait_until
 
@@ -109,7 +109,7 @@ def test_a_rehearsal_finds_what_does_not_work(watch: Watch, fault: str, words: s
     assert seen == list(range(400))
     assert seconds < PATIENCE_S
     assert WORKERS.read(watch) == 0
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
     assert WORKERS.effect_here(watch) == ("changes numerics" if fault == "random" else "same samples")
 
 
@@ -141,7 +141,7 @@ def test_workers_that_hang_are_refused(watch: Watch, monkeypatch: pytest.MonkeyP
     seen, answer, _ = train(watch, loader, 2, step_s=0.01)
     assert answer is not None and "made no batch within" in answer
     assert seen == list(range(400))
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_workers_that_fail_later_are_replaced(watch: Watch, monkeypatch: pytest.
     assert answer is None
     assert seen == list(range(400))
     assert WORKERS.read(watch) == 0
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 def test_an_error_of_the_dataset_is_raised_as_without_us(watch: Watch) -> None:
@@ -210,7 +210,7 @@ def test_a_dataset_that_spawn_cannot_pickle(watch: Watch) -> None:
     seen, answer, _ = train(watch, loader, 2)
     assert answer is not None and "workers could not be started" in answer and "Local" in answer
     assert seen == list(range(400))
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 def test_a_script_without_a_main_guard_is_not_run_again(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -351,7 +351,7 @@ def epoch_of(watch: Watch, data: Any, change: int | None = None, *, held: list[A
         if change is not None and step == 1:
             WORKERS.set(watch, change)
         time.sleep(0.02 if loaders_of.under_way() or WORKERS.pending(watch) else 0.0)  # the rehearsal goes on with each batch
-        workers = len(multiprocessing.active_children())
+        workers = len(workers_alive())
     return seen, workers
 
 
@@ -359,10 +359,11 @@ def test_the_next_loader_of_the_program_keeps_the_change(watch: Watch) -> None:
     data, other = Faulty("none"), Numbers(80)
     everything = list(range(400))
     assert epoch_of(watch, data, change=2) == (everything, 2)
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
     assert epoch_of(watch, data) == (everything, 2)
-    assert list(DataLoader(other, 4)) and not multiprocessing.active_children()  # an evaluation with another dataset
-    assert epoch_of(watch, data, change=0) == (everything, 0)
+    assert list(DataLoader(other, 4)) and not workers_alive()  # an evaluation with another dataset
+    assert epoch_of(watch, data, change=0)[0] == everything  # its workers stay for a while: a trial goes to and fro
+    assert not workers_alive()
     assert epoch_of(watch, data) == (everything, 0)
     assert not lost
 
@@ -387,20 +388,23 @@ def test_the_collator_of_a_dropped_loader_is_not_kept(watch: Watch) -> None:
     assert not lost
 
 
-def test_where_epochs_are_too_short_for_workers_the_programs_own_settings_are_back(watch: Watch) -> None:
-    data = Faulty("none")
-    assert epoch_of(watch, data, change=2)[1] == 2
-    loader = DataLoader(data, 4)
-    assert next(iter(loader)) and loaders_of.under_way()
-    del loader
-    assert lost.pop() == TOO_SHORT
-    assert epoch_of(watch, data) == (list(range(400)), 0)
-
-
-def test_loaders_that_the_program_keeps_have_no_workers_after_their_epoch(watch: Watch) -> None:
+def test_the_next_loader_of_the_same_data_has_workers_from_its_first_batch_on(watch: Watch) -> None:
     data, held = Faulty("none"), list[Any]()
+    assert epoch_of(watch, data, change=2)[1] == 2
+    assert next(iter(DataLoader(data, 4)))[1].tolist() == [0, 1, 2, 3] and not workers_alive()
     for change in (2, None, None):
         assert epoch_of(watch, data, change, held=held) == (list(range(400)), 2)
+    held.append(DataLoader(data, 4))
+    assert next(iter(held[-1])) and not lost
+    assert epoch_of(watch, data, held=held) == (list(range(400)), 2)
+    assert not loaders_of.under_way() and not lost
+
+
+def test_where_epochs_are_too_short_for_workers_the_programs_own_settings_are_back(watch: Watch) -> None:
+    """A dataset that has changed may be random now: its workers are compared again."""
+    data, held = Faulty("none"), list[Any]()
+    assert epoch_of(watch, data, change=2, held=held)[1] == 2
+    data.first = 1
     held.append(DataLoader(data, 4))
     assert next(iter(held[-1])) and loaders_of.under_way()
     assert epoch_of(watch, data, held=held) == (list(range(400)), 0)
@@ -423,10 +427,10 @@ def test_dropped_loaders_end_their_workers(watch: Watch) -> None:
         next(iterator)
         WORKERS.set(watch, 2)
         wait_until(lambda: next(iterator) is not None and not WORKERS.pending(watch), 10)
-        assert len(multiprocessing.active_children()) == 2
+        assert len(workers_alive()) == 2
 
     program()
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 def test_a_persistent_loader_may_be_dropped_while_its_iterator_lives(watch: Watch) -> None:
@@ -442,7 +446,7 @@ def test_a_persistent_loader_may_be_dropped_while_its_iterator_lives(watch: Watc
     seen += [index for _, indices in iterator for index in indices.tolist()]
     assert seen == list(range(400))
     del iterator
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 def test_a_changed_loader_may_be_dropped_while_its_iterator_lives(watch: Watch) -> None:
@@ -458,7 +462,7 @@ def test_a_changed_loader_may_be_dropped_while_its_iterator_lives(watch: Watch) 
     seen += [index for _, indices in iterator for index in indices.tolist()]
     assert seen == list(range(400))
     del iterator
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Watch) -> None:
@@ -501,7 +505,7 @@ def test_a_loader_that_keeps_its_iterator_ends_its_workers_with_its_last_referen
         assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
         kinds = sum(type(candidate) is ManyEpochs for candidate in gc.get_objects())
         del loader
-        assert not multiprocessing.active_children()
+        assert not workers_alive()
         assert (kinds, ManyEpochs.ended - ended) == (1, 1)
     finally:
         gc.enable()
@@ -514,9 +518,9 @@ def test_a_loader_that_keeps_its_iterator_changes_live(watch: Watch, persistent:
         loader = ManyEpochs(Faulty("none"), 4, num_workers=1, persistent_workers=persistent)
         seen, answer, _ = train(watch, loader, 2)
         assert (seen, answer, WORKERS.read(watch)) == (list(range(400)), None, 2)
-        assert len(multiprocessing.active_children()) >= 2
+        assert len(workers_alive()) >= 2
         del loader
-        assert not multiprocessing.active_children()
+        assert not workers_alive()
     finally:
         gc.enable()
 
@@ -581,7 +585,7 @@ def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, 
         assert seen + [index for _, indices in iterator for index in indices.tolist()] == everything
     assert [index for _, indices in loader for index in indices.tolist()] == everything, "the next epoch"
     del iterator, loader
-    wait_until(lambda: not multiprocessing.active_children(), PATIENCE_S)
+    wait_until(lambda: not workers_alive(), PATIENCE_S)
 
 
 def test_a_batch_that_cannot_be_copied_reaches_the_program(watch: Watch) -> None:
@@ -595,7 +599,7 @@ def test_a_batch_that_cannot_be_copied_reaches_the_program(watch: Watch) -> None
     seen, answer, _ = train(watch, DataLoader(Faulty("none"), 4, collate_fn=collate), 2)
     assert answer is not None and ("cannot be compared" in answer or "worker" in answer)
     assert seen == list(range(400))
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
 
 
 @pytest.mark.parametrize("next_epoch", [False, True])
@@ -606,14 +610,14 @@ def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: 
     next(iterator)
     change_to(watch, iterator, 2)
     change_to(watch, iterator, 0)
-    assert len(multiprocessing.active_children()) == 2
+    assert len(workers_alive()) == 2
 
     def over() -> bool:
         if next_epoch:
             assert next(iter(loader))
         else:
             next(iterator)
-        return not multiprocessing.active_children()
+        return not workers_alive()
 
     wait_until(over, 10)
 
@@ -681,7 +685,7 @@ def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch
         WORKERS.set(watch, 2)
     assert WORKERS.read(watch) == 0
     assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
-    assert not multiprocessing.active_children()
+    assert not workers_alive()
     del loader
 
 

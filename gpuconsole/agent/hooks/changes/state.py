@@ -1,0 +1,263 @@
+"""The state of a dataset: a bounded print of its attributes, and what its processes cannot share, such as an open file."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import io
+import os
+import random
+import sys
+import types
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, NamedTuple
+
+MOST, DEPTH = 1500, 8
+"""Objects of a dataset that are looked at, and levels of attributes."""
+ITEMS = 32
+"""Items of a container that are looked at, at each end."""
+PLAIN = (int, float, complex, bool, str, bytes, type(None), range, slice, type(...))
+BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType)
+HANDLES: dict[str, tuple[str, ...]] = {
+    "zipfile": ("ZipFile", "ZipExtFile"),
+    "tarfile": ("TarFile",),
+    "sqlite3": ("Connection", "Cursor"),
+    "socket": ("socket",),
+    "h5py": ("File", "Group", "Dataset"),
+    "lmdb": ("Environment", "Transaction"),
+    "tables": ("File",),
+    "netCDF4": ("Dataset",),
+    "cv2": ("VideoCapture",),
+}
+"""Classes whose objects processes cannot share, by the package that defines them."""
+
+
+class State(NamedTuple):
+    """`print`: equal for two equal states. `complete`: whether the print has all that the attributes hold. `shared`: what processes cannot share, with its
+    name; empty where there is nothing. Global variables of the program are not seen."""
+
+    print: tuple[Any, ...]
+    complete: bool
+    shared: str
+
+
+def state_of(dataset: Any) -> State:
+    """Look at the attributes of `dataset`, and at their attributes. Calls no code of the program; never raises."""
+    look = _Look()
+    look.add(dataset, DEPTH)
+    return State(tuple(look.print), look.complete, look.shared)
+
+
+class _Look:
+    def __init__(self) -> None:
+        self.print: list[Any] = []
+        self.complete, self.shared = True, ""
+        self._seen: dict[int, int] = {}
+        self._held: list[Any] = []
+        """Objects whose identity was noted, so that no other object gets it meanwhile."""
+
+    def add(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in PLAIN:
+            self.print.append((kind, repr(value) if kind in (float, complex, slice) else value))  # nan is not equal to itself
+            return
+        if id(value) in self._seen:
+            self.print.append(self._seen[id(value)])
+            return
+        if len(self._seen) >= MOST or not depth:
+            self.complete = False
+            return
+        self._seen[id(value)] = len(self._seen)
+        self._held.append(value)
+        self.print.append(id(value) if issubclass(kind, BY_IDENTITY) else kind)
+        try:
+            self._add(value, kind, depth - 1)
+        except Exception:  # an object of an unknown kind may raise anything
+            self.complete = False
+
+    def _add(self, value: Any, kind: type, depth: int) -> None:
+        if name := _name_of_handle(value, kind):
+            self.shared = self.shared or name
+        elif issubclass(kind, BY_IDENTITY):
+            pass
+        elif issubclass(kind, enum.Enum):
+            self.print.append(value._name_)
+        elif issubclass(kind, (list, tuple, collections.deque)):
+            base = next(base for base in (list, tuple, collections.deque) if issubclass(kind, base))
+            self._ends(
+                base.__len__(value), base.__iter__(value), base.__reversed__(value) if base is not tuple else reversed(tuple(value)), depth
+            )
+        elif issubclass(kind, dict):
+            self._ends(dict.__len__(value), _flat(dict.items(value)), _flat(reversed(list(dict.items(value))[-ITEMS:])), depth)
+        elif issubclass(kind, (set, frozenset)):
+            self._ends(len(value), iter(value), iter(()), depth)
+        elif issubclass(kind, types.FunctionType):
+            self._function(value, depth)
+            return
+        elif issubclass(kind, types.MethodType):
+            self.add(value.__func__, depth)
+            self.add(value.__self__, depth)
+        elif issubclass(kind, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self.add(part, depth)
+        elif issubclass(kind, random.Random):
+            self.print.append(hash(random.Random.getstate(value)))
+        elif hasattr(kind, "data_ptr"):
+            self._tensor(value)
+        elif hasattr(kind, "__array_interface__"):
+            self._array(value)
+        elif issubclass(kind, (bytearray, memoryview)):
+            self.print.append((len(value), bytes(value[:ITEMS]), bytes(value[-ITEMS:])))
+            self.complete = self.complete and len(value) <= 2 * ITEMS
+        elif (state := _state_of_generator(value, kind)) is not None:
+            self.print.append(state)
+        elif not self._has_attributes(value, kind):
+            self.complete = False
+            return
+        self._attributes(value, kind, depth)
+
+    @staticmethod
+    def _has_attributes(value: Any, kind: type) -> bool:
+        return kind is object or any("__dict__" in base.__dict__ or "__slots__" in base.__dict__ for base in kind.__mro__)
+
+    def _attributes(self, value: Any, kind: type, depth: int) -> None:
+        own = _attribute(value, "__dict__")
+        if type(own) is dict:
+            if len(own) > 4 * ITEMS:
+                self.complete = False
+            for name, attribute in islice(own.items(), 4 * ITEMS):
+                self.print.append(name)
+                self.add(attribute, depth)
+        for base in kind.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in ("__dict__", "__weakref__"):
+                    self.add(_attribute(value, name), depth)
+
+    def _ends(self, length: int, first: Iterable[Any], last: Iterable[Any], depth: int) -> None:
+        self.print.append(length)
+        if length > 2 * ITEMS:
+            self.complete = False
+        for item in islice(first, 2 * ITEMS):
+            self.add(item, depth)
+        for item in islice(last, ITEMS if length > 2 * ITEMS else 0):
+            self.add(item, depth)
+
+    def _function(self, function: Any, depth: int) -> None:
+        self.print.append(function.__code__)
+        for cell in function.__closure__ or ():
+            self.add(_attribute(cell, "cell_contents"), depth)
+        self.add(function.__defaults__, depth)
+        self.add(function.__kwdefaults__, depth)
+
+    def _tensor(self, tensor: Any) -> None:
+        """torch counts the changes of a tensor. A change by a numpy array on the same memory is not among them."""
+        if tensor.device.type != "cpu":
+            self.shared = self.shared or f"a tensor on {tensor.device}"
+            return
+        self.print.append((str(tensor.dtype), tuple(tensor.shape), 0 if tensor.is_inference() else tensor._version))
+        if tensor.layout is not sys.modules["torch"].strided:
+            self.complete = False
+            return
+        values = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)[: 2 * ITEMS]
+        step = max(1, values.numel() // (2 * ITEMS))
+        self.print.append(str(values[::step][: 2 * ITEMS].tolist()))
+
+    def _array(self, array: Any) -> None:
+        self.print.append((str(array.dtype), tuple(array.shape)))
+        values = array.reshape(-1) if array.flags.contiguous else array[:1].reshape(-1)
+        self.complete = self.complete and (values.size == array.size <= 2 * ITEMS or not array.flags.writeable)
+        if array.dtype.hasobject:
+            self.complete = False
+            return
+        self.print.append(values[:: max(1, values.size // (2 * ITEMS))][: 2 * ITEMS].tobytes())
+
+
+def _flat(pairs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
+    return (part for pair in pairs for part in pair)
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute of `value` without the program's own `__getattr__`; None where there is none."""
+    try:
+        return object.__getattribute__(value, name)
+    except (AttributeError, ValueError):  # an empty cell of a closure has no contents
+        return None
+
+
+def _state_of_generator(value: Any, kind: type) -> Any:
+    """The state of a random generator of torch or numpy; None for other objects."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and issubclass(kind, torch.Generator):
+        return value.get_state().numpy().tobytes() if numpy is not None else str(value.get_state().tolist())
+    if numpy is not None and issubclass(kind, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if numpy is not None and issubclass(kind, numpy.random.RandomState):
+        return repr(value.get_state())
+    return None
+
+
+def _name_of_handle(value: Any, kind: type) -> str:
+    """What `value` is, where processes cannot share it; empty for other objects, and for files that are closed."""
+    if issubclass(kind, io.IOBase):
+        if issubclass(kind, (io.BytesIO, io.StringIO)) or value.closed:
+            return ""
+        return _named("the open file", getattr(value, "name", ""))
+    for base in kind.__mro__:
+        package = str(base.__module__).partition(".")[0].lstrip("_")
+        if base.__name__ in HANDLES.get(package, ()):
+            if package == "zipfile" and base.__name__ == "ZipFile":
+                return _named("the open file", value.filename) if value.fp is not None else ""
+            if package == "tarfile":
+                return _named("the open file", value.name) if not value.closed else ""
+            if package == "h5py":
+                return _named("the open file", getattr(getattr(value, "file", None), "filename", "")) if value else ""
+            if package == "socket":
+                return "an open socket" if value.fileno() >= 0 else ""
+            return f"an open {package} {base.__name__}"
+    return ""
+
+
+def _named(what: str, name: Any) -> str:
+    return (
+        f"{what} {os.path.basename(os.fsdecode(name))}" if isinstance(name, (str, bytes)) and name else f"{what} of {type(name).__name__}"
+    )
+
+
+def cannot_share(name: str) -> str:
+    """Why a dataset that holds `name` gets no new workers."""
+    return f"the dataset holds {name}, which processes cannot share: {'move' if 'tensor' in name else 'open'} it in each worker"
+
+
+# --- open files by their position ----------------------------------------------------------------------------
+
+
+def positions() -> dict[str, tuple[str, int]]:
+    """The path and the position of each regular file that this process has open for reading, by its number. Empty where the system does not tell."""
+    found = {}
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except OSError:
+        return {}
+    for number in numbers:
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:")):
+                continue
+            with open(f"/proc/self/fdinfo/{number}", encoding="ascii") as info:
+                fields = dict(line.split(":\t", 1) for line in info if ":\t" in line)
+            if int(fields["flags"], 8) & 3 != os.O_WRONLY:
+                found[number] = (path, int(fields["pos"]))
+        except (OSError, ValueError, KeyError):  # closed meanwhile
+            continue
+    return found
+
+
+def moved(before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]) -> str:
+    """The name of a file whose position differs, or that was opened and read; empty where there is none."""
+    for number, (path, position) in after.items():
+        if before.get(number, (path, 0)) != (path, position):
+            return os.path.basename(path)
+    return ""
