@@ -32,6 +32,11 @@ TIMES_OF_A_BATCH = 3.0
 
 
 RANDOM = "the dataset is random: workers draw other random numbers, so this change needs your permission: N, or --allow-numerics"
+FIRST_BATCHES = (
+    "the program takes only the first batches of an epoch, as next(iter(loader)) does: new workers would load batches that nobody uses"
+)
+FEW, EPOCHS = 4, 5
+"""Batches of an epoch that are too few for new workers, and how many such epochs refuse a change."""
 UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
 _random: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()
 """Datasets of which a change has shown that they draw random numbers, by class and length. A program may make its loader anew in each epoch."""
@@ -299,8 +304,8 @@ class Control:
         self._rehearses: weakref.ref[Epoch] | None = None
         """The epoch whose batches the rehearsal makes."""
         self._asked = 0.0
-        self._looks = self._batches = 0
-        """Looks since the last batch, and batches, since the change was asked for."""
+        self._looks = self._batches = self._epochs = 0
+        """Looks since the last batch, and batches and new epochs, since the change was asked for."""
         self._batch_s = 0.0
         """The longest time that the program waited for one of them."""
         self._servers: dict[Settings, Server] = {}
@@ -362,6 +367,7 @@ class Control:
         """Go on with a loader that the program has made in place of the one before. `outer`: its iterator."""
         self._loader, self._outer = weakref.ref(loader), weakref.ref(outer)
         self.recipe = Recipe(self.module, loader, outer)
+        self._epochs += 1
         self._look_at(outer._dataset)
         self._begin_again()
         if self.wanted is not None:
@@ -453,7 +459,7 @@ class Control:
 
     def _count_anew(self) -> None:
         self._asked = time.monotonic()
-        self._looks, self._batches, self._batch_s = 0, 0, 0.0
+        self._looks, self._batches, self._epochs, self._batch_s = 0, 0, 0, 0.0
 
     def under_way(self) -> bool:
         """Whether a change is under way. Raises Refused where the last one failed."""
@@ -465,6 +471,9 @@ class Control:
             return epoch is not None and epoch.under_way and len(epoch.line) > 1
         if self.rehearsal is not None and (why := self.rehearsal.over()):
             self._give_up(why)
+            return self.under_way()
+        if self._epochs >= EPOCHS and self._batches < FEW * self._epochs:
+            self._give_up(FIRST_BATCHES)
             return self.under_way()
         limit_s = self.rehearsal.limit_s if self.rehearsal is not None else LIMIT_S
         self._looks += 1
@@ -507,6 +516,7 @@ class Control:
     def new_iterator(self, loader: Any, plain: Any) -> Any:
         """The iterator of a new epoch, which the servers in force will serve."""
         self.abandon()
+        self._epochs += 1
         if not self._persistent and self._look_at(loader.dataset):
             self._begin_again()
         if self.in_force == self.program:

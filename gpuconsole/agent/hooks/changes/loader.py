@@ -13,11 +13,13 @@ from ..guard import put, put_back
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control, is_random
 from .servers import Settings, loader_of, missing_names, settings_of, start_method
+from .state import cannot_share, state_of
 
 if TYPE_CHECKING:
     from ..watch import Watch
 
 NO_LOADER = "the program has no DataLoader: the function that makes a batch would have to become a Dataset"
+ONE_BATCH = "the program has no DataLoader at its steps: it drops each one before, as next(iter(DataLoader(...))) does"
 ITERABLE = "an IterableDataset divides its samples among the workers itself: another number of workers would lose or repeat samples"
 
 _controls: dict[int, Control] = {}
@@ -344,7 +346,17 @@ class LoaderChange(Change):
         return self.value((control.wanted if control.inherited else None) or control.in_force)
 
     def why_fixed(self, watch: Watch) -> str:
-        return why_not(*training_loader(watch))
+        loader, iterator = training_loader(watch)
+        if loader is None and watch.last_loader is not None:
+            return ONE_BATCH
+        control = control_of(loader)
+        if (
+            iterator is not None
+            and (control is None or control.in_force == control.program)
+            and (shared := state_of(iterator._dataset).shared)
+        ):
+            return cannot_share(shared)
+        return why_not(loader, iterator)
 
     def set(self, watch: Watch, value: Value) -> None:
         self._ask(watch, value, held=False)
@@ -354,7 +366,7 @@ class LoaderChange(Change):
 
     def _ask(self, watch: Watch, value: Value, held: bool) -> None:
         loader, iterator = training_loader(watch)
-        if reason := why_not(loader, iterator):
+        if reason := LoaderChange.why_fixed(self, watch):
             raise Refused(reason)
         control = under_control(loader, iterator)
         wanted = self.changed(control.wanted or control.in_force, value)

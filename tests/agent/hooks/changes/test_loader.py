@@ -9,7 +9,8 @@ import random
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused, site
+from gpuconsole.agent.hooks.changes.control import FIRST_BATCHES, UNSEEN
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, workers_alive
@@ -705,3 +707,233 @@ def test_a_trial_of_a_setting_that_the_program_does_not_have(watch: Watch, monke
     assert WORKERS.read(watch) == 0
     loop.close()
     del loader
+
+
+# --- loaders that the program does not keep ---------------------------------------------------------------------
+
+EPOCHS = 6
+
+
+def in_the_header(data: Any) -> Iterator[Any]:
+    for _ in range(EPOCHS):
+        yield from DataLoader(data, 4)
+
+
+def by_a_function(data: Any) -> Iterator[Any]:
+    def batches() -> Iterator[Any]:
+        loader = DataLoader(data, 4)
+        yield from loader
+
+    for _ in range(EPOCHS):
+        yield from batches()
+
+
+def dropped(data: Any) -> Iterator[Any]:
+    for _ in range(EPOCHS):
+        loader = DataLoader(data, 4)
+        iterator = iter(loader)
+        del loader
+        yield from iterator
+
+
+def in_turn(data: Any) -> Iterator[Any]:
+    loaders = DataLoader(data, 4), DataLoader(Faultless(200), 4)
+    for epoch in range(EPOCHS):
+        yield from loaders[epoch % 2]
+
+
+def broken_off(data: Any) -> Iterator[Any]:
+    for _ in range(EPOCHS):
+        for step, batch in enumerate(DataLoader(data, 4)):
+            yield batch
+            if step == 60:
+                break
+
+
+@pytest.mark.parametrize("program", [in_the_header, by_a_function, dropped, in_turn, broken_off])
+def test_a_change_goes_on_with_the_next_loader(watch: Watch, program: Callable[[Any], Iterator[Any]]) -> None:
+    """It is asked for at the end of an epoch, so that the loader is gone before the new workers are ready."""
+    expected = [batch[1].tolist() for batch in program(Faulty("none"))]
+    seen, under_way, done = list[Any](), False, 0
+    for step, (_, index) in enumerate(program(Faulty("none"))):
+        seen.append(index.tolist())
+        if step == (58 if program is broken_off else 98):
+            WORKERS.prepare(watch, 2)
+            under_way = True
+        elif under_way:
+            time.sleep(0.01)
+            if WORKERS.prepared(watch, 2):
+                WORKERS.set(watch, 2)
+                under_way, done = False, step
+        elif done and step == done + 20:
+            assert not WORKERS.pending(watch) and WORKERS.read(watch) == 2 and len(workers_alive()) == 2
+    assert seen == expected
+    assert done and not lost
+
+
+def test_a_change_that_waits_has_not_ended_with_its_loader(watch: Watch) -> None:
+    """`for batch in DataLoader(...)`: the loader is gone before its first batch."""
+    data, answers = Faulty("none"), list[bool]()
+    for epoch in range(2):
+        for step, _ in enumerate(DataLoader(data, 4)):
+            if (epoch, step) == (0, 98):
+                WORKERS.set(watch, 2)
+            elif (epoch, step) > (0, 98):
+                answers.append(WORKERS.pending(watch))
+                time.sleep(0.01)
+    assert answers[:3] == [True] * 3 and not answers[-1]
+    assert WORKERS.read(watch) in (2, None)
+
+
+def test_a_program_that_takes_one_batch_of_each_epoch_refuses_the_change(watch: Watch) -> None:
+    loader = DataLoader(Faulty("none"), 4)
+    iterator = iter(loader)
+    next(iterator)
+    WORKERS.set(watch, 2)
+    for _ in range(4):
+        iterator = iter(loader)
+        assert next(iterator)[1].tolist() == [0, 1, 2, 3] and WORKERS.pending(watch)
+    iterator = iter(loader)
+    with pytest.raises(Refused) as refused:
+        WORKERS.pending(watch)
+    assert str(refused.value) == FIRST_BATCHES and not workers_alive()
+
+
+# --- the state of the dataset --------------------------------------------------------------------------------
+
+
+class Leveled(Faultless):
+    """A curriculum."""
+
+    level = 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(self.level)]), index
+
+
+def test_workers_see_the_dataset_as_it_is_at_the_begin_of_their_epoch(watch: Watch) -> None:
+    data = Leveled(400)
+    loader = DataLoader(data, 4)
+    pids, wanted = list[Any](), 2
+    for level in (0, 0, 1, 2, 2):
+        data.level, seen = level, list[int]()
+        for step, (levels, index) in enumerate(loader):
+            seen += index.tolist()
+            assert levels.unique().tolist() == [level]
+            if wanted and step == 1:
+                WORKERS.set(watch, 2)
+                wanted = 0
+            time.sleep(0.02 if loaders_of.under_way() or WORKERS.pending(watch) else 0.0)
+        assert seen == list(range(400)) and WORKERS.read(watch) == 2
+        pids.append(workers_alive())
+    assert pids[0] == pids[1] and pids[3] == pids[4], "where nothing has changed, the workers stay"
+    assert not {*pids[1]} & {*pids[2]} and not {*pids[2]} & {*pids[3]}
+    assert not lost
+
+
+@pytest.mark.parametrize("in_force", [False, True])
+def test_a_dataset_that_changes_within_an_epoch_has_no_new_workers(watch: Watch, in_force: bool) -> None:
+    data = Leveled(400)
+    iterator = iter(loader := DataLoader(data, 4))
+    seen = [next(iterator)]
+    WORKERS.set(watch, 2)
+    while in_force and WORKERS.pending(watch):
+        seen.append(next(iterator))
+        time.sleep(0.005)
+    data.level = 1
+    before = len(seen)
+    seen += iterator
+    assert [levels.unique().tolist() for levels, _ in seen] == [[0.0]] * before + [[1.0]] * (100 - before)
+    assert [index for _, indices in seen for index in indices.tolist()] == list(range(400))
+    if in_force:
+        assert not loaders_of.under_way() and lost.pop().endswith(UNSEEN)
+    else:
+        with pytest.raises(Refused, match=UNSEEN):
+            WORKERS.pending(watch)
+    assert not workers_alive() and WORKERS.read(watch) == 0
+    del loader
+
+
+# --- open files ----------------------------------------------------------------------------------------------
+
+
+class Records(Faultless):
+    """Keeps a file open: as an attribute, in an archive, or as a global variable, which only its position shows."""
+
+    files: dict[str, Any] = {}
+
+    def __init__(self, kind: str, folder: Any) -> None:
+        super().__init__(400)
+        path = folder / "records.bin"
+        path.write_bytes(b"".join(index.to_bytes(2, "little") * 5000 for index in range(400)))
+        if kind == "attribute":
+            self.file = open(path, "rb")  # noqa: SIM115
+        elif kind == "archive":
+            with zipfile.ZipFile(folder / "records.zip", "w") as archive:
+                archive.write(path, "records.bin")
+            self.nested = [{"archive": zipfile.ZipFile(folder / "records.zip")}]
+        elif kind == "global":
+            Records.files["file"] = open(path, "rb")  # noqa: SIM115
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        file = self.__dict__.get("file") or self.files.get("file")
+        if file is not None:
+            file.seek(index * 10000)
+            assert int.from_bytes(file.read(10000)[:2], "little") == index, "another record"
+        return torch.zeros(1), index
+
+
+@pytest.mark.parametrize(("kind", "name"), [("attribute", "records.bin"), ("archive", "records.zip"), ("global", "records.bin")])
+def test_a_dataset_that_keeps_a_file_open_has_no_new_workers(watch: Watch, tmp_path: Any, kind: str, name: str) -> None:
+    """Forked processes share the position in the file."""
+    data = Records(kind, tmp_path)
+    iterator = iter(loader := DataLoader(data, 4))
+    seen, answer = next(iterator)[1].tolist(), ""
+    try:
+        WORKERS.set(watch, 2)
+        for _, index in iterator:
+            seen += index.tolist()
+            assert not workers_alive()
+            if not answer:
+                WORKERS.pending(watch)
+    except Refused as refused:
+        answer = str(refused)
+    assert answer == f"the dataset holds the open file {name}, which processes cannot share: open it in each worker"
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    Records.files.pop("file", None)
+    del loader
+
+
+# --- the children of the program -------------------------------------------------------------------------------
+
+
+def test_the_program_cannot_join_the_workers(watch: Watch) -> None:
+    iterator = iter(loader := DataLoader(Faultless(400), 4))
+    next(iterator)
+    change_to(watch, iterator, 2)
+    assert not multiprocessing.active_children() and len(workers_alive()) == 2
+    del iterator, loader
+    wait_until(lambda: not workers_alive(), PATIENCE_S)
+
+
+@pytest.mark.parametrize("program", [0, 1])
+def test_a_forked_child_loads_by_itself(watch: Watch, program: int) -> None:
+    """As an evaluation in a child does. The workers of the parent stay."""
+    iterator = iter(loader := DataLoader(Faultless(400), 4, num_workers=program))
+    seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
+    alive = workers_alive()
+    child = os.fork()
+    if not child:
+        failed = 1
+        try:
+            whole = [index for _, indices in loader for index in indices.tolist()]
+            rest = [] if program else [index for _, indices in iterator for index in indices.tolist()]
+            del iterator
+            gc.collect()
+            failed = whole != list(range(400)) or (not program and seen + rest != list(range(400)))
+        finally:
+            os._exit(int(failed))
+    assert os.waitpid(child, 0)[1] == 0
+    assert workers_alive() == alive
+    seen += [index for _, indices in iterator for index in indices.tolist()]
+    assert seen == list(range(400)) and WORKERS.read(watch) == 2 and not lost
