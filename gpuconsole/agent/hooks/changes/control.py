@@ -17,7 +17,7 @@ from typing import Any
 from .change import Refused
 from .indices import Feed, Indices
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
-from .servers import Recipe, Server, Settings, belongs_to, in_one_line, loader_of, settings_of
+from .servers import Recipe, Server, Settings, Spec, belongs_to, in_one_line, loader_of, settings_of
 from .state import cannot_share, moved, positions, state_of
 
 IDLE_S = 60.0
@@ -321,15 +321,20 @@ class Control:
         return loader
 
     @property
+    def got_batches(self) -> bool:
+        """Whether the program got a batch since the change was asked for."""
+        return self._batches > 0
+
+    @property
     def ended(self) -> bool:
         """Whether no epoch is under way."""
         epoch = self.epoch() if self.epoch is not None else None
         return epoch is None or not epoch.under_way
 
     def serves(self, dataset: Any) -> bool:
-        """Whether this is the dataset of the loader."""
+        """Whether this is the dataset of the loader. True for each dataset once the program has dropped the loader and holds only its iterator."""
         loader = self._loader()
-        return loader is not None and loader.dataset is dataset
+        return loader is not None and (loader.dataset is dataset or isinstance(loader, Spec))
 
     @property
     def workers(self) -> list[Any]:

@@ -182,7 +182,7 @@ def _forget(key: int) -> None:
 def _keep(control: Control) -> None:
     """Keep the control, with its settings and with a change under way, for the loader that the program makes next."""
     control.park()
-    if control.inherited and control.wanted is not None:
+    if control.inherited and control.wanted is not None and control.got_batches:
         lost.append(TOO_SHORT)
     elif control.likeness is not None:
         _kept.pop(control.likeness, None)
