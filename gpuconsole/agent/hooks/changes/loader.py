@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..watch import Watch
 
 NO_LOADER = "the program has no DataLoader: the function that makes a batch would have to become a Dataset"
+NO_EPOCH = "no epoch of the DataLoader is under way; where next(iter(loader)) takes one batch of each epoch, new workers would load batches that nobody uses"
 ONE_BATCH = "the program has no DataLoader at its steps: it drops each one before, as next(iter(DataLoader(...))) does"
 ITERABLE = "an IterableDataset divides its samples among the workers itself: another number of workers would lose or repeat samples"
 
@@ -88,7 +89,7 @@ def why_not(loader: Any, iterator: Any) -> str:
     if data is None or loader is None:
         return NO_LOADER
     if iterator is None:
-        return "no epoch of the DataLoader is under way"
+        return NO_EPOCH
     if data._DatasetKind.Iterable == loader._dataset_kind:
         return ITERABLE
     if missing := missing_names(data, iterator):
