@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import io
+import logging
 import os
 import random
 import sys
@@ -19,7 +20,8 @@ MOST, DEPTH = 1500, 8
 ITEMS = 32
 """Items of a container that are looked at, at each end."""
 PLAIN = (int, float, complex, bool, str, bytes, type(None), range, slice, type(...))
-BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType)
+BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, logging.LoggerAdapter, logging.Handler)
+"""What is not looked into. Workers may write to the files of a logger."""
 HANDLES: dict[str, tuple[str, ...]] = {
     "zipfile": ("ZipFile", "ZipExtFile"),
     "tarfile": ("TarFile",),
@@ -46,7 +48,10 @@ class State(NamedTuple):
 def state_of(dataset: Any) -> State:
     """Look at the attributes of `dataset`, and at their attributes. Calls no code of the program; never raises."""
     look = _Look()
-    look.add(dataset, DEPTH)
+    try:
+        look.add(dataset, DEPTH)
+    except Exception:  # a class may define what equality of its classes is
+        look.complete = False
     return State(tuple(look.print), look.complete, look.shared)
 
 
@@ -71,7 +76,7 @@ class _Look:
             return
         self._seen[id(value)] = len(self._seen)
         self._held.append(value)
-        self.print.append(id(value) if issubclass(kind, BY_IDENTITY) else kind)
+        self.print.append(id(value) if issubclass(kind, BY_IDENTITY) else id(kind))
         try:
             self._add(value, kind, depth - 1)
         except Exception:  # an object of an unknown kind may raise anything
@@ -81,7 +86,7 @@ class _Look:
         if name := _name_of_handle(value, kind):
             self.shared = self.shared or name
         elif issubclass(kind, BY_IDENTITY):
-            pass
+            return
         elif issubclass(kind, enum.Enum):
             self.print.append(value._name_)
         elif issubclass(kind, (list, tuple, collections.deque)):
@@ -202,7 +207,7 @@ def _state_of_generator(value: Any, kind: type) -> Any:
 def _name_of_handle(value: Any, kind: type) -> str:
     """What `value` is, where processes cannot share it; empty for other objects, and for files that are closed."""
     if issubclass(kind, io.IOBase):
-        if issubclass(kind, (io.BytesIO, io.StringIO)) or value.closed:
+        if issubclass(kind, (io.BytesIO, io.StringIO)) or value.closed or value in (sys.stdout, sys.stderr):
             return ""
         return _named("the open file", getattr(value, "name", ""))
     for base in kind.__mro__:
