@@ -8,7 +8,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,10 @@ def workers_alive() -> list[int]:
     own = Path("/proc/self/cmdline").read_bytes()
     found = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
     for task in os.listdir("/proc/self/task"):
-        for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == own:  # empty for a zombie
-                found.add(int(pid))
+        with suppress(OSError):  # the thread has ended, or the child
+            for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
+                if Path(f"/proc/{pid}/cmdline").read_bytes() == own:  # empty for a zombie
+                    found.add(int(pid))
     return sorted(found)
 
 
