@@ -765,6 +765,7 @@ def test_a_change_goes_on_with_the_next_loader(watch: Watch, program: Callable[[
     seen, under_way, done = list[Any](), False, 0
     for step, (_, index) in enumerate(program(Faulty("none"))):
         seen.append(index.tolist())
+        time.sleep(0.01 if loaders_of.under_way() else 0.0)  # the second of two loaders in turn rehearses on its own
         if step == (58 if program is broken_off else 98):
             WORKERS.prepare(watch, 2)
             under_way = True
