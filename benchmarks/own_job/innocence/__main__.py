@@ -94,7 +94,9 @@ def shown(difference: tuple[str, tuple[str, str]]) -> str:
     name, (bare, watched) = difference
     if bare.startswith("[") and watched.startswith("["):
         before, after = literal_eval(bare), literal_eval(watched)
-        return f"    {name}: added {[part for part in after if part not in before]}, gone {[part for part in before if part not in after]}\n"
+        return (
+            f"    {name}: added {[part for part in after if part not in before]}, gone {[part for part in before if part not in after]}\n"
+        )
     return f"    {name}: {bare[-1000:]!r}\n        -> {watched[-1000:]!r}\n"
 
 

@@ -59,7 +59,9 @@ def plain(before: str = "", after: str = "", loop: str = LOOP) -> Program:
     return Program(BEGIN + before + loop + after + END, ("optim=adamw_foreach",))
 
 
-def loading(before: str = "loader = torch.utils.data.DataLoader(Data(), batch_size=8)\n", loop: str = EPOCHS, after: str = "", data: str = DATA) -> Program:
+def loading(
+    before: str = "loader = torch.utils.data.DataLoader(Data(), batch_size=8)\n", loop: str = EPOCHS, after: str = "", data: str = DATA
+) -> Program:
     """A loop over a DataLoader."""
     return Program(BEGIN + data + before + loop + after + END, ("num_workers=2",))
 
