@@ -81,6 +81,8 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     sites: list[Site] = []
     trackers: list[TrackerRun] = []
     lines: dict[str, str] = {}
+    dataset_stays: bool = False
+    """Whether the dataset was the same at the begin of each epoch since a change of its workers: only then workers may live over epochs."""
 
 
 # --- a knob that is a flag of the user's command -------------------------------------------------------------

@@ -108,10 +108,13 @@ def _by_trainer(facts: JobFacts) -> bool:
 
 def _arguments(changes: Knobs, before: Knobs, facts: JobFacts) -> dict[str, dict[str, Value]]:
     """The arguments to set, by the kind of the call."""
-    # no persistent_workers: such workers would not see what the program changes in its dataset between two epochs
     loader: dict[str, Value] = {name: changes[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if name in changes}
     if loader.get("num_workers") == 0:
         loader.pop("prefetch_factor", None)
+    if (
+        loader.get("num_workers") and not before.get("num_workers") and facts.dataset_stays
+    ):  # else they would not see what the program changes
+        loader["persistent_workers"] = True  # as the console's own workers did
     optimizer = dict(FLAGS.get(changes.get("optim", ""), {}))
     if not _by_trainer(facts):
         return {kind: arguments for kind, arguments in (("loader", loader), ("optimizer", optimizer)) if arguments}

@@ -17,7 +17,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 SUGGESTED = Suggestion({"num_workers": 4}, Interval(1.5, 2.0), "the loader waits", "")
 STARVED = Finding("input.too_few_workers", "fires", "too few workers", 0.4, "high", suggestions=(SUGGESTED,))
 BROKEN_OFF = Trial("1", "1", {"num_workers": 2}, state="failed", error=JOB_ENDED, elapsed_s=6.0, blocks=4, begun_s=15.0)
-CODE = "to try it in your own code: DataLoader(..., num_workers={}, persistent_workers=True) at train.py:27"
+CODE = "to try it in your own code: DataLoader(..., num_workers={}) at train.py:27"
 
 
 def job(**fields: Any) -> Run:

@@ -33,7 +33,7 @@ SITES_OF_TWO_LINES = Site("loader", "train.py", 1), Site("optimizer", "train.py"
 def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs = BEFORE) -> tuple[str, Patch]:
     """The program after `git apply`, and the patch."""
     (folder / "train.py").write_bytes(code.encode())
-    facts = JobFacts("train.py", sites=list(sites) or [Site("loader", "train.py", 1), Site("optimizer", "train.py", 1)])
+    facts = JobFacts("train.py", sites=list(sites) or [Site("loader", "train.py", 1), Site("optimizer", "train.py", 1)], dataset_stays=True)
     patch = make_patch(changes, facts, before, lambda file: (folder / file).read_bytes().decode(), lambda file: file)
     if patch.diff:
         (folder / "p.diff").write_bytes(patch.diff.encode())
@@ -46,17 +46,17 @@ def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = DataLoader(d)\n", "x = DataLoader(d, num_workers=4)\n"),
-        ("x = DataLoader()\n", "x = DataLoader(num_workers=4)\n"),
-        ("x = DataLoader(d, num_workers=0)", "x = DataLoader(d, num_workers=4)"),
-        ("x = data.DataLoader(d, num_workers=args.workers)\n", "x = data.DataLoader(d, num_workers=4)\n"),
+        ("x = DataLoader(d)\n", "x = DataLoader(d, num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader()\n", "x = DataLoader(num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, num_workers=0)", "x = DataLoader(d, num_workers=4, persistent_workers=True)"),
+        ("x = data.DataLoader(d, num_workers=args.workers)\n", "x = data.DataLoader(d, num_workers=4, persistent_workers=True)\n"),
         (
             "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8),\n)\n",
-            "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8), num_workers=4,\n)\n",
+            "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8), num_workers=4, persistent_workers=True,\n)\n",
         ),
-        ("x = DataLoader(d, batch_size=(8))\r\ny = 1\r\n", "x = DataLoader(d, batch_size=(8), num_workers=4)\r\ny = 1\r\n"),
-        ("x = DataLoader(d, persistent_workers=False)\n", "x = DataLoader(d, persistent_workers=False, num_workers=4)\n"),
-        ("x = DataLoader(list(i for i in d))\n", "x = DataLoader(list(i for i in d), num_workers=4)\n"),
+        ("x = DataLoader(d, batch_size=(8))\r\ny = 1\r\n", "x = DataLoader(d, batch_size=(8), num_workers=4, persistent_workers=True)\r\ny = 1\r\n"),
+        ("x = DataLoader(d, persistent_workers=False)\n", "x = DataLoader(d, persistent_workers=True, num_workers=4)\n"),
+        ("x = DataLoader(list(i for i in d))\n", "x = DataLoader(list(i for i in d), num_workers=4, persistent_workers=True)\n"),
     ],
 )  # fmt: skip
 def test_arguments_of_a_loader(tmp_path: Path, before: str, after: str) -> None:
@@ -68,11 +68,11 @@ def test_arguments_of_a_loader(tmp_path: Path, before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = DataLoader(d,**kw)\n", "x = DataLoader(d,**{**kw, 'num_workers': 2})\n"),
-        ("x = DataLoader(d, **kw, num_workers=0)\n", "x = DataLoader(d, **kw, num_workers=2)\n"),
-        ("x = DataLoader(d, **args.loader['train'])\n", "x = DataLoader(d, **{**args.loader['train'], 'num_workers': 2})\n"),
-        ("x = DataLoader(d, **(kw or {}))\n", "x = DataLoader(d, **({**(kw or {}), 'num_workers': 2}))\n"),
-        ("x = DataLoader(d, **{'batch_size': 8})\n", "x = DataLoader(d, **{**{'batch_size': 8}, 'num_workers': 2})\n"),
+        ("x = DataLoader(d,**kw)\n", "x = DataLoader(d,**{**kw, 'num_workers': 2, 'persistent_workers': True})\n"),
+        ("x = DataLoader(d, **kw, num_workers=0)\n", "x = DataLoader(d, **{**kw, 'persistent_workers': True}, num_workers=2)\n"),
+        ("x = DataLoader(d, **args.loader['train'])\n", "x = DataLoader(d, **{**args.loader['train'], 'num_workers': 2, 'persistent_workers': True})\n"),
+        ("x = DataLoader(d, **(kw or {}))\n", "x = DataLoader(d, **({**(kw or {}), 'num_workers': 2, 'persistent_workers': True}))\n"),
+        ("x = DataLoader(d, **{'batch_size': 8})\n", "x = DataLoader(d, **{**{'batch_size': 8}, 'num_workers': 2, 'persistent_workers': True})\n"),
     ],
 )  # fmt: skip
 def test_a_loader_that_takes_its_arguments_from_a_dict(tmp_path: Path, before: str, after: str) -> None:
@@ -130,7 +130,7 @@ def test_the_call_on_the_line_is_changed_and_no_other(tmp_path: Path) -> None:
     code = "a = DataLoader(\n    d,\n    8,\n)\nb = DataLoader(e)\nopt = torch.optim.AdamW(p, foreach=True)\n"
     sites = Site("loader", "train.py", 2), Site("loader", "train.py", 5), Site("optimizer", "train.py", 6)
     text, patch = patched(tmp_path, code, {"num_workers": 2, "prefetch_factor": 4, "optim": "adamw_fused"}, *sites)
-    assert text == code.replace("    8,\n", "    8, num_workers=2, prefetch_factor=4,\n").replace(
+    assert text == code.replace("    8,\n", "    8, num_workers=2, prefetch_factor=4, persistent_workers=True,\n").replace(
         "foreach=True", "foreach=False, fused=True"
     )
     assert patch_text(patch, {"num_workers": 2})[0] == "for your own code (num_workers=2):"
@@ -149,7 +149,7 @@ def test_arguments_of_the_hf_trainer(tmp_path: Path) -> None:
     code = "args = TrainingArguments('out', max_steps=5)\nTrainer(args=args).train()\n"
     sites = Site("loader", "train.py", 2, library="transformers"), Site("optimizer", "train.py", 2, library="transformers")
     text, patch = patched(tmp_path, code, {"num_workers": 4, "optim": "adamw_fused", "precision": "bf16"}, *sites)
-    wanted = 'dataloader_num_workers=4, optim="adamw_torch_fused", bf16=True'.replace('"', "'")
+    wanted = 'dataloader_num_workers=4, dataloader_persistent_workers=True, optim="adamw_torch_fused", bf16=True'.replace('"', "'")
     assert text == code.replace("max_steps=5", f"max_steps=5, {wanted}")
     assert not patch.lines
 
@@ -165,14 +165,14 @@ def test_arguments_of_the_hf_trainer(tmp_path: Path) -> None:
 def test_what_cannot_be_patched_is_shown_with_the_reason(tmp_path: Path, code: str, words: str) -> None:
     text, patch = patched(tmp_path, code, {"num_workers": 4})
     assert text == code and not patch.diff
-    assert patch.lines[0].startswith("DataLoader(..., num_workers=4)") and words in patch.lines[0]
+    assert patch.lines[0].startswith("DataLoader(..., num_workers=4, persistent_workers=True)") and words in patch.lines[0]
 
 
 def test_a_file_that_is_gone_and_lines_without_a_call(tmp_path: Path) -> None:
     def gone(file: str) -> str:
         raise FileNotFoundError(2, "No such file or directory", file)
 
-    facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)])
+    facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)], dataset_stays=True)
     patch = make_patch({"num_workers": 4, "precision": "bf16"}, facts, BEFORE, gone, str)
     assert "No such file" in patch.lines[0] and "torch.autocast" in patch.lines[1]
 
@@ -215,7 +215,7 @@ def test_the_patch_names_no_setting_that_the_console_left_alone(tmp_path: Path) 
     code.write_text("loader = DataLoader(data, batch_size=8)\n")
     first = of_job(1, {"num_workers": 0, "batch_size": 50})
     second = of_job(2, {"num_workers": 4, "prefetch_factor": 2, "batch_size": 57}, num_workers=4)
-    second.job = JobFacts("train.py", sites=[Site("loader", str(code), 1)])
+    second.job = JobFacts("train.py", sites=[Site("loader", str(code), 1)], dataset_stays=True)
     _, lines = patch_of(Snapshot(created="", gpuconsole="", environment=Environment(), runs=[first, second], trials=[]))
     assert lines[0] == "for your own code (num_workers=4):"
 
@@ -232,13 +232,13 @@ def test_a_loader_that_is_made_in_each_epoch_gets_a_hint(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = DataLoader(d, 8, True, None, None, 2)\n", "x = DataLoader(d, 8, True, None, None, 4)\n"),
-        ("x = DataLoader(d, num_workers=(2 if a else 0))\n", "x = DataLoader(d, num_workers=(4))\n"),
-        ("x = DataLoader(d, sampler=(\n  a or b  # (\n))\n", "x = DataLoader(d, sampler=(\n  a or b  # (\n), num_workers=4)\n"),
-        ("x = DataLoader(d, collate_fn=((f)))\n", "x = DataLoader(d, collate_fn=((f)), num_workers=4)\n"),
-        ("y = '\x0c\u2028\x85'; x = DataLoader(d)\n", "y = '\x0c\u2028\x85'; x = DataLoader(d, num_workers=4)\n"),
-        ("\ufeffx = DataLoader(d)\r\n", "\ufeffx = DataLoader(d, num_workers=4)\r\n"),
-        ("if 1:\r\n\tx = DataLoader(\r\n\t\td,  # ä\r\n\t)\r\n", "if 1:\r\n\tx = DataLoader(\r\n\t\td, num_workers=4,  # ä\r\n\t)\r\n"),
+        ("x = DataLoader(d, 8, True, None, None, 2)\n", "x = DataLoader(d, 8, True, None, None, 4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, num_workers=(2 if a else 0))\n", "x = DataLoader(d, num_workers=(4), persistent_workers=True)\n"),
+        ("x = DataLoader(d, sampler=(\n  a or b  # (\n))\n", "x = DataLoader(d, sampler=(\n  a or b  # (\n), num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, collate_fn=((f)))\n", "x = DataLoader(d, collate_fn=((f)), num_workers=4, persistent_workers=True)\n"),
+        ("y = '\x0c\u2028\x85'; x = DataLoader(d)\n", "y = '\x0c\u2028\x85'; x = DataLoader(d, num_workers=4, persistent_workers=True)\n"),
+        ("\ufeffx = DataLoader(d)\r\n", "\ufeffx = DataLoader(d, num_workers=4, persistent_workers=True)\r\n"),
+        ("if 1:\r\n\tx = DataLoader(\r\n\t\td,  # ä\r\n\t)\r\n", "if 1:\r\n\tx = DataLoader(\r\n\t\td, num_workers=4, persistent_workers=True,  # ä\r\n\t)\r\n"),
     ],
 )  # fmt: skip
 def test_unusual_forms(tmp_path: Path, before: str, after: str) -> None:
@@ -250,7 +250,7 @@ def test_unusual_forms(tmp_path: Path, before: str, after: str) -> None:
 def test_characters_that_end_no_line_stand_before_the_call(tmp_path: Path) -> None:
     code = "a = 1\n\x0c\nb = '\u2028'\nx = DataLoader(d)\n"
     text, _ = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 4))
-    assert text == code.replace("(d)", "(d, num_workers=4)")
+    assert text == code.replace("(d)", "(d, num_workers=4, persistent_workers=True)")
 
 
 VALIDATION = "val = DataLoader(v)\n"
@@ -279,13 +279,13 @@ def test_no_other_call_is_changed_in_place_of_the_one_that_made_the_loader(tmp_p
 def test_the_only_call_stands_for_a_library_that_makes_the_loader_again(tmp_path: Path) -> None:
     code = "def make(d):\n    return DataLoader(d)\ntrain = accelerator.prepare(make(t))\n"
     text, patch = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 3, "<module>", library="accelerate"))
-    assert "return DataLoader(d, num_workers=4)\n" in text and not patch.lines
+    assert "return DataLoader(d, num_workers=4, persistent_workers=True)\n" in text and not patch.lines
 
 
 def test_a_file_in_another_encoding_is_not_patched(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_bytes("# coding: latin-1\nx = DataLoader('ä')\n".encode("latin-1"))
-    facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)])
+    facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)], dataset_stays=True)
     patch = make_patch({"num_workers": 4}, facts, BEFORE, source, str)
     assert not patch.diff and "not in UTF-8" in patch.lines[0]
 
@@ -300,7 +300,7 @@ def test_a_change_of_the_optimizer_is_one_of_all_optimizers(tmp_path: Path) -> N
 
 PROGRAM = "import d\n\ntrain = DataLoader(t, 8, shuffle=True)\nval = DataLoader(v, 8)\n"
 TRAIN, VAL = PROGRAM.splitlines()[2:]
-PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4)"
+PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4, persistent_workers=True)"
 LINE = 3
 
 
@@ -317,7 +317,10 @@ def patched_later(folder: Path, code: str, edited: str, line: int = LINE, **site
     """A program that was edited after the agent has seen it make the loader in `line`."""
     (folder / "program.py").write_text(code)
     facts = JobFacts(
-        "train.py", sites=[Site("loader", "train.py", line, **site)], lines={"train.py": line_digests(str(folder / "program.py"))}
+        "train.py",
+        sites=[Site("loader", "train.py", line, **site)],
+        lines={"train.py": line_digests(str(folder / "program.py"))},
+        dataset_stays=True,
     )
     (folder / "train.py").write_bytes(edited.encode())
     patch = make_patch({"num_workers": 4}, facts, BEFORE, lambda file: (folder / file).read_bytes().decode(), lambda file: file)
@@ -375,7 +378,7 @@ def test_a_call_over_several_lines_is_found_by_all_of_them(tmp_path: Path) -> No
     text, patch = patched_later(tmp_path, code, without_train, line=2)
     assert text == without_train and not patch.diff and "not in the patch" in patch.lines[0]
     text, _ = patched_later(tmp_path, code, f"# a note\n{code}", line=2)
-    assert text == f"# a note\n{code}".replace("batch_size=8,", "batch_size=8, num_workers=4,", 1)
+    assert text == f"# a note\n{code}".replace("batch_size=8,", "batch_size=8, num_workers=4, persistent_workers=True,", 1)
 
 
 def test_a_line_that_a_library_needs_is_found_after_an_edit(tmp_path: Path) -> None:
@@ -417,3 +420,11 @@ def test_a_call_whose_line_is_not_its_first_is_found_by_all_of_its_lines(tmp_pat
     edited = f"loaders = [\n{val}]\n"
     text, patch = patched_later(tmp_path, f"loaders = [\n{train}{val}]\n", edited, line=3)
     assert text == edited and not patch.diff and "not as it was" in patch.lines[0]
+
+
+def test_workers_live_over_epochs_only_where_the_dataset_was_seen_to_stay_the_same() -> None:
+    """Workers that live over epochs do not see what the program changes in its dataset, as for a curriculum."""
+    for stays, code in ((True, "DataLoader(d, num_workers=4, persistent_workers=True)\n"), (False, "DataLoader(d, num_workers=4)\n")):
+        facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)], dataset_stays=stays)
+        patch = make_patch({"num_workers": 4}, facts, {"num_workers": 0}, lambda file: "DataLoader(d)\n", str)
+        assert f"+{code}" in patch.diff

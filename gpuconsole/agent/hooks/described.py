@@ -9,6 +9,7 @@ from typing import Any
 
 from ..protocol import Knobs
 from . import changes
+from .changes.control import Control
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
@@ -150,6 +151,7 @@ def job_facts() -> dict[str, Any]:
         "sites": sites(),
         "trackers": open_runs(),
         "lines": {file: lines for file, lines in watch.lines.items() if lines},
+        "dataset_stays": bool(Control.dataset_stays),
     }
 
 

@@ -12,7 +12,7 @@ import contextlib
 import time
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 from .change import Refused
 from .indices import Feed, Indices
@@ -272,6 +272,10 @@ class Control:
     `allows_numerics`: other random numbers in a random dataset are accepted. `failure`: why the last change did not take effect.
     """
 
+    dataset_stays: ClassVar[bool | None] = None
+    """Whether each dataset was the same at each begin of an epoch that was compared; None where none was. Only then the workers of a program may live
+    over epochs."""
+
     def __init__(self, module: Any, loader: Any, outer: Any) -> None:
         self.module = module
         self._loader = weakref.ref(loader)
@@ -396,6 +400,7 @@ class Control:
         differs from the one that the settings have rehearsed on."""
         state = state_of(dataset)
         same = state.print == self.state.print
+        Control.dataset_stays = same and state.complete and Control.dataset_stays is not False
         if self.program.num_workers or not (same and state.complete):
             self.close()
         if not same:
@@ -414,6 +419,7 @@ class Control:
         if state.print == self.state.print:
             return
         self.state = state
+        Control.dataset_stays = False
         self._tried.clear()
         if served:
             self.recover(epoch, UNSEEN)
