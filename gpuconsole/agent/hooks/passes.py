@@ -231,10 +231,10 @@ def end_pass() -> None:
 
 @entry("loss.read")
 def read_loss(tensors: Any) -> None:
-    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss that is a tensor only by name (DTensor, whose value would
-    take an exchange between processes) is left alone."""
+    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss of a class of its own is left alone: that of DTensor would take
+    an exchange between processes, and other classes, as modes of the program, see each operator on it."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if ask(loss, "ndim", 1) or not is_plain(loss):
+    if not is_plain(loss) or loss.ndim or has_modes():
         return
     if loss.device.type == "cpu":
         value = loss.item()
@@ -244,10 +244,20 @@ def read_loss(tensors: Any) -> None:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor holds its values itself, and its operators are torch's own."""
+    """Whether a tensor is of torch's own class: its operators are torch's own, and nobody sees them."""
     import torch
 
-    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def has_modes() -> bool:
+    """Whether a mode is on that sees each operator, or each function of torch. That of `torch.set_default_device` does not count."""
+    import torch
+
+    own: Any = torch._C
+    if own._len_torch_dispatch_stack():
+        return True
+    return any(type(own._get_function_stack_at(n)).__name__ != "DeviceContext" for n in range(own._len_torch_function_stack()))
 
 
 def autocast_precision(module: Any) -> str:

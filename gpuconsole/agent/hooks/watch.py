@@ -176,6 +176,15 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
     size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. Where an argument raises an
     exception, the pass has no samples that are known."""
+    torch: Any = sys.modules["torch"]
+    if any(type(value) is not torch.Tensor and issubclass(type(value), torch.Tensor) for value in (*args, *kwargs.values())):
+        with torch._C.DisableTorchFunctionSubclass():  # the class of such a tensor would see that it is asked
+            _count_samples(args, kwargs)
+    else:
+        _count_samples(args, kwargs)
+
+
+def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         value: Any = args[0] if args else None
         shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None

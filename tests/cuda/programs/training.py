@@ -170,6 +170,7 @@ found["ahead"] = run_ahead()
 found["changed"] = {"gpt": changed_by_probes(gpt, "train-gpt"), "churn": changed_by_probes(churn, "fragmented-memory")}
 found["peaks"] = peaks_after_a_probe()
 found["reads"] = reads_for_a_message()
-print(json.dumps(found))
-for loop in loops:  # else torch's thread that pins memory may be within C++ when Python ends: the process is then aborted
+for loop in loops:
     loop.close()
+print(json.dumps(found), flush=True)
+os._exit(0)  # as a worker ends: a thread of torch that pins memory may be within C++ when Python ends, which aborts the process

@@ -20,13 +20,14 @@ from .. import tracing
 from ..calls import compiled
 from ..guard import entry, from_outside, switch, wrappers_without_level
 from ..memory import tensors_of_program
-from ..passes import inner_modules, state
+from ..passes import has_modes, inner_modules, state
 from ..recorder import NO_GRAD, OWN, get_ident
 from ..watch import place_name, program_frame, recorder, watch
 from .between import BetweenPasses
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
 
+MODES = "the program has a mode on that would see how its operators are counted"
 COMPILED = "the model is compiled: torch would run it uncompiled while its operators are counted"
 OTHER_ROUNDING = "the backward pass of torch.prod or torch.cumprod rounds in another way while operators are counted"
 PRODUCTS = ("prod", "cumprod")
@@ -109,6 +110,9 @@ class StepCount:
         self.between.end()
         if has_compiled():
             self.flops, self.reason = None, COMPILED
+            return
+        if has_modes():
+            self.flops, self.reason = None, MODES
             return
         if loss is not None and (self._products or has_products(loss)):
             self.flops, self.reason = None, OTHER_ROUNDING

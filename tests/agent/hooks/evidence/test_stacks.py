@@ -38,6 +38,7 @@ def share(times: ThreadTimes, work: Callable[[], object]) -> float:
     return used_s / looked_s
 
 
+@pytest.mark.rates
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
