@@ -26,7 +26,7 @@ Undo = Callable[[], None]
 
 
 class NotPrivate(Exception):
-    """Another user could write where torch.compile would write. The message is one line."""
+    """torch.compile would write to a folder that another user can write. The message is one line."""
 
 
 class PrivateCaches:
@@ -58,7 +58,7 @@ class PrivateCaches:
 
 
 def torchs_own_folder() -> str:
-    """`default_cache_dir` of torch: `/tmp/torchinductor_USER`. The same also where this version of torch has no such function."""
+    """The folder that torch takes by itself: `/tmp/torchinductor_USER`. Empty where the user has no name."""
     with suppress(ImportError, AttributeError):
         return str(importlib.import_module("torch._inductor.runtime.runtime_utils").default_cache_dir())
     with suppress(KeyError, OSError):
@@ -73,7 +73,8 @@ def set_variables(folder: str) -> None:
 
 
 def keep_measurements_in(folder: str) -> list[Undo]:
-    """Keep the results of small measurements, which torch writes and reads as pickles, in `folder`. Returns what undoes that."""
+    """Move one more cache of torch into `folder`: the results of small measurements, which torch keeps as pickles. Returns the functions that move the cache
+    back."""
     undo: list[Undo] = []
     with suppress(ImportError):
         module = importlib.import_module("torch._inductor.runtime.caching.memoizers")
@@ -133,7 +134,8 @@ def _why_not_private(folder: str) -> str:
 
 
 def _why_foreign(default: str) -> str:
-    """Why torch's own folder may not be used. It belongs to another user only where that user waits for somebody to load code from it."""
+    """Why torch's own folder is dangerous: another user owns it, and can put code there; empty where it is not. Other versions of torch may keep more there
+    than is moved here."""
     with suppress(OSError):
         if os.lstat(default).st_uid not in (0, os.geteuid()):
             return f"{default} belongs to another user, and torch.compile loads code from there: set {INDUCTOR} to a folder of yours"

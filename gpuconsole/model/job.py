@@ -82,7 +82,7 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     trackers: list[TrackerRun] = []
     lines: dict[str, str] = {}
     dataset_stays: bool = False
-    """Whether the dataset was the same at the begin of each epoch since a change of its workers: only then workers may live over epochs."""
+    """Whether the dataset was the same at the start of each epoch since its workers were changed. Only such a dataset may have persistent workers."""
 
 
 # --- a knob that is a flag of the user's command -------------------------------------------------------------

@@ -223,6 +223,7 @@ def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared
     assert not runner.gh_log.exists(), "the job that measures asks GitHub for nothing"
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the `gh` of the test needs jq")
 def test_one_comment_is_updated_and_that_of_a_stranger_is_not(tmp_path: Path) -> None:
     runner, quoted = Runner(tmp_path), "**No regression: 1.0**\n<sub>gpuconsole gate</sub>"
     (runner.artifacts / "comment.md").write_text("**Regression: 0.9**\n")

@@ -70,7 +70,7 @@ def job(seconds: float, end: str) -> list[str]:
 
 
 def found_in(way_out: str, content: bytes | str) -> list[tuple[str, str]]:
-    """Each way in whose marker stands in `content`, with the way out."""
+    """Return the ways in whose markers are in `content`. Each comes with the way out."""
     data = content.encode() if isinstance(content, str) else content
     assert data, f"nothing came out by {way_out}"
     return [(way_in, way_out) for way_in, marker in WAYS_IN.items() if marker.encode() in data]

@@ -26,14 +26,14 @@ MOST_WRITERS = 256
 
 
 class Writers:
-    """`new`: the code of functions to watch from the next step on, and that of their segments."""
+    """`new`: the code of each function that is to be watched from the next step on, and the code of its segment."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """As in a process that has not trained yet."""
-        self.new: dict[CodeType, tuple[None, int]] = {}
+        self.new: dict[CodeType, int] = {}
         self._loop: set[CodeType] = set()
         self._seen: set[CodeType] = set()
 
@@ -53,9 +53,9 @@ class Writers:
         if is_known or code.co_name.startswith("<"):
             return
         self._seen.add(code)
-        self.new[code] = None, segment
+        self.new[code] = segment
 
-    def take(self) -> dict[CodeType, tuple[None, int]]:
+    def take(self) -> dict[CodeType, int]:
         """The functions that were found since the last call."""
         taken, self.new = self.new, {}
         return taken
@@ -114,7 +114,8 @@ COLLECTIVES = (
 
 @wrappers_without_level
 def spanned(code: int, call: Callable[..., Any], file: str = NO_LEVEL) -> Callable[..., Any]:
-    """`call`, as a segment with `code` on the training thread. Its name, module, documentation and parameters stay. `file`: the file name of its code."""
+    """Wrap `call`: on the training thread, each call is a segment with `code`. The wrapper has the name, module, documentation and parameters of `call`.
+    `file`: the file name of the wrapper's code."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing.compiles() or switch.failed or (recorder.light and code in SELDOM_MARKED) or tracing.is_compiling() or not begin(code):
@@ -211,7 +212,7 @@ class Compiled:
         self.stepped = False
         """Whether an optimizer has stepped within the function, where torch.compile left it out."""
         self.used = False
-        """Whether the program, or a change of ours, has asked torch.compile for a function, as far as it was seen."""
+        """Whether a call of torch.compile was seen, by the program or for a change of ours."""
         self.on_use: Callable[[], None] | None = None
         """Called when it asks."""
         self._first = 0

@@ -20,7 +20,7 @@ TOOL, TOOL_NAME = 4, "gpuconsole"
 """A number for sys.monitoring that no known tool uses (0 to 2 and 5 have a purpose)."""
 
 
-def watch_function(code: CodeType, segment: int, _: object = None) -> None:
+def watch_function(code: CodeType, segment: int) -> None:
     """Make calls of the functions with this code a segment from now on."""
     if MONITORING is not None:
         _monitor(code, segment)

@@ -77,7 +77,7 @@ def capture_begins(graph: Any) -> None:
 
 
 def _of_compiler() -> bool:
-    """Whether torch.compile captures the present graph: it captures again where the weights or the settings are others."""
+    """Whether torch.compile captures the graph that is captured now. torch.compile captures again after a change of the weights or the settings."""
     frame = sys._getframe(1)
     while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("torch._inductor"):
         frame = frame.f_back  # type: ignore[assignment]

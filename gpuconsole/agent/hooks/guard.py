@@ -93,8 +93,8 @@ _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError)
 
 
 def from_outside(problem: BaseException) -> bool:
-    """Whether the agent's code was interrupted by an exception that is not its own: by Ctrl-C, by a signal handler of the program, or by another thread
-    (PyThreadState_SetAsyncExc). The program waits for such an exception."""
+    """Whether an exception in the agent's code comes from outside: from Ctrl-C, from a signal handler of the program, or from another thread
+    (PyThreadState_SetAsyncExc). The program expects such an exception."""
     if not isinstance(problem, Exception):
         return True
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]

@@ -686,8 +686,8 @@ class Agent:
         return CopyCount()
 
     def _watch_writers(self) -> None:
-        for code, (function, segment) in writers.take().items():
-            watch_function(code, segment, function)
+        for code, segment in writers.take().items():
+            watch_function(code, segment)
 
     @entry("job.ended")
     def ended(self) -> None:

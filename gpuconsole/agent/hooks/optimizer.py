@@ -144,7 +144,7 @@ class Steppers:
         return event._replace(joins=joins)
 
     def begin_anew(self) -> None:
-        """An exception of the program has ended a mark in its middle: the next optimizer step belongs to no iteration that is known."""
+        """Forget the iteration under way: an exception of the program has interrupted the agent's code."""
         self.inside, self._open, self._last = False, None, None
         if not self.decided:
             del self.held[len(recorder.done) :]

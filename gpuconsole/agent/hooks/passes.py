@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
 from . import tracing
 from .calls import weights_version
 from .evidence.steps import own_updates
-from .guard import MARK, alike, ask, entry, from_outside, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
+from .structure import children, has_parameters
 from .watch import count_samples, recorder, watch
 
-"""An attribute of a hooked function: the switch of the agent that has hooked it."""
 DEPTH = 4
 """Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
 
@@ -49,7 +48,7 @@ state = State()
 
 
 def _begin_anew() -> None:
-    """An exception of the program has ended a mark in its middle: nothing is counted in the rest of this step."""
+    """Count nothing in the rest of this step: an exception of the program has interrupted the agent's code."""
     state.sized = state.inner = False
     if state.counting is not None:
         state.counting.stop()
@@ -80,31 +79,6 @@ def find_roots() -> None:
         if recorder.index < 2 or any(id(type(module)) in watch.called for module in level):
             break
         level = [child for module in level for child in children(module) if has_parameters(child)]
-
-
-def children(module: Any) -> list[Any]:
-    """The modules in a module. One that was made by `__new__` alone has none yet. The methods of the program are not called."""
-    return [child for child in _members(module, "_modules") if child is not None]
-
-
-def _members(module: Any, kind: str) -> list[Any]:
-    return list((ask(module, "__dict__", {}).get(kind) or {}).values())
-
-
-def inner_modules(modules: list[Any]) -> Iterator[Any]:
-    """These modules and all in them, each once."""
-    seen, waiting = set[int](), list(modules)
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield module
-            waiting += children(module)
-
-
-def has_parameters(root: Any) -> bool:
-    """Whether a module, or one in it, has a parameter."""
-    return any(one is not None for module in inner_modules([root]) for one in _members(module, "_parameters"))
 
 
 @wrappers_without_level

@@ -50,7 +50,6 @@ def leave_out_hooks(cls: Any, attributes: dict[str, Any]) -> None:
 HOOKS = {
     "dill._dill": on_library,
     **{f"{library}.cloudpickle": on_library for library in CLOUDPICKLES},
-    **{
-        f"{library}.cloudpickle_fast": on_library for library in CLOUDPICKLES
-    },  # up to version 2, it calls the function by a name of its own
+    # up to version 2 of cloudpickle, this module calls the function by a name of its own
+    **{f"{library}.cloudpickle_fast": on_library for library in CLOUDPICKLES},
 }

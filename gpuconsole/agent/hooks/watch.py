@@ -158,7 +158,7 @@ watch = Watch()
 
 
 def _begin_anew() -> None:
-    """An exception of the program has ended a mark in its middle: forget the step under way."""
+    """Forget the step under way: an exception of the program has interrupted the agent's code."""
     if recorder.thread != get_ident():
         return
     recorder.start, recorder.codes, recorder.times, recorder.readings = now(), [], [], None
@@ -176,37 +176,33 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
     size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. Where an argument raises an
     exception, the pass has no samples that are known."""
-    torch: Any = sys.modules["torch"]
-    if any(type(value) is not torch.Tensor and issubclass(type(value), torch.Tensor) for value in (*args, *kwargs.values())):
-        with torch._C.DisableTorchFunctionSubclass():  # the class of such a tensor would see that it is asked
-            _count_samples(args, kwargs)
-    else:
-        _count_samples(args, kwargs)
-
-
-def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
-        value: Any = args[0] if args else None
-        shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None
-        if not isinstance(shape, tuple) or not shape:
-            value = _first_tensor(args, kwargs)
-            shape = getattr(value, "shape", None)
-            if not shape:
-                return
-        samples, batch = shape[0], watch.loader_batch
-        if batch and samples != batch:
-            given: Any = args[0] if args else None
-            if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
-                samples = batch  # a list of images; or the first dimension is that of time
-        recorder.samples += samples
-        if type(samples) is int:  # a tensor while torch.jit traces
-            watch.newest_batch = samples
-            watch.batch_size = max(watch.batch_size, samples)
-        if len(shape) == 2 and not value.dtype.is_floating_point:
-            recorder.tokens += shape[0] * shape[1]
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():  # a tensor class of the program would see that its tensors are asked
+            _count_samples(args, kwargs)
     except Exception as problem:
         if from_outside(problem):
             raise
+
+
+def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    value: Any = args[0] if args else None
+    shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None
+    if not isinstance(shape, tuple) or not shape:
+        value = _first_tensor(args, kwargs)
+        shape = getattr(value, "shape", None)
+        if not shape:
+            return
+    samples, batch = shape[0], watch.loader_batch
+    if batch and samples != batch:
+        given: Any = args[0] if args else None
+        if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
+            samples = batch  # a list of images; or the first dimension is that of time
+    recorder.samples += samples
+    if type(samples) is int:  # a tensor while torch.jit traces
+        watch.newest_batch = samples
+        watch.batch_size = max(watch.batch_size, samples)
+    if len(shape) == 2 and not value.dtype.is_floating_point:
+        recorder.tokens += shape[0] * shape[1]
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -278,7 +278,7 @@ def test_a_function_that_saves_is_found_once() -> None:
     depth = function()
     writers._loop.add(test_a_function_that_saves_is_found_once.__code__)
     function()
-    for code, (_, segment) in writers.take().items():  # as the agent does between two steps
+    for code, segment in writers.take().items():  # as the agent does between two steps
         functions.watch_function(code, segment)
     assert function() == depth
 

@@ -20,7 +20,7 @@ class Refused(Exception):
 
 
 def why_replayed() -> str:
-    """Why no setting of the model or the optimizer can change: the program replays a CUDA graph. Empty where it does not."""
+    """Why the program's CUDA graph forbids a change of the model or the optimizer; empty where the program has no CUDA graph."""
     from ..graphs import why_fixed
 
     return why_fixed()

@@ -273,8 +273,8 @@ class Control:
     """
 
     dataset_stays: ClassVar[bool | None] = None
-    """Whether each dataset was the same at each begin of an epoch that was compared; None where none was. Only then the workers of a program may live
-    over epochs."""
+    """Whether no dataset has changed from one epoch to the next, as far as epochs were compared; None where none were. A dataset that changes needs new
+    workers in each epoch."""
 
     def __init__(self, module: Any, loader: Any, outer: Any) -> None:
         self.module = module
@@ -283,7 +283,7 @@ class Control:
         """The newest iterator."""
         self.recipe = Recipe(module, loader, outer)
         self.state = state_of(outer._dataset)
-        """The dataset at the begin of the epoch, or at the first change. With persistent workers of the program: at the first change."""
+        """The dataset at the start of the epoch, or at the first change. With persistent workers of the program: at the first change."""
         self._tried: set[Settings] = set()
         """Settings whose workers have rehearsed, on a dataset in this state."""
         self._file = ""

@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 
 def state_of(dataset: Any) -> State:
-    """Look at the attributes of `dataset`, and at their attributes. Calls no code of the program; never raises."""
+    """Look at the attributes of `dataset`, and at their attributes, without the program's own `__getattr__`. Raises nothing."""
     look = _Look()
     try:
         look.add(dataset, DEPTH)
@@ -107,8 +107,6 @@ class _Look:
         elif issubclass(kind, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self.add(part, depth)
-        elif issubclass(kind, random.Random):
-            self.print.append(hash(random.Random.getstate(value)))
         elif hasattr(kind, "data_ptr"):
             self._tensor(value)
         elif hasattr(kind, "__array_interface__"):
@@ -116,8 +114,10 @@ class _Look:
         elif issubclass(kind, (bytearray, memoryview)):
             self.print.append((len(value), bytes(value[:ITEMS]), bytes(value[-ITEMS:])))
             self.complete = self.complete and len(value) <= 2 * ITEMS
-        elif (state := _state_of_generator(value, kind)) is not None:
-            self.print.append(state)
+        elif issubclass(kind, sys.modules["torch"].Generator):
+            self.print.append(str(value.get_state().tolist()))
+        elif (state := state_of_generator(value)) is not None:
+            self.print.append(hash(state))
         elif not self._has_attributes(value, kind):
             self.complete = False
             return
@@ -192,14 +192,14 @@ def _attribute(value: Any, name: str) -> Any:
         return None
 
 
-def _state_of_generator(value: Any, kind: type) -> Any:
-    """The state of a random generator of torch or numpy; None for other objects."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and issubclass(kind, torch.Generator):
-        return value.get_state().numpy().tobytes() if numpy is not None else str(value.get_state().tolist())
-    if numpy is not None and issubclass(kind, numpy.random.Generator):
+def state_of_generator(value: Any) -> Any:
+    """The state of a random generator of Python or numpy; None for another object."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and isinstance(value, numpy.Generator):
         return repr(value.bit_generator.state)
-    if numpy is not None and issubclass(kind, numpy.random.RandomState):
+    if numpy is not None and isinstance(value, numpy.RandomState):
         return repr(value.get_state())
     return None
 

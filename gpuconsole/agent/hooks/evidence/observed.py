@@ -20,8 +20,9 @@ from .. import tracing
 from ..calls import compiled
 from ..guard import entry, from_outside, switch, wrappers_without_level
 from ..memory import tensors_of_program
-from ..passes import has_modes, inner_modules, state
+from ..passes import has_modes, state
 from ..recorder import NO_GRAD, OWN, get_ident
+from ..structure import structure
 from ..watch import place_name, program_frame, recorder, watch
 from .between import BetweenPasses
 
@@ -222,7 +223,7 @@ class Arithmetic:
 
 def is_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process, or will do so in a later pass."""
-    return has_compiled() or any(vars(module).get("_compiled_call_impl") is not None for module in inner_modules(watch.alive(watch.roots)))
+    return has_compiled() or structure(watch).compiles
 
 
 def has_compiled() -> bool:

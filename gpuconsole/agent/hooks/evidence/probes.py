@@ -29,6 +29,7 @@ from ...probes import ProbeError, StackSamples, refuse_compiled
 from ...protocol import Knobs, Message, Profile, RunProbe, Signal, message
 from ...world import World
 from .. import tracing
+from ..changes.state import state_of_generator
 from ..guard import switch, wrappers_without_level
 from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
 from ..watch import place_name, program_frame, recorder, watch
@@ -405,7 +406,7 @@ def python_state(module: Any) -> dict[str, Any]:
         for function in _functions(type(inner)):
             for name in function.__code__.co_names:
                 value = function.__globals__.get(name)
-                if (numbers := _state_of_generator(value)) is not None:
+                if (numbers := state_of_generator(value)) is not None:
                     state[name] = numbers
     return state
 
@@ -426,18 +427,6 @@ def _functions(cls: type) -> list[Any]:
     """The functions of a module's class that a pass may call, without those of torch."""
     own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
     return [value for base in own for name, value in vars(base).items() if isinstance(value, FunctionType) and name != "__init__"]
-
-
-def _state_of_generator(value: Any) -> Any:
-    """The state of a random generator of Python or numpy; None for another object."""
-    if isinstance(value, random.Random):
-        return value.getstate()
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None and isinstance(value, numpy.Generator):
-        return repr(value.bit_generator.state)
-    if numpy is not None and isinstance(value, numpy.RandomState):
-        return repr(value.get_state())
-    return None
 
 
 def _owner(value: Any) -> Any:
@@ -461,7 +450,7 @@ def _is_known(value: Any, depth: int) -> bool:
     if isinstance(value, CONTAINERS):
         items = list(value.values() if isinstance(value, dict) else value)
         return not depth or all(_is_known(item, depth - 1) for item in items[:MOST_ITEMS])
-    if type(value).__module__.partition(".")[0] == "torch" or _state_of_generator(value) is not None or _content(value) is not None:
+    if type(value).__module__.partition(".")[0] == "torch" or state_of_generator(value) is not None or _content(value) is not None:
         return True
     held = getattr(value, "__dict__", None)
     return isinstance(held, dict) and (not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MOST_ITEMS]))
@@ -471,7 +460,7 @@ def _print_of(value: Any, depth: int) -> Any:
     value = _owner(value)
     if isinstance(value, SIMPLE):
         return value
-    if (numbers := _state_of_generator(value) or _content(value)) is not None:
+    if (numbers := state_of_generator(value) or _content(value)) is not None:
         return id(value), numbers
     if hasattr(value, "_version") and hasattr(value, "data_ptr"):
         return id(value), value._version

@@ -1,7 +1,7 @@
 """The process that holds the pseudo-terminal of a user's job, so that the job does not depend on the console.
 
-Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`: the numbers of three open files (OUTPUT may be -1) and a path. It imports the standard
-library only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output. This process reads the
+Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`. MASTER, SOCKET and OUTPUT are file descriptors; OUTPUT is -1 without a file. LOG is a path. This
+file imports the standard library only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output. This process reads the
 master side until the job and all its children have closed their side. It never keeps the job waiting for the console.
 
 - Each byte goes to OUTPUT, if there is one.
