@@ -40,8 +40,8 @@ class ProcFile:
     def __init__(self, path: str) -> None:
         self.gone = False
         try:
-            self._fd = os.open(path, os.O_RDONLY)
-            self._identity = identity(self._fd)
+            self.fd = os.open(path, os.O_RDONLY)
+            self._identity = identity(self.fd)
         except OSError:
             self.gone = True
 
@@ -50,7 +50,7 @@ class ProcFile:
         if self.gone:
             return []
         try:
-            numbers = [int(word) for word in os.pread(self._fd, 128, 0).split()]
+            numbers = [int(word) for word in os.pread(self.fd, 128, 0).split()]
         except (OSError, ValueError):  # ValueError: the descriptor belongs to a file of the program now
             numbers = []
         if len(numbers) < LEAST_NUMBERS:
@@ -60,6 +60,6 @@ class ProcFile:
 
     def close(self) -> None:
         """Close the descriptor, where it is still ours."""
-        if not self.gone and is_same(self._fd, self._identity):
-            os.close(self._fd)
+        if not self.gone and is_same(self.fd, self._identity):
+            os.close(self.fd)
         self.gone = True

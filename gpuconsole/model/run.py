@@ -15,6 +15,7 @@ from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.serving import ServerFacts
+from gpuconsole.model.stacks import Place
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
 """The exclusive parts of a step; their times sum to the wall time of the step."""
@@ -170,6 +171,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     `varies`: the knobs that the job changes by itself: they are no kept changes.
     `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off. `memory_failures`: the
     last allocations of a job for which its GPU had no memory, the oldest first. `memory_lines`: with --memory, the lines that held its memory.
+    `places`: the functions of a job with the largest shares of the time of a step, the largest first.
     """
 
     id: str
@@ -206,6 +208,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     traceback: list[str] = []
     memory_failures: list[MemoryFailure] = []
     memory_lines: list[MemoryByLine] = []
+    places: list[Place] = []
 
     @property
     def is_job(self) -> bool:

@@ -13,6 +13,7 @@ from gpuconsole.report.run.account import attainable_report
 from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.memory import owners_report
 from gpuconsole.report.run.models import models_report
+from gpuconsole.report.run.places import places_report
 from gpuconsole.report.run.profile import profile_report
 from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_report
 
@@ -42,7 +43,7 @@ def run_text(run: Run, trials: list[Trial], paint: Paint = plain) -> str:
 def run_report(run: Run) -> Report:
     """What went wrong in a run, its figures, attainable rate, models and profile."""
     inside = [*cause_report(run), *figures(run), *owners_report(run)]
-    larger = [part for part in (attainable_report(run), models_report(run), profile_report(run)) if part]
+    larger = [part for part in (places_report(run), attainable_report(run), models_report(run), profile_report(run)) if part]
     for part in larger:
         inside += [BLANK, *part]
     return [*inside, BLANK] if larger else inside

@@ -22,6 +22,7 @@ from gpuconsole.session.exchanges import Exchanges, exposed_of_each, least_expos
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.machine import Energy
+from gpuconsole.session.places import StackRecord
 from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
     AgentOff,
@@ -40,6 +41,7 @@ from gpuconsole.wire.events import (
     RunOpened,
     ServerKnown,
     ServerState,
+    Stacks,
     Started,
     Steps,
     confirmed_knobs,
@@ -235,6 +237,7 @@ class RunRecord:
         self.overhead_start: tuple[float, int] | None = None
         """Measurement overhead in seconds, and number of steps, at the first message."""
         self.probe_signals: dict[str, Signal] = {}
+        self.stacks = StackRecord()
         self.ranks = Ranks()
         self.serving = ServingRecord() if self.run.serves else None
         self.compiled = CompileCounts()
@@ -291,6 +294,8 @@ class RunRecord:
             case MemoryLines() if event.held.failed or self.ranks.leads(event.rank):
                 others = [held for held in self.run.memory_lines if (held.rank, held.failed) != (event.rank, event.held.failed)]
                 self.run.memory_lines = [*others, msgspec.structs.replace(event.held, rank=event.rank)]
+            case Stacks():
+                self.stacks.add(event)
             case RankJoined():
                 self.ranks.join(event)
             case Steps():
@@ -427,7 +432,7 @@ class RunRecord:
         self.archived = summarized
         self.steps.clear()
         self.ranks.clear()
-        self.work = WorkCounts()
+        self.work, self.stacks = WorkCounts(), StackRecord()
         if self.serving is not None:
             self.serving, self.live = ServingRecord(), None
 

@@ -17,8 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
+from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, Exchanges
-from gpuconsole.wire.events import JobKnown, Segments, Started, Steps
+from gpuconsole.session.places import LEAST_REST, torch_ratio
+from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED = range(14)
 LOADER = 16
@@ -39,8 +41,8 @@ FIXED = {
     WHOLE: P_FORWARD,
 }
 """The phase of a segment that needs no neighbours."""
-BETWEEN_TORCH, LAST_TORCH = "between_torch_ratio", "last_torch_ratio"
-"""Facts of the run: see `agent.hooks.evidence.between`."""
+AFTER_PASS, LEAST_AFTER_PASS = 400, 30
+"""Most different stacks after a pass, and least samples, by which its time is divided between functions of torch and the rest."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
 SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
 """Segments that a light step does not have: their time is in its segments UNMARKED (see `agent.hooks.recorder`)."""
@@ -111,9 +113,10 @@ class SegmentFold:
 
     def __init__(self) -> None:
         self.on_device = False
-        self.between_torch_ratio = self.last_torch_ratio = 1.0
-        """The share of the time between two forward passes that functions of torch take, and the same between the last pass and the backward pass, as the
-        agent has timed them in one step."""
+        self.torch_ratio = 1.0
+        """The share of the time from a forward pass to the next pass that functions of torch take, by the samples of the stack; 1 where the rest is short: it
+        is the Python between two functions."""
+        self._loss_samples: deque[StackSample] = deque(maxlen=AFTER_PASS)
         self._loaders: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
         self._waiting: int | None = None
@@ -131,12 +134,15 @@ class SegmentFold:
         self._passed_without: deque[bool] = deque(maxlen=RECENT)
         """For each of the last steps, whether it had a pass without gradients."""
 
-    def learn(self, event: JobKnown | Started) -> None:
+    def learn(self, event: JobKnown | Stacks) -> None:
         """Take from what the agent says of the program what the phases depend on."""
         if isinstance(event, JobKnown):
             self.on_device = event.facts.device.startswith("cuda")
-        else:
-            self.between_torch_ratio, self.last_torch_ratio = event.facts.get(BETWEEN_TORCH, 1.0), event.facts.get(LAST_TORCH, 1.0)
+            return
+        self._loss_samples.extend(sample for sample in event.samples if sample.part == "loss")
+        known = sum(sample.weight for sample in self._loss_samples) >= LEAST_AFTER_PASS
+        ratio = torch_ratio(self._loss_samples) if known else 1.0
+        self.torch_ratio = ratio if ratio <= 1 - LEAST_REST else 1.0
 
     def add(self, event: Segments) -> Steps:
         """The same message with steps. Raises ValueError where it is damaged."""
@@ -295,11 +301,10 @@ class SegmentFold:
     def _after_pass(self, after: int | None) -> dict[int, float]:
         """The phases of the time between a forward pass and the next mark, with their shares. Without a loader, the lines between two passes make the
         input of the next one: an environment. On a GPU the times are not known: a GPU works after functions of torch have returned."""
-        ratio = self.between_torch_ratio if after in (FORWARD, NO_GRAD) else self.last_torch_ratio
-        if ratio >= 1:
+        if self.torch_ratio >= 1:
             return {P_FORWARD: 1.0}
-        makes_input = not self._has_data and self.between_torch_ratio < 1
-        return {P_FORWARD: ratio, P_DATA if makes_input else P_OTHER: 1 - ratio}
+        makes_input = not self._has_data and after in (FORWARD, NO_GRAD)
+        return {P_FORWARD: self.torch_ratio, P_DATA if makes_input else P_OTHER: 1 - self.torch_ratio}
 
     def _unwrapped(self, codes: list[int]) -> list[int]:
         """Of an optimizer step that holds its own passes (a closure), only what follows a backward pass is the optimizer's; the rest is a gap."""

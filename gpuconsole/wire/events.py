@@ -23,6 +23,7 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.stacks import StackSample
 from gpuconsole.wire.marks import MarkedStep
 
 
@@ -269,6 +270,13 @@ class MemoryLines(Event, frozen=True):
     held: MemoryByLine
 
 
+class Stacks(Event, frozen=True):
+    """Stacks of the training thread since the last message, outside of trials and probes (`agent.hooks.sampler`)."""
+
+    rank: int
+    samples: list[StackSample]
+
+
 # --- from a worker that serves ------------------------------------------------------------------------------
 
 
@@ -444,7 +452,7 @@ class Note(Event, frozen=True):
 AnyEvent = (
     Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing
     | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled
-    | OutOfMemory | MemoryOwners | MemoryLines | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
+    | OutOfMemory | MemoryOwners | MemoryLines | Stacks | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
 

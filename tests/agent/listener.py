@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpuconsole.engine.children.job import JobFolder
 from gpuconsole.model.run import PHASES, Step
+from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import (
     AgentOff,
@@ -23,6 +24,7 @@ from gpuconsole.wire.events import (
     ProbeDone,
     Profiled,
     Segments,
+    Stacks,
     Started,
     Steps,
     decode_event,
@@ -54,6 +56,11 @@ class Watched:
     def last(self) -> Steps:
         return next(event for event in reversed(self.events) if isinstance(event, Steps))
 
+    @property
+    def samples(self) -> list[StackSample]:
+        """All stack samples."""
+        return [sample for event in self.events if isinstance(event, Stacks) for sample in event.samples]
+
     def shares(self, skipped: int) -> dict[str, float]:
         """The share of each phase in the steps from `skipped` on."""
         counted = self.steps[skipped:]
@@ -83,7 +90,7 @@ class Listener:
                 fold, raw = SegmentFold(), list[Segments]()
                 for line in self.rfile:
                     event = decode_event(line)
-                    if isinstance(event, JobKnown | Started):
+                    if isinstance(event, JobKnown | Stacks):
                         fold.learn(event)
                     if isinstance(event, Segments):
                         raw.append(event)
@@ -100,11 +107,9 @@ class Listener:
                         one.answered = True
                         if leaves and not waiting:
                             return
-                # known after 20 steps, which a short loop of a test is to have, too
-                if min(fold.between_torch_ratio, fold.last_torch_ratio) < 1:
+                if fold.torch_ratio < 1:  # known after some seconds, which a short loop of a test is to have, too
                     again = SegmentFold()
-                    again.on_device = fold.on_device
-                    again.between_torch_ratio, again.last_torch_ratio = fold.between_torch_ratio, fold.last_torch_ratio
+                    again.on_device, again.torch_ratio = fold.on_device, fold.torch_ratio
                     one.steps = [step for event in raw for step in again.add(event).steps]
 
         self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)

@@ -17,11 +17,11 @@ def test_a_file_of_the_program_is_neither_read_as_figures_nor_closed(tmp_path: P
     before = times.runq_s()
     (tmp_path / "own").write_text(content)
     own = os.open(tmp_path / "own", os.O_RDONLY)
-    os.dup2(own, times._file._fd)
+    os.dup2(own, times._file.fd)
     assert (times.runq_s(), times.available) == (before, False)
     times.close()
-    assert os.fstat(times._file._fd).st_ino == os.fstat(own).st_ino
-    os.close(times._file._fd)
+    assert os.fstat(times._file.fd).st_ino == os.fstat(own).st_ino
+    os.close(times._file.fd)
     os.close(own)
 
 

@@ -12,7 +12,6 @@ import pytest
 
 import gpuconsole.agent.hooks.install  # loads all entry points  # noqa: F401
 from gpuconsole.agent.hooks.guard import ENTRY_POINTS, PARTS
-from gpuconsole.agent.hooks.watch import MONITORING
 from gpuconsole.model.run import SETTLING
 from gpuconsole.wire.events import Note
 from tests.agent.listener import Listener
@@ -23,25 +22,23 @@ BEFORE_TORCH = ("install.installed",)
 
 IN_WORKERS = ("parts.begin_worker",)
 """They run in the workers of a DataLoader, which have no connection to the console."""
-ELSEWHERE = ("graphs.", "copies.", "communication.", "optimizer.adopt", "install.adopt", *(() if MONITORING else ("source.",)))
+ELSEWHERE = ("graphs.", "copies.", "communication.", "optimizer.adopt", "install.adopt")
 """Entry points that run on a GPU only, or with several processes: see tests/cuda/ and test_exchanging.py. Those with `adopt` run in the block of
-gpuconsole.watch() only, and those with `source` from Python 3.12 on."""
+gpuconsole.watch() only."""
 
 FAULTY_STEPS, LIGHT_STEPS = 24, 120
 """Steps of a trial in programs/faults.py: the FLOPs of a step are counted after 20; most steps are light after 60."""
 
-KINDS = ("passes.begin", "source.search", "compiled.begin", "passes.begin_light")
+KINDS = ("passes.begin", "compiled.begin", "passes.begin_light")
 """One entry point for each kind of loop in programs/faults.py."""
 
 
 def kind(name: str) -> str:
-    return (
-        KINDS[1] if "source" in name else KINDS[2] if "compiled" in name else KINDS[3] if "light" in name or "usual" in name else KINDS[0]
-    )
+    return KINDS[1] if "compiled" in name else KINDS[2] if "light" in name or "usual" in name else KINDS[0]
 
 
 def steps_of(name: str) -> int:
-    return LIGHT_STEPS if kind(name) == KINDS[3] else FAULTY_STEPS
+    return LIGHT_STEPS if kind(name) == KINDS[2] else FAULTY_STEPS
 
 
 def alone(*command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

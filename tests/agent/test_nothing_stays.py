@@ -42,22 +42,6 @@ step()
 print(samples(), sys.getswitchinterval() == usual)
 """
 )
-FORK_IN_THE_SEARCH = (
-    HEAD
-    + """
-profiles = []
-for n in range(12):
-    step()
-    profiles.append(sys.getprofile() is not None)
-    if profiles[-1] and profiles.count(True) == 1:
-        pid = os.fork()
-        if pid == 0:
-            os.write(1, f"child {sys.getprofile()}\\n".encode())
-            os._exit(0)
-        os.waitpid(pid, 0)
-print(any(profiles), profiles[-1])
-"""
-)
 
 
 @pytest.mark.slow
@@ -65,10 +49,3 @@ def test_samples_of_a_probe_end_with_the_agent(tmp_path: Path) -> None:
     listener = Listener(tmp_path, asks=[(25, RunProbe(1, "script_lines"))])
     done = listener.run(sys.executable, "-c", OFF_IN_A_PROBE)
     assert (done.stdout, done.stderr) == ("[] True\n", "")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="before Python 3.12 the source of batches is not looked for")
-def test_a_child_that_is_forked_while_the_source_of_batches_is_looked_for_has_no_profile_function(tmp_path: Path) -> None:
-    done = Listener(tmp_path).run(sys.executable, "-c", FORK_IN_THE_SEARCH)
-    assert done.stdout == "child None\nTrue False\n", done.stdout + done.stderr

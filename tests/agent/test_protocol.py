@@ -22,6 +22,7 @@ from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import EFFECTS
+from gpuconsole.model.stacks import StackSample
 from gpuconsole.wire import events, marks
 
 AGENT = Path(gpuconsole.agent.__file__).parent
@@ -62,6 +63,10 @@ MESSAGES: list[tuple[dict[str, Any], events.Event]] = [
         events.ProbeDone(1.0, 4, "launch", {"probe.issue_s": Signal(1.5, "s", "P9")}, cost_s=2.0),
     ),
     (protocol.message("probedone", 1.0, request=4, probe="launch", error="no GPU"), events.ProbeDone(1.0, 4, "launch", error="no GPU")),
+    (
+        protocol.message("stacks", 1.0, rank=0, samples=[("loss", "python", 1.5, "", ["train.py:3 match"])]),
+        events.Stacks(1.0, 0, [StackSample("loss", "python", 1.5, "", ["train.py:3 match"])]),
+    ),
     (protocol.message("paused", 1.0, request=6), events.Paused(1.0, 6)),
     (protocol.message("profiled", 1.0, request=7, error="paused"), events.Profiled(1.0, 7, error="paused")),
     (
@@ -91,7 +96,7 @@ def test_each_message_of_the_agent_has_the_fields_of_its_event() -> None:
                     assert required <= fields <= set(kinds[tag.value].__struct_fields__), f"{path.name}:{call.lineno}"
     assert tags == {
         *("knobsset", "probedone", "profiled", "paused", "note", "jobprocess", "rankjoined", "jobknown", "started", "agentoff"),
-        *("outofmemory", "memoryowners", "memorylines"),
+        *("outofmemory", "memoryowners", "memorylines", "stacks"),
     }
 
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from gpuconsole.model.run import PHASES
+from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.segments import (
     BACKWARD,
     DATA,
@@ -21,6 +22,7 @@ from gpuconsole.session.segments import (
     RawStep,
     SegmentFold,
 )
+from gpuconsole.wire.events import Stacks
 
 COPY = -1
 """A gap in which the program copies its batch."""
@@ -124,16 +126,20 @@ def test_without_any_step_with_all_segments_the_time_is_not_named() -> None:
 def test_lines_without_torch_between_two_passes_are_no_forward_pass(batches: bool, rest: str) -> None:
     """A loop of reinforcement learning runs its environment between two passes with gradients."""
 
-    def step(ratio: float, last: float = 1.0) -> dict[str, float]:
+    def step(torch_samples: float, other_samples: float) -> dict[str, float]:
         fold = SegmentFold()
-        fold.between_torch_ratio, fold.last_torch_ratio = ratio, last
+        loss = StackSample("loss", "python", torch_samples, "torch.cross_entropy", ["train.py:3 main"])
+        environment = StackSample("loss", "python", other_samples, "gym.step", ["train.py:4 main"])
+        fold.learn(Stacks(0.0, 0, [loss, environment, StackSample("between", "python", 90, "", ["train.py:5 main"])]))
         codes = [LOADER] * batches + [FORWARD, GAP, FORWARD, GAP, BACKWARD, OPTIMIZER]
         raw = RawStep(1, 0.0, codes, [0.01 * (n + 1) for n in range(len(codes))], 8, 0, None, 0, 0, None)
         fold.step(raw)
         return dict(zip(PHASES, fold.step(raw._replace(index=2)).phases, strict=True))
 
-    usual, environment = step(1.0), step(0.3)
+    usual = step(100, 0)
     assert usual["forward"] == pytest.approx(0.04), "two passes, what lies between them, and the loss"
-    assert environment["forward"] == pytest.approx(0.033) and environment[rest] == pytest.approx(usual[rest] + 0.007)
-    last = step(0.3, 0.5)
-    assert last["forward"] == pytest.approx(0.028) and last[rest] == pytest.approx(usual[rest] + 0.012)
+    assert step(70, 30) == usual, "the Python between two functions of torch"
+    assert step(3, 7) == usual, "too few samples"
+    works = step(30, 70)
+    assert works["forward"] == pytest.approx(0.026) and works[rest] >= usual[rest] + 0.007 - 1e-9
+    assert works["data_wait"] + works["other"] == pytest.approx(usual["data_wait"] + usual["other"] + 0.014)

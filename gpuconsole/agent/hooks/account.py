@@ -19,6 +19,7 @@ from .evidence.steps import iterations, own_updates
 from .guard import switch
 from .optimizer import steppers
 from .recorder import GAP, Recorder, pack
+from .sampler import sampler
 from .stream import StreamClock
 from .watch import recorder, watch
 
@@ -63,7 +64,7 @@ class SegmentAccount:
             "exchanges": exchanges.take(),
             "cpu_s": self.times.cpu_s(),
             "runq_s": self.times.runq_s(),
-            "overhead_s": self._marks * self._mark_s + recorder.own_s + sending_s,
+            "overhead_s": self._marks * self._mark_s + recorder.own_s + sampler.cpu_s + sending_s,
         }
 
     def finish(self) -> None:
@@ -121,8 +122,8 @@ class LightSteps:
         """The first step that may be light."""
 
     def every(self, usual_s: float, busy: bool) -> int:
-        """One step in so many is to be marked whole, where a step takes `usual_s`; 0: each. `busy`: a trial, a change, a probe or a search is under way."""
-        passing = passes.state.counting is not None or passes.state.tracing_batches is not None or watch.keep_inputs
+        """One step in so many is to be marked whole, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
+        passing = passes.state.counting is not None or watch.keep_inputs
         if busy or passing or watch.wrap_forward is not None or iterations.on or own_updates.on:
             self._from = recorder.index + FULL_STEPS
         if recorder.index < self._from or not 0 < usual_s < LIGHT_BELOW_S:

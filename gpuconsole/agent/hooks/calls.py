@@ -1,7 +1,5 @@
-"""Functions that are a segment of their own: saving, logging, collectives, compiled functions; and functions of the program that write
-checkpoints or log records. The latter are found by the calls within them that save, or that force a file to the disk. Gathering the state,
-formatting, writing and flushing belong to the checkpoint or to the log record. Before Python 3.12 these functions are not watched (functions.py).
-"""
+"""Functions of torch and of other libraries that are a segment of their own: saving, logging, collectives, compiled functions; and the calls that force
+a file to the disk."""
 
 from __future__ import annotations
 
@@ -16,66 +14,24 @@ from . import tracing
 from .guard import NO_LEVEL, OWN, alike, entry, hot_entry, put, put_until_off, shells, skip_code, switch, wrappers_without_level
 from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, SELDOM_MARKED, UNMARKED, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
-from .watch import MONITORING, count_samples, program_frame, recorder, watch
+from .watch import count_samples, recorder, watch
 
-# --- functions of the program that write ---------------------------------------------------------------------
+# --- calls that force a file to the disk ---------------------------------------------------------------------
 
 CALLS = ("fsync", "fdatasync")
-MOST_WRITERS = 256
-"""Functions that are watched. A program may make such functions all the time."""
 
 
-class Writers:
-    """`new`: the code of each function that is to be watched from the next step on, and the code of its segment."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """As in a process that has not trained yet."""
-        self.new: dict[CodeType, int] = {}
-        self._loop: set[CodeType] = set()
-        self._seen: set[CodeType] = set()
-
-    def learn_loop(self) -> None:
-        """Called by an optimizer step: the functions around it are the training loop, and never a segment."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            self._loop.add(frame.f_code)
-            frame = frame.f_back  # type: ignore[assignment]
-
-    def saw(self, segment: int) -> None:
-        """A call that saves or flushes a file has begun."""
-        if MONITORING is None or not self._loop or (frame := program_frame(sys._getframe())) is None:
-            return
-        code = frame.f_code
-        is_known = code in self._seen or code in self._loop or len(self._seen) >= MOST_WRITERS
-        if is_known or code.co_name.startswith("<"):
-            return
-        self._seen.add(code)
-        self.new[code] = segment
-
-    def take(self) -> dict[CodeType, int]:
-        """The functions that were found since the last call."""
-        taken, self.new = self.new, {}
-        return taken
-
-
-writers = Writers()
-
-
-@entry("writers.begin")
+@entry("calls.begin_flush")
 def begin_flush() -> bool:
     """Begin the segment of a call that flushes a file. Returns whether there is one to end."""
     if recorder.thread != get_ident() or recorder.stack[-1] not in (GAP, UNMARKED):
         return False
     recorder.mark_all()
-    writers.saw(LOG)
     recorder.enter(LOG)
     return True
 
 
-@entry("writers.end")
+@entry("calls.end_flush")
 def end_flush() -> None:
     if recorder.thread:
         recorder.leave()
@@ -141,8 +97,6 @@ def begin(code: int) -> bool:
             if not tracing.grad_enabled():
                 return False
             recorder.passes += 1
-        elif code == SAVE and stack[-1] == GAP:
-            writers.saw(SAVE)
         recorder.enter(code)
         return True
     except Exception as problem:
@@ -169,7 +123,6 @@ def _leave_calls() -> None:
 
 
 switch.undo_part["calls"] = _leave_calls
-switch.undo_part["writers"] = lambda: recorder.drop((LOG,))
 
 
 def around(*entries: tuple[str, str, int]) -> Callable[[Any], None]:

@@ -1,30 +1,19 @@
-"""Where batches come from: DataLoader iterators, and functions of the program that return batches where there is no DataLoader."""
+"""Where batches come from: DataLoader iterators."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from types import CodeType, FrameType
 from typing import Any
 
 from ..clock import now
-from . import passes
 from .changes.loader import is_served
 from .changes.servers import belongs_to
 from .evidence.loading import Place, loading
 from .evidence.steps import iterations
-from .functions import watch_function
-from .guard import alike, ask, entry, hot_entry, put, switch, wrappers_without_level
-from .recorder import DATA, LOADER, LOADERS, MAY_HOLD_FORWARD, UNMARKED, get_ident
-from .watch import MONITORING, is_program, recorder, watch
-
-TRACE_AT = 2
-"""Steps of a program with one optimizer after which the source of batches is looked for."""
-TRACE_STEPS, TRACE_STEPS_OF_SEVERAL = 2, 4
-"""Several optimizers may step on one batch, and each of them ends a step at first."""
-MOST_ITEMS, DEPTH = 64, 3
-"""Size and depth of the containers in which tensors are looked for."""
-
+from .guard import alike, entry, hot_entry, put, switch, wrappers_without_level
+from .recorder import LOADER, LOADERS, UNMARKED, get_ident
+from .watch import recorder, watch
 
 # --- DataLoader ---------------------------------------------------------------------------------------------
 
@@ -217,89 +206,6 @@ def end_epoch_start(loader: Any, begun: float) -> None:
         recorder.leave()
 
 
-# --- functions that return batches --------------------------------------------------------------------------
-
-
-class SourceSearch:
-    """For two steps: which function of the program returned the tensors that the model is then given. Costs some ms of these steps.
-
-    What runs within a pass is none: what a generator returns is a batch of its discriminator.
-    """
-
-    def __init__(self) -> None:
-        self.sources: list[CodeType] = []
-        self._returned: list[tuple[CodeType, list[weakref.ref[Any]]]] = []
-        """Not the tensors themselves: parts of a model return activations, which would stay in memory until the search is over."""
-        self._until = recorder.index + (TRACE_STEPS_OF_SEVERAL if iterations.on else TRACE_STEPS)
-        passes.state.tracing_batches = self.passed
-        switch.undo.append(self.stop)
-        sys.setprofile(self.event)
-
-    @entry("source.search")
-    def event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "return" and arg is not None and recorder.stack[-1] in MAY_HOLD_FORWARD and is_program(frame.f_code.co_filename):
-            tensors = tensors_in(arg)
-            if tensors:
-                self._returned.append((frame.f_code, [weakref.ref(tensor) for tensor in tensors]))
-
-    @entry("source.passed")
-    def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        for code, tensors in reversed(self._returned):  # the outermost function that passed them on
-            if any(id(tensor()) in given for tensor in tensors):
-                if code not in self.sources and code.co_name not in ("<module>", "<lambda>"):
-                    self.sources.append(code)
-                break
-
-    def over(self) -> bool:
-        """Whether the search has ended. Call it after each step."""
-        if recorder.index < self._until:
-            return False
-        self.stop()
-        for code in self.sources:
-            watch_function(code, DATA)
-        return True
-
-    def stop(self) -> None:
-        if sys.getprofile() == self.event:
-            sys.setprofile(None)
-        passes.state.tracing_batches = None
-        self._returned = []
-
-
-def search_at() -> int:
-    """The step after which the source of batches is looked for. Each of several optimizers ends a step at first, and only one of them may need a batch."""
-    return max(TRACE_AT, len(watch.alive(watch.optimizers)) + 1)
-
-
-def may_search() -> bool:
-    """Whether a search is of use and would disturb nobody: the function that it finds can be watched, no batch of the last steps came from a DataLoader,
-    and no other profiler is on.
-
-    These steps hold a whole iteration (see `search_at`).
-    """
-    from_loader = any(code >= LOADER for step in recorder.done for code in step[2])
-    return MONITORING is not None and not from_loader and sys.getprofile() is None
-
-
-def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
-    if ask(type(value), "data_ptr") is not None:
-        return [value]
-    if depth and isinstance(value, (tuple, list)) and len(value) < MOST_ITEMS:
-        return [tensor for item in value for tensor in tensors_in(item, depth - 1)]
-    if depth and isinstance(value, dict) and len(value) < MOST_ITEMS:
-        return [tensor for item in value.values() for tensor in tensors_in(item, depth - 1)]
-    return []
-
-
-def _leave_source() -> None:
-    recorder.drop((DATA,))
-    passes.state.tracing_batches = None
-    if isinstance(getattr(sys.getprofile(), "__self__", None), SourceSearch):
-        sys.setprofile(None)
-
-
 switch.undo_part["data"] = lambda: recorder.drop(range(LOADER, LOADER + LOADERS))
-switch.undo_part["source"] = _leave_source
 
 HOOKS = {"torch.utils.data.dataloader": on_dataloader}

@@ -136,8 +136,6 @@ PARTS = {
     "data": "the waits for batches of a DataLoader",
     "parts": "the parts of loading that take most of its time",
     "calls": "logging, checkpoints, collectives and zero_grad",
-    "writers": "functions that write files",
-    "source": "functions that make batches",
     "loss": "the loss",
     "stream": "times of the GPU",
     "graphs": "CUDA graphs",
@@ -157,7 +155,7 @@ class Switch:
         self.failed = False
         self.on_off: Callable[[str, str, str], None] | None = None
         self.undo: list[Callable[[], None]] = []
-        """What switches the whole agent off: the recorder, the profile function."""
+        """What switches the whole agent off: the recorder, the sampling thread."""
         self.parts_off: set[str] = set()
         self.notes: list[str] = []
         """A line for each part that has failed, until it is sent."""

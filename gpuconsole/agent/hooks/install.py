@@ -18,6 +18,7 @@ from .evidence.memory_lines import CONSENT_FILE, history
 from .guard import entry, put_back, put_under_other_names, switch, wrappers_without_level
 from .job import Agent
 from .recorder import get_ident
+from .sampler import sampler
 from .watch import recorder, watch
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
@@ -93,7 +94,7 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     _agent.append(agent)
     recorder.at_end = agent.step_ended
     switch.on_off = agent.report_off
-    switch.undo += [_recorder_off, agent.close, agent.forget_program, history.stop]
+    switch.undo += [_recorder_off, sampler.stop, sampler.close, agent.close, agent.forget_program, history.stop]
     in_forked_children(agent.forked)
     atexit.register(agent.ended)
     finder = Finder()

@@ -35,9 +35,8 @@ from ..protocol import (
 )
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
-from . import data, described, passes, tracing
+from . import described, passes, tracing
 from .account import LightSteps, SegmentAccount, StepSampler
-from .calls import writers
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.communication import exchanges
@@ -45,14 +44,14 @@ from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
-from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, stop_all, why_refused
+from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
-from .functions import watch_function
 from .guard import entry, switch
 from .memory import at_end, memory
 from .memory import raised as memory_raised
 from .optimizer import steppers
 from .recorder import OWN
+from .sampler import sampler
 from .watch import recorder, watch
 
 SOCKET = "socket"
@@ -69,6 +68,8 @@ DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
 DESCRIBE_EVERY_S, DESCRIBE_SHARE = 2.0, 100.0
 """Seconds between two descriptions of the program, and how much longer than a description that time is at least: a model may have 50 000 modules."""
+STACKS_EVERY_S, FAST_STACKS_EVERY_S = 2.0, 0.2
+"""Seconds between two messages about the samples of the stack, and where the console has asked for more of them."""
 LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
@@ -310,7 +311,6 @@ class JobService(Service):
 
     def give_up(self) -> None:
         """The agent goes off: no sample is taken any longer, and a probe under way ends. It may hold inputs of the program."""
-        stop_all()
         window.end()
         self.end_probe()
 
@@ -511,12 +511,13 @@ class Agent:
         self._connection: Connection | None = None
         self._service: JobService | None = None
         self._inbox = Inbox()
-        self._search: data.SourceSearch | None = None
         self._compiling_s = 0.0
         """What torch.compile has taken up to the last look."""
         self._describe_from = 0.0
         """When the program is described again."""
-        self._every_step, self._searched = True, False
+        self._stacks_from = 0.0
+        """When the samples of the stack are sent again."""
+        self._every_step = True
         self._sampler, self._light = StepSampler(), LightSteps()
         self._arithmetic = Arithmetic()
         self._copies: CopyCount | None = None
@@ -592,6 +593,7 @@ class Agent:
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
         exchanges.look()
+        sampler.go_on()
         switch.attempt("compiled.look", self._leave_out_compiling)
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
@@ -617,7 +619,6 @@ class Agent:
 
     def _serve(self, service: JobService, connection: Connection) -> None:
         """Find out what is not known yet, carry out commands, and send what is due."""
-        switch.attempt("source.search", self._search_source)
         if recorder.index >= DESCRIBE_AT and now() >= self._describe_from:
             begun = now()
             switch.attempt("settings.read", self._describe)
@@ -634,20 +635,16 @@ class Agent:
         elif self._copies is not None and self._copies.over():
             self._send_observed(switch.attempt("copies.count", self._copies.signals))
             self._copies = None
-        if recorder.index < EAGER:
-            writers.learn_loop()
-        switch.attempt("writers.watch", self._watch_writers)
         device = service.loop.device
         if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
             switch.attempt("memory.owners", self._send_owners, device.index)
         if window.due():
             switch.attempt("parts.answer", service.answer_parts)
         self._send_notes()
+        self._send_stacks()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
-        self._every_step = (
-            recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or self._copies is not None or service.waits
-        )
+        self._every_step = recorder.index < EAGER or self._arithmetic.under_way or self._copies is not None or service.waits
         if not goes_on or connection.gone:
             switch.attempt("changes.leave_trial", partial(self.leave, None) if self._joined else service.loop.leave_trial)
         if not goes_on:
@@ -655,18 +652,16 @@ class Agent:
         elif connection.gone:
             switch.off("connection", None)
 
+    def _send_stacks(self, everything: bool = False) -> None:
+        """Send what the samples of the stack have shown, where it is time; `everything`: at once."""
+        if everything or now() >= self._stacks_from:
+            self._stacks_from = now() + (STACKS_EVERY_S if not sampler.fast else FAST_STACKS_EVERY_S)
+            if samples := sampler.take():
+                self._send("stacks", rank=self.rank, samples=samples)
+
     def _send_notes(self) -> None:
         while switch.notes:
             self._send("note", text=switch.notes.pop(0), level="warning")
-
-    def _search_source(self) -> None:
-        if self._search is not None:
-            if self._search.over():
-                self._search = None
-        elif not self._searched and recorder.index >= data.search_at():
-            self._searched = True
-            if data.may_search():
-                self._search = data.SourceSearch()
 
     def _describe(self) -> None:
         assert self._service is not None
@@ -685,13 +680,10 @@ class Agent:
             return None
         return CopyCount()
 
-    def _watch_writers(self) -> None:
-        for code, segment in writers.take().items():
-            watch_function(code, segment)
-
     @entry("job.ended")
     def ended(self) -> None:
         """The process ends: send what is left."""
+        sampler.stop()
         if not switch.failed and self._connection is not None:
             raised = at_end()
             if self._service is None:
@@ -704,6 +696,7 @@ class Agent:
             device = self._service.loop.device
             memory.end(device.index if device.type == "cuda" else None)
             self._send_notes()
+            self._send_stacks(everything=True)
             self._send(
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised
             )  # Python may take seconds to end after this
@@ -713,7 +706,7 @@ class Agent:
         """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
         if problem is not None and self._connection is not None:
             memory_raised(problem)
-        stop_all()
+        sampler.stop()
         window.end()
         if passes.state.counting is not None:
             passes.state.counting.stop()
@@ -727,6 +720,7 @@ class Agent:
         device = self._service.loop.device
         memory.end(device.index if device.type == "cuda" else None)
         self._send_notes()
+        self._send_stacks(everything=True)
 
     def close(self) -> None:
         """Give back what the agent has of the process: file descriptors, and the function that Python calls at each garbage collection. The connection
@@ -754,8 +748,6 @@ class Agent:
         keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
         if self._service is not None:
             self._service.forget_window()
-        if passes.state.counting is not None:
-            passes.state.counting.between.stop()
         passes.state.counting, watch.keep_inputs = None, False
         tracing.forked()
         recorder.reset()
@@ -764,21 +756,18 @@ class Agent:
             self._connection.close()
         if self._copies is not None:
             self._copies.stop()
-        if self._search is not None:
-            self._search.stop()
-        self._connection = self._service = self._search = self._copies = None
+        self._connection = self._service = self._copies = None
         memory.reset()
         history.on = history.wanted = False
         self._inbox = Inbox()
         self._announced = ()
         self._describe_from = 0.0
-        self._every_step, self._searched = True, False
+        self._every_step = True
         self._arithmetic = Arithmetic()
         steppers.reset()
         loading.reset()
         window.forget()
         exchanges.reset()
-        writers.reset()
 
     def _join(self) -> None:
         if self._connection is None or self._was_closed():

@@ -40,8 +40,6 @@ class State:
         """Called at the end of such a backward pass."""
         self.counting: Any = None
         """Counts the operators of each pass: `enter` and `leave`."""
-        self.tracing_batches: Any = None
-        """A function that receives the arguments of each pass, where the source of batches is looked for."""
 
 
 state = State()
@@ -168,8 +166,6 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
             watch.called[id(type(module))] = type(module)
             watch.roots.append(weakref.ref(module))
         recorder.passes += 1
-        if state.tracing_batches is not None:
-            state.tracing_batches(args, kwargs)
         grad = tracing.grad_enabled()
         recorder.enter(FORWARD if grad else NO_GRAD)
         if grad:

@@ -19,8 +19,6 @@ LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__f
 """Paths with one of these parts are no code of the program itself."""
 CELL = "<ipython-input"
 """The begin of the file name of lines typed into IPython in a terminal. A cell of a notebook has the name of a file that does not exist."""
-MONITORING: Any = getattr(sys, "monitoring", None)
-"""From Python 3.12 on: tells where calls of a function begin and end."""
 
 
 class Made(NamedTuple):
@@ -56,8 +54,6 @@ class Watch:
         """The DataLoader of the last training pass."""
         self.last_loader: Callable[[], Any] | None = None
         """The DataLoader of the last batch."""
-        self.works_between_passes = False
-        """Whether the program spends much time without torch between its forward passes: see `evidence.between`."""
         self.allows_numerics = False
         """Whether the user has agreed to changes that alter the numbers of the program."""
         self.compiled_folder = ""

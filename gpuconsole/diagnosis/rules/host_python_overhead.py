@@ -57,8 +57,8 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
             )
         elif collects:
             cause = f" is Python between the phases: the garbage collector, {percent(pause)}"
-        elif batches or waits:
-            cause = f" is the script's own code, {_line(case, waits)}{BATCHES if batches else ''}"
+        elif batches >= share / 2 or waits:
+            cause = f" is the script's own code, {_line(case, waits)}{BATCHES if batches >= share / 2 else ''}"
         else:
             cause = f" is Python between the phases: {_line(case, waits)}"
         summary = f"{percent(share)} of step time{cause}"

@@ -51,6 +51,7 @@ from gpuconsole.wire.events import (
     RunOpened,
     Segments,
     SetKnobs,
+    Stacks,
     Started,
     Stop,
     decode_event,
@@ -446,7 +447,7 @@ class JobChild(Child):
                 self._ranks[rank] = writer
                 if event.world_size == 1:
                     return
-            elif isinstance(event, JobKnown | Started):
+            elif isinstance(event, JobKnown | Stacks):
                 fold.learn(event)
             elif isinstance(event, OutOfMemory):  # the process may not have made a step yet
                 self._memory_failed(event)
@@ -515,7 +516,7 @@ class JobChild(Child):
                             "warning",
                         )
                     )
-            case Started() | JobKnown() if rank:
+            case Started() | JobKnown() | Stacks() if rank:
                 return  # the leader's stands for the run
             case _:
                 self._on_event(event)

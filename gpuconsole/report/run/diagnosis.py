@@ -20,6 +20,7 @@ from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
 from gpuconsole.report.run.account import attainable_report
 from gpuconsole.report.run.figures import doubtful, outage, verdict
+from gpuconsole.report.run.places import places_report
 from gpuconsole.report.run.runs import cause_report, figures, run_head
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.session import facts
@@ -355,6 +356,8 @@ def details_report(run: Run) -> Report:
     report += [text(f"{sentence(words)}.", "dim"), BLANK] if (words := core_wait_words(run)) else []
     if (gap := unexplained(run)) is not None:
         report += [heading("Not explained"), text(f"{gap.words}.", "alert"), *(text(clause) for clause in gap_clauses(gap)), BLANK]
+    if places := places_report(run):
+        report += [*places, BLANK]
     if reach := attainable_report(run):
         report += [heading("What this hardware could reach"), *reach, BLANK]
     report += other_rules(run)

@@ -13,10 +13,12 @@ import msgspec
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.stacks import Place
 from gpuconsole.session.figures.account import add_bandwidth, add_served_work, summarize
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak
 from gpuconsole.session.machine import devices_used
+from gpuconsole.session.places import places_of
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
 
@@ -52,7 +54,7 @@ def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float
 
 LOSS_STEPS = 5
 
-_Computed = tuple[Summary, list[Rank], dict[str, str], Validity | None]
+_Computed = tuple[Summary, list[Rank], list[Place], dict[str, str], Validity | None]
 _Key = tuple[int, int | None, tuple[Device, ...], Environment]
 _memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary()
 """The last result for each record, with all inputs of the computation."""
@@ -71,6 +73,7 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
             record.run,
             summary=before.summary,
             ranks=before.ranks,
+            places=before.places,
             unavailable={**before.unavailable, **record.run.unavailable},
             validity=before.validity,
         )
@@ -78,9 +81,9 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
     memo = _memo.get(record)
     if memo is None or memo[0] != key:
         memo = _memo[record] = (key, _compute(record, devices, environment, limit))
-    summary, ranks, missing, valid = memo[1]
+    summary, ranks, places, missing, valid = memo[1]
     return msgspec.structs.replace(
-        record.run, summary=summary, ranks=ranks, unavailable={**missing, **record.run.unavailable}, validity=valid
+        record.run, summary=summary, ranks=ranks, places=places, unavailable={**missing, **record.run.unavailable}, validity=valid
     )
 
 
@@ -120,7 +123,8 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
-    return summary, ranks, missing, validity(record)
+    places = places_of(record.stacks.since(record.steady_t or 0.0))
+    return summary, ranks, places, missing, validity(record)
 
 
 def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]) -> Summary:

@@ -27,25 +27,6 @@ PROGRAMS = {
         switch.off("", None)
         assert not watch.keep_inputs
     """,
-    "a function that saves, and what it has around it": """
-        from gpuconsole.agent.hooks.functions import watch_function
-        from gpuconsole.agent.hooks.recorder import SAVE
-
-        def program(batch):
-            def save():
-                return batch
-            return save
-
-        save = program(batch)
-        code = save.__code__
-        watch_function(code, SAVE)
-        assert save.__code__ is code and save() is batch
-        del save, batch
-        gc.collect()
-        assert kept() is None
-        for undo in switch.undo:
-            undo()
-    """,
 }
 
 

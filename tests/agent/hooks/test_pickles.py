@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuconsole.agent.hooks import functions, guard, pickles
+from gpuconsole.agent.hooks import guard, pickles
 from gpuconsole.agent.hooks.guard import put, switch
-from gpuconsole.agent.hooks.recorder import GAP, SAVE
 from gpuconsole.agent.hooks.watch import recorder
 
 
@@ -80,18 +79,3 @@ def test_what_the_program_has_put_in_place_of_a_hook_is_pickled(library: ModuleT
     put(cls, "__call__", hooked(cls.__call__))
     cls.__call__ = lambda self: "new call of the program"
     assert b"new call of the program" in dumps(library, cls)
-
-
-def test_a_function_that_is_watched_is_pickled_as_ever(library: ModuleType) -> None:
-    kept = ["what the function refers to"]
-
-    def saves(name: str = "x") -> Any:
-        return name, kept, recorder.stack[-1], FunctionType
-
-    def uses() -> Any:
-        return saves("used")
-
-    plain = dumps(library, uses)
-    functions.watch_function(saves.__code__, SAVE)
-    assert dumps(library, uses) == plain
-    assert uses() == ("used", kept, GAP if functions.MONITORING is None else SAVE, FunctionType)

@@ -84,7 +84,6 @@ def test_a_slow_description_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "now", lambda: clock[0])
     monkeypatch.setattr(job.recorder, "index", job.DESCRIBE_AT)
     monkeypatch.setattr(agent, "_describe", describe)
-    monkeypatch.setattr(agent, "_searched", True)
     monkeypatch.setattr(job.switch, "notes", [])
     for _ in range(30):
         agent._serve(Stub(), Stub())  # type: ignore[arg-type]

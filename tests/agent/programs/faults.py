@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 NAMES = sys.argv[1:]
-FIRST = ("made", "asked", "loss.", "source.search", "source.passed", "optimizer.begin", "job.step_ended")
+FIRST = ("made", "asked", "loss.", "optimizer.begin", "job.step_ended")
 """Entry points with these words break before the first step, the others after six steps."""
 READINGS = "readings"
 """Trials with such a name break what a mark of a sampled step reads."""
@@ -66,8 +66,8 @@ def break_first_line(code):
     sys.settrace(lambda frame, event, argument: in_function if frame.f_code is code and len(lines) < 2 else None)
 
 
-def train(name, at, loaded, light):
-    """24 steps, or 120 where they are to be light, with a loader or with a function that makes batches; prints what must not change."""
+def train(name, at, light):
+    """24 steps, or 120 where they are to be light, prints what must not change."""
     if at == 0:
         break_entry_point(name)
     torch.manual_seed(0)
@@ -75,12 +75,7 @@ def train(name, at, loaded, light):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
     dataset = DataLoader(data, 4, shuffle=True)
-    loader = iter(dataset) if loaded else None
-
-    def make_batch():
-        at = torch.randint(64, (4,))
-        return data.tensors[0][at], data.tensors[1][at]
-
+    loader = iter(dataset)
     loss_function = torch.compile(F.cross_entropy, backend="eager") if "compiled" in name else F.cross_entropy
     losses = []
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -88,13 +83,13 @@ def train(name, at, loaded, light):
     for n in range(120 if light else 24):
         if n == at > 0:
             break_entry_point(name)
-        if loaded and n % 4 == 2:
+        if n % 4 == 2:
             loader = iter(dataset)
         if not light:
             with contextlib.suppress(OSError):  # a device that is no file
                 os.fsync(log)
             cloudpickle.dumps(Pickled)
-        x, y = next(loader) if loaded else make_batch()
+        x, y = next(loader)
         loss = loss_function(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -122,7 +117,7 @@ for name in NAMES:
         code = 7
         try:
             light = any(word in name for word in LIGHT)
-            train(name, 80 if light else 0 if any(word in name for word in FIRST) else 6, loaded="source" not in name, light=light)
+            train(name, 80 if light else 0 if any(word in name for word in FIRST) else 6, light=light)
         except BaseException as problem:
             print("the program failed:", repr(problem), flush=True)
             code = 8

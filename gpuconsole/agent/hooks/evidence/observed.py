@@ -24,7 +24,6 @@ from ..passes import has_modes, state
 from ..recorder import NO_GRAD, OWN, get_ident
 from ..structure import structure
 from ..watch import place_name, program_frame, recorder, watch
-from .between import BetweenPasses
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
 
@@ -40,7 +39,7 @@ NO_FORMULA = "no operator with a known formula ran in the passes that are seen"
 
 
 class StepCount:
-    """Counts the FLOPs of the passes of one step, and times what lies between the passes. `flops`: forward and backward, recomputation included; None
+    """Counts the FLOPs of the passes of one step. `flops`: forward and backward, recomputation included; None
     where they are not known, and `reason` says why.
 
     `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out; `flops` counts all scores.
@@ -80,7 +79,6 @@ class StepCount:
                 return out
 
         self._mode, self._newest_mode = Counts(), _get_current_dispatch_mode
-        self.between = BetweenPasses()
         compiled.on_use = self.give_up
 
     def note(self, operator: Any, flops: float, args: Any, kwargs: dict[str, Any]) -> None:
@@ -108,7 +106,6 @@ class StepCount:
         self._depth += 1
         if self._depth > 1:
             return
-        self.between.end()
         if has_compiled():
             self.flops, self.reason = None, COMPILED
             return
@@ -127,8 +124,6 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._exit()
-            if self.reason != COMPILED:  # else torch.compile would find the mode for functions
-                self.between.begin()
 
     def _exit(self) -> None:
         if self._counts and self._newest_mode() is self._mode:  # else it would end a mode of the program
@@ -139,13 +134,11 @@ class StepCount:
         """The program is about to compile a function, within or between the passes."""
         self.flops, self.reason = None, COMPILED
         self._exit()
-        self.between.stop()
 
     def stop(self) -> None:
         """Count nothing any longer, wherever the program is."""
         state.counting, compiled.on_use, self.flops = None, None, None
         self.reason = INTERRUPTED
-        self.between.stop()
         self._depth = 0
         self._exit()
 
@@ -165,23 +158,8 @@ def has_products(loss: Any) -> bool:
     return False
 
 
-class Leftover:
-    """After a step that ended within a backward pass: takes the mode from the program when the next pass begins."""
-
-    def __init__(self, between: BetweenPasses) -> None:
-        self.between = between
-
-    def enter(self, loss: Any = None) -> None:
-        """A pass begins."""
-        if self.between.stop():
-            state.counting = None
-
-    def leave(self) -> None:
-        """The pass ends."""
-
-
 class Arithmetic:
-    """Counts one whole step, as soon as the program runs evenly, and times what lies between its passes. `per_sample`: FLOPs of a sample; `reason`: why
+    """Counts one whole step, as soon as the program runs evenly. `per_sample`: FLOPs of a sample; `reason`: why
     there is no figure."""
 
     def __init__(self) -> None:
@@ -206,10 +184,6 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
-        if not count.between.stop():
-            state.counting = Leftover(count.between)
-        self.facts = count.between.facts()
-        watch.works_between_passes = bool(self.facts)
         self.done = True
         if count.flops and last_samples:
             self.per_sample = count.flops / last_samples

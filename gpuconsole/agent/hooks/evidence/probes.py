@@ -11,7 +11,6 @@ import os
 import random
 import re
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,16 +21,16 @@ from typing import Any
 from weakref import ReferenceType
 
 from ... import probes
-from ...clock import ThreadTimes, now
-from ...forks import before_forks
+from ...clock import now
 from ...loop import Signals
-from ...probes import ProbeError, StackSamples, refuse_compiled
-from ...protocol import Knobs, Message, Profile, RunProbe, Signal, message
+from ...probes import ProbeError, refuse_compiled
+from ...protocol import Knobs, Message, Profile, RunProbe, message
 from ...world import World
 from .. import tracing
 from ..changes.state import state_of_generator
 from ..guard import switch, wrappers_without_level
-from ..recorder import BACKWARD, DATA, FORWARD, GAP, OWN, get_ident
+from ..recorder import BACKWARD, FORWARD, get_ident
+from ..sampler import sampler
 from ..watch import place_name, program_frame, recorder, watch
 from .observed import is_compiled, why_unpatched
 
@@ -553,100 +552,21 @@ def free_bytes(device: Any) -> float | None:
 
 # --- the lines of the script --------------------------------------------------------------------------------
 
-LOOK_S = 0.001
-"""Length of a look at the CPU time of the training thread, after a sample within the script's own lines."""
-LEAST_LOOKED_S = 0.005
-"""Seconds of such looks at one line, below which nothing is said about its CPU time."""
 LENGTH_S = 1.0
 LEAST_STEPS = 4
 MOST_S = 10.0
-_running: list[JobSamples] = []
 
 
-class JobSamples(StackSamples):
-    """Stack samples of the program. A function of the program that makes batches counts as the script's own lines. The samples also end before the
-    process forks: Python warns where a process with threads forks.
-
-    `looked`: by place, the seconds that the samples looked at the thread, and the seconds in which it used a core or waited for one. A look that
-    lasts into another segment does not count. `times`: those of the training thread, which makes this object.
-    """
-
-    def __init__(self, times: ThreadTimes) -> None:
-        self.looked: dict[str, tuple[float, float]] = {}
-        self._times = times
-        self._torch = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
-        self._cpu_clock = time.pthread_getcpuclockid(get_ident()) if times.available else 0
-        super().__init__()
-        _running.append(self)
-
-    def stop(self) -> None:
-        if self in _running:
-            _running.remove(self)
-            super().stop()
-
-    def sample(self) -> None:
-        code = recorder.stack[-1]
-        if code != OWN:
-            place = self._place() if code in (GAP, DATA) else ""
-            self.places.append(place)
-            if place and self._times.available:
-                self._look(place)
-
-    def _place(self) -> str:
-        present = sys._current_frames().get(recorder.thread)
-        frame = program_frame(present)
-        if frame is None or present is None:
-            return ""
-        if recorder.codes and recorder.codes[-1] == FORWARD:
-            in_torch = present.f_code.co_filename.startswith(self._torch)
-            if in_torch or not watch.works_between_passes:
-                return ""  # the loss, most often
-        code = frame.f_code
-        return f"{place_name(code.co_filename, frame.f_lineno)} {code.co_name}"
-
-    def _look(self, place: str) -> None:
-        segment, begun, busy = _segment(), now(), self._busy_s()
-        self.stopping.wait(LOOK_S)
-        seconds, busy = now() - begun, self._busy_s() - busy
-        if _segment() == segment:
-            total, used = self.looked.get(place, (0.0, 0.0))
-            self.looked[place] = total + seconds, used + busy
-
-    def _busy_s(self) -> float:
-        """Seconds of the training thread on a core or on a run queue. /proc counts the time on a core only at the ticks of the scheduler while the
-        thread runs, so its CPU clock tells it."""
-        return time.clock_gettime(self._cpu_clock) + self._times.runq_s()
-
-
-def _segment() -> tuple[int, int]:
-    """The present segment: the step, and how many segments of the step have ended."""
-    return recorder.index, len(recorder.codes)
-
-
-def stop_all() -> None:
-    """End all sampling threads."""
-    for samples in list(_running):
-        samples.stop()
-
-
-before_forks(stop_all)
-
-
-def script_lines(times: ThreadTimes) -> Probing:
-    """P15: the share of time in the program's own lines between the segments, the line with most of it, and whether this line computes or waits.
-    Ordinary steps go on meanwhile. `times`: those of the training thread."""
-    samples, start, first = JobSamples(times), now(), recorder.index
+def script_lines() -> Probing:
+    """P15: more samples of the stack for a second or more, while ordinary steps go on. The console finds the lines in them."""
+    sampler.faster(MOST_S)
+    start, first = now(), recorder.index
     try:
         while now() - start < LENGTH_S or (recorder.index - first < LEAST_STEPS and now() - start < MOST_S):
             yield
     finally:
-        samples.stop()
-    signals, place = samples.signals()
-    looked_s, used_s = samples.looked.get(place, (0.0, 0.0))
-    if looked_s >= LEAST_LOOKED_S:
-        source = f"CPU time and run-queue delay of the training thread in this line, over {looked_s * 1e3:.0f} ms"
-        signals["stack.line_cpu_ratio"] = Signal(min(used_s / looked_s, 1.0), "ratio", source)
-    return signals
+        sampler.faster(0.0)
+    return {}
 
 
 # --- the probes that a job allows ---------------------------------------------------------------------------
@@ -686,7 +606,7 @@ def swap_layout(loop: Any) -> Probing:
 
 
 PROBES: dict[str, Callable[[Any], Probing]] = {
-    "script_lines": lambda loop: script_lines(loop.account.times),
+    "script_lines": lambda loop: script_lines(),
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "launch": launch,

@@ -10,6 +10,8 @@ import pytest
 
 from gpuconsole.agent.hooks.evidence.probes import LONGEST_HOLD_S, WINDOW_STEPS
 from gpuconsole.agent.probes import factors_in_time
+from gpuconsole.model.stacks import StackSample
+from gpuconsole.session.places import signals_of
 from gpuconsole.wire.events import Command, ProbeDone, Profile, Profiled, RunProbe
 from gpuconsole.workloads.profiling.summary import summarize
 from gpuconsole.workloads.profiling.trace import read_trace
@@ -22,12 +24,12 @@ FIRST, SECOND = 500, 400
 PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines", "swap_precision", "swap_layout", "launch")
 COUNTS = 9
 PROFILED, OP_MIX, SYNC_GAPS = 10, 11, 12
-Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled]]
+Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled], list[StackSample]]
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
-    """The output of the program alone and with probes and the profiler, the answers by request, and that about the profile."""
+    """The output of the program alone and with probes and the profiler, the answers by request, that about the profile, and the stack samples."""
     command = (sys.executable, str(PROGRAM), str(FIRST), str(SECOND))
     asks: list[tuple[int, Command]] = [(10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)] + [
         (FIRST + 5, RunProbe(COUNTS, "cached_batch"))
@@ -47,11 +49,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     assert probed.stderr == alone.stderr
     profiled = {event.request: event for event in one.events if isinstance(event, Profiled)}
     answers = {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
-    return alone.stdout, probed.stdout, answers, profiled
+    return alone.stdout, probed.stdout, answers, profiled, one.samples
 
 
 def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs: Outputs) -> None:
-    alone, probed, answers, _ = outputs
+    alone, probed, answers, *_ = outputs
     assert len(answers) == len(PROBES) + 2
     assert probed == alone
 
@@ -72,7 +74,7 @@ def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_
 
 
 def test_stack_samples_name_the_line(outputs: Outputs) -> None:
-    signals = outputs[2][1 + PROBES.index("script_lines")].signals
+    signals = signals_of(outputs[4])
     line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
     assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train")
     assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2

@@ -1,0 +1,298 @@
+"""Samples of the training thread's stack: which lines of the program take the time of each part of a step.
+
+A bare thread reads the stack of the training thread about 20 times a second: 100 times a second in a fifth of a second, then it rests. While it waits for a
+sample, the interpreter's switch interval is short: with the usual 5 ms a sample would come with the next function of torch, which releases the lock, and
+never find the program's own lines before it. In the rest of the time the interval is the program's own.
+
+`threading.enumerate` does not show the thread. It is gone before a fork and at the end of the process: Python 3.12 and newer warn where a process with
+several threads forks.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import gc
+import os
+import random
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from ..forks import before_forks, in_forked_children
+from ..held import ProcFile
+from ..protocol import COUNTS
+from .guard import switch
+from .recorder import BACKWARD, COMM, COMPILED, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN, SAVE, UNMARKED, WHOLE, ZERO
+from .watch import is_program, place_name, recorder
+
+EVERY_S = 0.01
+"""Mean seconds between two samples. A sample takes about 0.2 ms of a core."""
+SWITCH_S = 0.0003
+"""The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
+stack must be read by then."""
+SPELL_S, REST_S = 0.2, 0.8
+"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples."""
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+MOST_LINES = 8
+MOST_FRAMES = 300
+MOST_STACKS = 500
+"""Different stacks between two messages. Further ones are counted without their outer lines."""
+MOST_FILES, STAT_BYTES = 4096, 512
+SPIN_NS, LATE_S = 50_000, 0.0002
+"""How long a thread goes on running that does not need the interpreter's lock. One without a core does not need it either if this thread got the lock at
+once."""
+NAP_S, STOOD_NS = 0.0002, 20_000
+"""How long the thread lets go of the interpreter's lock to see what a thread does that sleeps, and CPU time below which that thread slept on."""
+OBJECTS = 60
+"""More than a sample makes: a garbage collection, and with it finalizers of the program, must not run in this thread."""
+MOST_SKIPPED = 5
+GONE_S = 0.05
+"""The longest wait for the end of the thread."""
+
+PARTS = {
+    FORWARD: "forward",
+    WHOLE: "forward",
+    COMPILED: "forward",
+    NO_GRAD: "no_grad",
+    BACKWARD: "backward",
+    OPTIMIZER: "optimizer",
+    ZERO: "optimizer",
+    SAVE: "checkpoint",
+    LOG: "logging",
+    COMM: "comm",
+}
+"""The part of a step that a segment is, by its code. Those of the time between the segments are LOSS, CLIP, FEED and BETWEEN."""
+LOSS, CLIP, FEED, BETWEEN, DATA_WAIT = "loss", "clip", "feed", "between", "data_wait"
+"""From the end of the model's call to the backward pass; from the backward pass to the optimizer; from a batch to the model's call; from the optimizer
+to the next batch or call."""
+PYTHON, NATIVE, WAITS = "python", "native", "waits"
+"""What the thread does: it runs Python, or operators too short to tell; it runs code without the interpreter's lock, such as an operator of torch; it
+waits for a lock, for input or output, or sleeps."""
+
+Line = tuple[str, int, str]
+"""A line of the program: its file, its number, and the function."""
+Stack = tuple[str, str, str, tuple[Line, ...]]
+"""The part, what the thread does, the library function that the innermost line of the program calls (empty: none), and the lines of the program, the
+innermost first."""
+
+
+class Sampler:
+    """Takes samples of the training thread while that trains. `cpu_s`: CPU seconds of the sampling thread so far."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self._random = random.Random(0)
+        self._skipped = 0
+        self._thread = self._clock = 0
+        self._state: ThreadState | None = None
+        self._fast_until = 0.0
+        self._stacks: dict[Stack, float] = {}
+        self._is_program: dict[str, bool] = {}
+        self._forget()
+        before_forks(self.stop)
+        in_forked_children(self._forget)
+
+    def _forget(self) -> None:
+        """As in a process without the thread. A forked child has no other thread than the one that forked."""
+        self._runs = self._wanted = False
+        self._native_id = 0
+        self._wake: Any = None
+        self.close()
+        self._stacks = {}
+
+    def go_on(self) -> None:
+        """Sample the present thread from now on. Called between two steps: after a fork, Python counts the threads until the fork is over."""
+        if (thread := _thread.get_ident()) != self._thread:
+            self.close()
+            self._clock = time.pthread_getcpuclockid(thread)  # the clock of a thread that has ended tells so, its handle does not
+            self._state, self._thread = ThreadState(), thread
+        if self._runs or switch.failed:
+            return
+        self._runs = self._wanted = True
+        self._native_id = 0
+        self._wake = wake = _thread.allocate_lock()
+        wake.acquire()
+        try:
+            _thread.start_new_thread(self._run, (wake,))
+        except RuntimeError:  # the program may have no further thread
+            self._runs = self._wanted = False
+
+    def stop(self) -> None:
+        """End the thread, and wait until it is gone."""
+        wake, self._wake, self._wanted = self._wake, None, False
+        if wake is None:
+            return
+        wake.release()
+        until = time.perf_counter() + GONE_S
+        while (self._runs or os.path.exists(f"/proc/self/task/{self._native_id or 0}")) and time.perf_counter() < until:
+            time.sleep(0.00005)
+
+    def close(self) -> None:
+        """Give the file of the sampled thread back."""
+        if self._state is not None:
+            self._state.close()
+        self._thread, self._clock, self._state = 0, 0, None
+
+    def faster(self, seconds: float) -> None:
+        """Take samples at the higher rate for so long."""
+        self._fast_until = time.perf_counter() + seconds
+
+    @property
+    def fast(self) -> bool:
+        """Whether samples are taken at the higher rate."""
+        return time.perf_counter() < self._fast_until
+
+    def take(self) -> list[tuple[str, str, float, str, list[str]]]:
+        """The stacks since the last call: fields of `model.stacks.StackSample`."""
+        taken, self._stacks = self._stacks, {}
+        return [
+            (part, kind, round(weight, 2), callee, [f"{place_name(file, number)} {function}" for file, number, function in lines])
+            for (part, kind, callee, lines), weight in taken.items()
+        ]
+
+    # --- in the thread of its own -------------------------------------------------------------------------------
+
+    def _run(self, wake: Any) -> None:
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal interrupts a thread of the program
+            self._native_id = _thread.get_native_id()
+            self._sample_until_woken(wake)
+        except BaseException:  # Python would print it in the job. Without samples the rest goes on
+            self._wanted = False
+        finally:
+            self._runs = False
+
+    def _sample_until_woken(self, wake: Any) -> None:
+        """Sample for a spell, rest, and so on. All pauses are random: they keep step with no rhythm of the program."""
+        while self._wanted:
+            if not self.fast and wake.acquire(True, REST_S * (0.5 + self._random.random())):
+                return
+            usual_s = sys.getswitchinterval()
+            try:
+                until = time.perf_counter() + SPELL_S
+                while time.perf_counter() < until:
+                    if self._sample_later(wake, usual_s):
+                        return
+            finally:
+                self.cpu_s = time.thread_time()
+
+    def _sample_later(self, wake: Any, usual_s: float) -> bool:
+        """Wait, then take a sample. Returns whether the thread is to end. `usual_s`: the program's own switch interval."""
+        pause_s = EVERY_S * (0.5 + self._random.random())
+        due = time.perf_counter() + pause_s
+        sys.setswitchinterval(min(usual_s, SWITCH_S))
+        short_s = sys.getswitchinterval()  # rounded
+        over = bool(wake.acquire(True, pause_s))
+        if sys.getswitchinterval() == short_s:  # the program has not set another one meanwhile
+            sys.setswitchinterval(usual_s)  # the stack must not change while it is read
+        self._skipped = 0 if self._skipped > MOST_SKIPPED or not _collects_soon() else self._skipped + 1
+        if not over and not self._skipped and recorder.thread == self._thread and not recorder.arm and recorder.kind == COUNTS:
+            self._sample(time.perf_counter() - due)
+        return over
+
+    def _sample(self, late_s: float) -> None:
+        """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
+        code, between = recorder.stack[-1], self._between()
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or code == OWN:
+            return
+        part, callee, lines = self._lines(frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT))
+        del frame  # before the lock goes: nothing of the program may be freed here
+        stack = part, self._kind(late_s), callee, lines
+        if stack not in self._stacks and len(self._stacks) >= MOST_STACKS:
+            stack = part, stack[1], callee, lines[:1]
+        self._stacks[stack] = self._stacks.get(stack, 0.0) + 1 + late_s / EVERY_S
+
+    def _between(self) -> str:
+        """The part of the step that the present moment is, where no segment is under way."""
+        if recorder.passes > recorder.backwards:
+            return LOSS
+        if recorder.backwards:
+            return CLIP
+        return FEED if any(code >= LOADER for code in recorder.codes[-4:]) else BETWEEN
+
+    def _lines(self, frame: FrameType | None, part: str) -> tuple[str, str, tuple[Line, ...]]:
+        """The part, the library function that the innermost line of the program calls, and the lines of the program. In a light step the optimizer is no
+        segment: its frames show it."""
+        callee, lines = "", list[Line]()
+        for _ in range(MOST_FRAMES):
+            if frame is None or len(lines) == MOST_LINES:
+                break
+            code = frame.f_code
+            file = code.co_filename
+            if self._belongs(file):
+                line = file, frame.f_lineno or 0, qualified(code)
+                if not lines or lines[-1] != line:  # the frame of a comprehension is that of its function
+                    lines.append(line)
+            elif not lines:
+                if not code.co_name.startswith("_") and not file.startswith("<"):
+                    callee = f"{dict.get(frame.f_globals, '__name__', '').partition('.')[0]}.{qualified(code)}"
+                if part in (CLIP, BETWEEN, LOSS) and "/torch/optim/" in file:
+                    part = PARTS[OPTIMIZER]
+            frame = frame.f_back
+        return part, callee, tuple(lines)
+
+    def _belongs(self, file: str) -> bool:
+        """Whether a file is one of the program's own."""
+        known = self._is_program.get(file)
+        if known is None:
+            if len(self._is_program) > MOST_FILES:
+                self._is_program.clear()
+            known = self._is_program[file] = is_program(file)
+        return known
+
+    def _kind(self, late_s: float) -> str:
+        """What the sampled thread does, where this thread has come to the interpreter's lock `late_s` after its time. This thread holds the lock now: one that
+        goes on running does so without it. One that sleeps may wait for the lock, and goes on as soon as it is let go."""
+        state = self._state
+        if state is None:
+            return PYTHON
+        try:
+            begun_ns, since_ns = time.clock_gettime_ns(self._clock), time.perf_counter_ns()
+            while state.runs():
+                if time.perf_counter_ns() - since_ns > SPIN_NS:
+                    has_core = time.clock_gettime_ns(self._clock) - begun_ns > SPIN_NS / 2
+                    return NATIVE if has_core or late_s < LATE_S else PYTHON
+            begun_ns = time.clock_gettime_ns(self._clock)
+            time.sleep(NAP_S)
+            return PYTHON if state.runs() or time.clock_gettime_ns(self._clock) - begun_ns > STOOD_NS else WAITS
+        except OSError:  # the thread has ended, and with it its clock
+            return PYTHON
+
+
+class ThreadState:
+    """Whether the thread that makes this object runs, or waits for a core only. Without letting go of the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._file = ProcFile("/proc/thread-self/stat")
+        self._buffer = ctypes.create_string_buffer(STAT_BYTES)
+        self._pread = ctypes.PyDLL(None).pread
+        self._pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long)
+
+    def runs(self) -> bool:
+        """False also where the thread has ended."""
+        read = 0 if self._file.gone else self._pread(self._file.fd, self._buffer, STAT_BYTES, 0)
+        return self._buffer.raw[: max(0, read)].rpartition(b") ")[2][:1] == b"R"
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def qualified(code: Any) -> str:
+    """The name of a function with that of its class; before Python 3.11 without. A comprehension has the name of its function."""
+    name = str(getattr(code, "co_qualname", code.co_name)).replace("<locals>.", "")
+    for comprehension in COMPREHENSIONS:
+        name = name.replace(f".{comprehension}", "")
+    return name
+
+
+def _collects_soon() -> bool:
+    """Whether a garbage collection may begin within the next sample."""
+    threshold = gc.get_threshold()[0]
+    return bool(threshold and gc.isenabled()) and gc.get_count()[0] + OBJECTS >= threshold
+
+
+sampler = Sampler()

@@ -1,0 +1,51 @@
+"""Samples of the training thread's stack, and the places of the program that they show."""
+
+from __future__ import annotations
+
+import msgspec
+
+PYTHON, NATIVE, WAITS = "python", "native", "waits"
+"""What the thread does in a sample: it runs Python, or operators too short to tell; it runs code without the interpreter's lock, such as an operator of
+torch; it waits for a lock, for input or output, or sleeps."""
+PARTS = {
+    "data_wait": "loading",
+    "feed": "before the model's call",
+    "forward": "forward",
+    "no_grad": "passes without gradients",
+    "loss": "loss",
+    "backward": "backward",
+    "clip": "before the optimizer",
+    "optimizer": "optimizer",
+    "comm": "comm",
+    "logging": "logging",
+    "checkpoint": "checkpoint",
+    "between": "between two steps",
+}
+"""The parts of a step, and their words."""
+
+
+class StackSample(msgspec.Struct, frozen=True, array_like=True):
+    """Samples with the same stack. `weight`: their number; a sample that came late, because code in C held the interpreter's lock, counts for those that it
+    has hidden. `callee`: the library function that the innermost line of the program calls; empty where the line is all. `lines`: the lines of the program
+    as `file:line function`, the innermost first."""
+
+    part: str
+    kind: str
+    weight: float
+    callee: str
+    lines: list[str]
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function of the program, and its share of the time in one part of a step. `line`: the line with most of it, as `file:line`. `callee`: the library
+    function that this line calls most often. `caller`: the line of the program that calls the function, where one line makes nearly all of the calls."""
+
+    part: str
+    function: str
+    line: str
+    share_ratio: float
+    waits_ratio: float = 0.0
+    native_ratio: float = 0.0
+    samples: int = 0
+    callee: str = ""
+    caller: str = ""

@@ -1,0 +1,120 @@
+"""The places of the program that take the time of a step, from samples of the training thread's stack."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.stacks import NATIVE, WAITS, Place, StackSample
+from gpuconsole.wire.events import Stacks
+
+MESSAGES = 150
+"""Messages kept: five minutes."""
+LEAST_SAMPLES = 50
+"""Below, a share of 10 % has an error of more than 8 points."""
+MOST_PLACES = 10
+ONE_CALLER = 0.8
+"""Share of a function's samples that one line must have called, to be named as its caller."""
+SCRIPT = ("feed", "clip", "between")
+"""The parts of a step between the segments, in which the program's own lines run; after the model's call the loss belongs to them where it is not torch."""
+LEAST_REST = 1 / 3
+"""Share of the time after a pass without functions of torch from which on it counts as the program's own: below, it is the Python between two functions."""
+NOWHERE = "nowhere"
+
+
+class StackRecord:
+    """The samples of the leading process."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Stacks] = deque(maxlen=MESSAGES)
+
+    def add(self, event: Stacks) -> None:
+        self._messages.append(event)
+
+    def since(self, begun: float) -> list[StackSample]:
+        """The samples of the messages after the time `begun`."""
+        return [sample for event in self._messages if event.t > begun for sample in event.samples]
+
+
+def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
+    """The share of samples in the script's own lines outside of named phases, the line with most of them, and how much of its time that line computes; empty
+    with too few samples."""
+    total = sum(sample.weight for sample in samples)
+    if total < LEAST_SAMPLES:
+        return {}
+    parts = SCRIPT if torch_ratio(samples) > 1 - LEAST_REST else (*SCRIPT, "loss")
+    own = [sample for sample in samples if sample.part in parts and sample.lines and not (sample.part == "loss" and is_torch(sample))]
+    by_line: defaultdict[str, float] = defaultdict(float)
+    for sample in own:
+        by_line[sample.lines[0]] += sample.weight
+    line, most = max(by_line.items(), key=lambda entry: entry[1], default=(NOWHERE, 0.0))
+    source = f"{total:.0f} stack samples of ordinary steps"
+    signals = {
+        "stack.script_ratio": Signal(sum(by_line.values()) / total, "ratio", f"{source}: in the script, outside of named phases"),
+        "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {line}"),
+    }
+    if most:
+        waits = sum(sample.weight for sample in own if sample.lines[0] == line and sample.kind == WAITS)
+        signals["stack.line_cpu_ratio"] = Signal(
+            1 - waits / most, "ratio", f"{most:.0f} stack samples in this line: whether the thread ran"
+        )
+    return signals
+
+
+def torch_ratio(samples: Iterable[StackSample]) -> float:
+    """The share of the time from the end of the model's call to the backward pass that functions of torch take; 1 where it is not known."""
+    after = [sample for sample in samples if sample.part == "loss"]
+    total = sum(sample.weight for sample in after)
+    return sum(sample.weight for sample in after if is_torch(sample)) / total if total else 1.0
+
+
+def is_torch(sample: StackSample) -> bool:
+    """Whether the thread is in a function of torch, or runs an operator that the program's line calls."""
+    return sample.callee.startswith("torch.") or (sample.kind == NATIVE and not sample.callee)
+
+
+def places_of(samples: list[StackSample]) -> list[Place]:
+    """The functions of the program with the largest shares of the time of a step, each within one part of it."""
+    total = sum(sample.weight for sample in samples)
+    if total < LEAST_SAMPLES:
+        return []
+    by_function: defaultdict[tuple[str, str, str], list[StackSample]] = defaultdict(list)
+    for sample in samples:
+        if sample.lines:
+            place, function = _split(sample.lines[0])
+            by_function[sample.part, place.rpartition(":")[0], function].append(sample)
+    places = [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
+    return sorted(places, key=lambda place: -place.share_ratio)[:MOST_PLACES]
+
+
+def _place(part: str, function: str, samples: list[StackSample], total: float) -> Place:
+    weight = sum(sample.weight for sample in samples)
+    line, _ = _heaviest((sample.lines[0], sample.weight) for sample in samples)
+    callee, _ = _heaviest((sample.callee, sample.weight) for sample in samples if sample.lines[0] == line)
+    caller, called = _heaviest((sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples)
+    return Place(
+        part,
+        function,
+        _split(line)[0],
+        weight / total,
+        sum(sample.weight for sample in samples if sample.kind == WAITS) / weight,
+        sum(sample.weight for sample in samples if sample.kind == NATIVE) / weight,
+        round(weight),
+        callee,
+        caller if called >= ONE_CALLER * weight else "",
+    )
+
+
+def _heaviest(weighed: Iterable[tuple[str, float]]) -> tuple[str, float]:
+    """The name with the largest sum of weights, and that sum."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for name, weight in weighed:
+        sums[name] += weight
+    return max(sums.items(), key=lambda entry: entry[1])
+
+
+def _split(line: str) -> tuple[str, str]:
+    """`file:line` and the function of a line."""
+    place, _, function = line.rpartition(" ")
+    return place, function

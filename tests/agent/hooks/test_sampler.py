@@ -1,0 +1,188 @@
+"""Samples of the training thread's stack: what they tell, and that the program does not notice the thread that takes them."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOADER, OWN
+from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
+from gpuconsole.agent.hooks.watch import recorder
+from tests.agent.listener import Listener
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "sampled.py"
+
+
+@pytest.fixture
+def sampler() -> Iterator[Sampler]:
+    """A sampler of this thread, which is the training thread meanwhile."""
+    recorder.begin([])
+    sampler = Sampler()
+    sampler.faster(60)
+    yield sampler
+    sampler.stop()
+    recorder.reset()
+
+
+def work(sampler: Sampler, what: Callable[[], object], least: int = 12) -> dict[str, float]:
+    """Do `what` again and again until there are enough samples. The shares of what the thread did in its lines here."""
+    sampler.go_on()
+    kinds: dict[str, float] = {}
+    until = time.monotonic() + 20
+    while sum(kinds.values()) < least and time.monotonic() < until:
+        what()
+        for _, kind, weight, _, lines in sampler.take():
+            if any(line.startswith("test_sampler.py") for line in lines):
+                kinds[kind] = kinds.get(kind, 0.0) + weight
+    total = sum(kinds.values())
+    assert total >= least, "too few samples"
+    return {kind: weight / total for kind, weight in kinds.items()}
+
+
+def compute() -> int:
+    return sum(n * n for n in range(20_000))
+
+
+def test_a_thread_that_sleeps_waits(sampler: Sampler) -> None:
+    assert work(sampler, lambda: time.sleep(0.05))[WAITS] > 0.8
+
+
+@pytest.mark.rates
+@pytest.mark.slow
+def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: Sampler) -> None:
+    assert work(sampler, compute, 40)[PYTHON] > 0.7
+    assert work(sampler, lambda: hashlib.pbkdf2_hmac("sha256", b"a", b"b", 100_000), 40)[NATIVE] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("code", "passes", "backwards", "part"),
+    [
+        (FORWARD, 1, 0, "forward"),
+        (BACKWARD, 1, 0, "backward"),
+        (LOADER, 0, 0, "data_wait"),
+        (None, 0, 0, "between"),
+        (None, 1, 0, "loss"),
+        (None, 1, 1, "clip"),
+    ],
+)
+def test_a_sample_has_the_part_of_the_step_and_the_lines_of_the_program(
+    sampler: Sampler, code: int | None, passes: int, backwards: int, part: str
+) -> None:
+    if code is not None:
+        recorder.enter(code)
+    recorder.passes, recorder.backwards = passes, backwards
+    sampler.go_on()
+    until = time.monotonic() + 10
+    samples = []
+    while not samples and time.monotonic() < until:
+        compute()
+        samples = [sample for sample in sampler.take() if sample[4]]
+    assert {sample[0] for sample in samples} == {part}
+    lines = samples[0][4]
+    assert re.fullmatch(r"test_sampler\.py:\d+ compute", lines[0]), "a comprehension belongs to its function"
+    assert "test_a_sample_has_the_part_of_the_step" in lines[1], lines
+
+
+def test_the_agents_own_work_and_the_steps_of_a_trial_have_no_samples(sampler: Sampler) -> None:
+    recorder.enter(OWN)
+    sampler.go_on()
+    time.sleep(0.1)
+    recorder.leave()
+    recorder.arm = 1
+    time.sleep(0.1)
+    assert sampler.take() == []
+    recorder.arm = 0
+    assert work(sampler, lambda: time.sleep(0.02), 2)
+
+
+def tasks() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(sampler: Sampler) -> None:
+    threads, before = threading.enumerate(), tasks()
+    work(sampler, lambda: time.sleep(0.02), 2)
+    (task,) = tasks() - before
+    assert threading.enumerate() == threads and threading.active_count() == len(threads)
+    blocked = int(re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/self/task/{task}/status").read_text())[1], 16)  # type: ignore[index]
+    assert blocked >> (signal.SIGTERM - 1) & 1 and blocked >> (signal.SIGCHLD - 1) & 1
+    seen: list[set[str]] = []
+    for _ in range(20):
+        sampler.go_on()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(tasks()) != 1)
+        seen.append(tasks() - before)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert seen == [set()] * 20
+    work(sampler, lambda: time.sleep(0.02), 2)
+
+
+def test_no_garbage_is_collected_in_the_thread(sampler: Sampler) -> None:
+    collected: list[int] = []
+    note = lambda phase, info: collected.append(threading.get_ident())  # noqa: E731
+    gc.callbacks.append(note)
+    try:
+        work(sampler, lambda: [[n] for n in range(3000)], 60)
+    finally:
+        gc.callbacks.remove(note)
+    others = [ident for ident in collected if ident != threading.get_ident()]
+    assert len(collected) > 20 and len(others) <= len(collected) / 50
+
+
+def test_the_end_of_the_sampled_thread_is_no_failure(sampler: Sampler) -> None:
+    def train() -> None:
+        recorder.begin([])
+        sampler.go_on()
+        time.sleep(0.1)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    time.sleep(0.05)
+    recorder.begin([])
+    assert work(sampler, lambda: time.sleep(0.02), 2)
+
+
+def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sampler: Sampler) -> None:
+    """`take` runs in the program's thread; what a frame of the program holds is not asked for anything."""
+
+    class Globals(dict[str, object]):
+        def get(self, *_: object) -> object:
+            raise SystemExit
+
+    sampler.go_on()
+    names = Globals(time=time, __builtins__=__builtins__)
+    exec(compile("for _ in range(10): time.sleep(0.02)", os.path.dirname(os.__file__) + "/a_library.py", "exec"), names)
+    assert sampler.take()
+
+
+@pytest.mark.slow
+@pytest.mark.rates
+def test_the_shares_of_the_places_of_a_job_are_those_of_its_own_clock(tmp_path: Path) -> None:
+    listener = Listener(tmp_path)
+    done = listener.run(sys.executable, str(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    (watched,) = listener.watched
+    assert watched.off is None
+    truth = {name: float(share) for name, share in (line.split() for line in done.stdout.splitlines())}
+    total = sum(sample.weight for sample in watched.samples)
+    assert total > 60
+    for name, part, kind in (
+        ("match", "loss", PYTHON), ("ask", "between", WAITS), ("forward", "forward", None), ("read", "data_wait", WAITS)
+    ):  # fmt: skip
+        inside = [s for s in watched.samples if any(line.endswith(name) for line in s.lines)]
+        share = sum(sample.weight for sample in inside) / total
+        assert share == pytest.approx(truth[name], abs=0.1), name
+        most = sum(sample.weight for sample in inside if sample.part == part and kind in (None, sample.kind))
+        assert most >= 0.6 * share * total, name

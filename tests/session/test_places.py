@@ -1,0 +1,76 @@
+"""From stack samples to the places of a program, and to the signals that rules read."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.model.stacks import StackSample
+from gpuconsole.session.places import StackRecord, places_of, signals_of, torch_ratio
+from gpuconsole.wire.events import Stacks
+
+MAIN = "train.py:40 main"
+
+
+def sample(weight: float, line: str, part: str = "between", kind: str = "python", callee: str = "", caller: str = MAIN) -> StackSample:
+    return StackSample(part, kind, weight, callee, [line, caller])
+
+
+REST = sample(50, "train.py:41 main", "backward", "native", "torch.Tensor.backward", "train.py:50 <module>")
+
+
+def test_the_lines_of_a_function_are_added_up_within_each_part() -> None:
+    places = places_of(
+        [
+            sample(10, "train.py:8 update"),
+            sample(20, "train.py:9 update", kind="waits", callee="queue.get"),
+            sample(5, "train.py:9 update", callee="torch.add"),
+            sample(15, "train.py:9 update", "loss"),
+            REST,
+        ]
+    )
+    assert [(place.part, place.function, place.line, place.share_ratio) for place in places] == [
+        ("backward", "main", "train.py:41", pytest.approx(0.5)),
+        ("between", "update", "train.py:9", pytest.approx(0.35)),
+        ("loss", "update", "train.py:9", pytest.approx(0.15)),
+    ]
+    update = places[1]
+    assert (update.callee, update.caller, update.samples) == ("queue.get", MAIN, 35)
+    assert update.waits_ratio == pytest.approx(20 / 35) and places[0].native_ratio == 1
+
+
+def test_a_function_with_several_callers_names_none() -> None:
+    places = places_of([sample(30, "train.py:8 update", caller=MAIN), sample(25, "train.py:8 update", caller="train.py:60 other")])
+    assert places[0].caller == ""
+
+
+def test_too_few_samples_say_nothing() -> None:
+    few = [sample(49, "train.py:8 update")]
+    assert places_of(few) == [] and signals_of(few) == {}
+
+
+def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
+    signals = signals_of(
+        [sample(30, "train.py:8 update"), sample(10, "train.py:8 update", kind="waits"), sample(10, "train.py:9 wait"), REST]
+    )
+    assert signals["stack.script_ratio"].value == pytest.approx(0.5)
+    assert signals["stack.line_ratio"].value == pytest.approx(0.4)
+    assert signals["stack.line_ratio"].source.endswith(" at train.py:8 update")
+    assert signals["stack.line_cpu_ratio"].value == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("python", "counted"), [(60, True), (20, False)])
+def test_the_loss_is_the_scripts_own_where_much_of_it_is_no_function_of_torch(python: float, counted: bool) -> None:
+    loss = [
+        sample(30, "train.py:20 loss", "loss", callee="torch.cross_entropy"),
+        sample(30, "train.py:21 loss", "loss", "native"),
+        sample(python, "train.py:9 match", "loss"),
+    ]
+    assert torch_ratio(loss) == pytest.approx(60 / (60 + python))
+    assert signals_of(loss)["stack.script_ratio"].value == pytest.approx(python / (60 + python) if counted else 0)
+
+
+def test_samples_of_before_the_steady_state_do_not_count() -> None:
+    record = StackRecord()
+    record.add(Stacks(1.0, 0, [sample(60, "train.py:1 warm")]))
+    record.add(Stacks(3.0, 0, [sample(60, "train.py:8 update")]))
+    assert [place.function for place in places_of(record.since(2.0))] == ["update"]
