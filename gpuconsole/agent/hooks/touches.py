@@ -1,0 +1,327 @@
+"""What the agent touches in the program: one row for each function, attribute, setting, descriptor, thread and file. Tells what the user gets from a touch,
+what the program can notice of it, when it is there, how it is put back, and what happens where it cannot be done.
+
+`docs/make_touches.py` makes a section of `docs/own-job-internals.md` of this table, and `tests/agent/test_touches.py` compares it with a live process. The
+agent itself does not read it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class When(Enum):
+    """When a touch is there. In a job of `gpuconsole run`, all but ALWAYS and START need a program that imports torch."""
+
+    ALWAYS = "always"
+    START = "from the start of Python until torch is imported"
+    OTHERS = "from the import of numpy, jax or tensorflow before torch"
+    TORCH = "from the import of torch"
+    IMPORT = "from the import of its module"
+    MADE = "from the first such object that the program makes"
+    STEP = "from the first step"
+    FOUND = "from the first step that shows it"
+    COUNTED = "once, in one step after the 20th"
+    THREE = "once, in three steps after the 20th, on a GPU"
+    SLOW = "for 15 s, where a finding says that loading is slow"
+    TRIAL = "in a trial, and while its change is kept"
+    PROBE = "in a probe: `--probe`, or `P`"
+    WINDOW = "in a profiler window: `f`, or a probe"
+    MEMORY = "with `--memory`, on a GPU"
+    BLOCK = "in a block of `gpuconsole.watch()`"
+    RAISED = "where an exception passes through our code"
+    ENDS = "at the end of the process"
+    NOW_AND_THEN = "for a moment, between two steps"
+
+
+class Until(Enum):
+    """When a touch is gone."""
+
+    ITSELF = "gone when that is over"
+    OFF = "gone when the agent goes off"
+    LEAVE = "stays when the agent goes off, and does nothing then; gone at the end of a block of `gpuconsole.watch()`"
+    CHANGE = "gone when the change is taken back, also where the console ends in a trial; a change that is kept stays"
+    EXIT = "stays until the process ends"
+
+
+class Touch(NamedTuple):
+    """A row. Touched are all `names`, with spaces between them, of all `holders`, with commas between them. The holder `C+` stands for the classes derived
+    from C, `C()` for the objects of C and of these classes. `gives`: what the user gets. `notices`: what the program can notice. `fails`: what happens
+    where it cannot be done. The last two, and `until`, add to what the group says."""
+
+    holders: str
+    names: str
+    gives: str
+    when: When
+    notices: str = ""
+    until: Until | None = None
+    """None: as in the group."""
+    fails: str = ""
+
+
+class Group(NamedTuple):
+    """Touches of one kind, and what is true of all of them."""
+
+    title: str
+    notices: str
+    until: Until
+    fails: str
+    touches: tuple[Touch, ...]
+
+
+DATALOADER = "torch.utils.data.dataloader"
+BASE_ITERATOR, ITERATORS = f"{DATALOADER}._BaseDataLoaderIter", f"{DATALOADER}._BaseDataLoaderIter()"
+CLOUDPICKLES = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
+OPTIMIZER, MODULE = "torch.optim.optimizer.Optimizer", "torch.nn.modules.module.Module"
+DDP, GRAPH = "torch.nn.parallel.distributed.DistributedDataParallel", "torch.cuda.graphs.CUDAGraph"
+SETTINGS_OF_TRIAL = "Where the agent itself fails in a trial, the changed value stays."
+
+FUNCTIONS = Group(
+    "Functions of torch and of libraries",
+    "The attribute is another function, with the name, documentation, parameters, defaults and local names of the plain one, which is its `__wrapped__`. Modules"
+    " that import the function later get ours. A traceback, a tracer and the depth of recursion see one or two frames more; `warnings.warn` does not count them."
+    " A call takes 1 to 5 µs more.",
+    Until.LEAVE,
+    "Where a version lacks the name, the figure is missing. Where our code in a call fails, the part or the agent is off, and this call goes on as without us."
+    " What the program has put in place of ours stays.",
+    (
+        Touch("torch.autograd", "backward", "phase backward; loss; line of a failed allocation", When.IMPORT),
+        Touch("torch.autograd", "grad", "phase backward", When.IMPORT),
+        Touch(f"{OPTIMIZER}+", "step", "the end of a step; phase optimizer", When.MADE,
+              "A class that inherits `step` gets an attribute of its own, with the mark `_gpuconsole_watched`.",
+              fails="Where a class lets nobody set attributes, the agent goes off."),
+        Touch(f"{OPTIMIZER}()", "step", "the same, where a scheduler of the learning rate has given the object a `step` of its own", When.BLOCK),
+        Touch(f"{OPTIMIZER}()", "step", "nothing: a scheduler that the program makes wraps the `step` that it finds", When.MADE,
+              "The wrapper is torch's, and keeps ours for good.", Until.EXIT),
+        Touch(OPTIMIZER, "__init__ zero_grad", "the line that makes the optimizer; phase optimizer", When.IMPORT),
+        Touch("torch.amp.grad_scaler.GradScaler", "step", "a step whose update the scaler leaves out", When.IMPORT),
+        Touch(f"{MODULE}+", "__call__", "phases forward and eval; samples and tokens; line of a failed allocation", When.FOUND,
+              "The classes of the modules that the program calls get this attribute, those of the program too, with the mark `_gpuconsole_watched`. `__setattr__` of a"
+              " metaclass runs.",
+              fails="A class that lets nobody set attributes is not watched: its passes are not seen."),
+        Touch(MODULE, "zero_grad", "phase optimizer", When.IMPORT),
+        Touch(BASE_ITERATOR, "__init__ __next__", "phase data_wait; batches; where an epoch begins", When.IMPORT, "`__next__` has a `__qualname__` of ours."),
+        Touch(f"{DATALOADER}.DataLoader", "__init__ __iter__", "the line that makes the DataLoader; the start of an epoch", When.IMPORT),
+        Touch(f"{DATALOADER}.DataLoader", "_get_iterator", "new epochs with the loading processes of a change", When.TRIAL),
+        Touch(f"{DATALOADER}._MultiProcessingDataLoaderIter", "_reset", "the same, with persistent workers", When.TRIAL),
+        Touch("torch.utils.data._utils.worker", "_worker_loop", "which part of loading takes the time: starts a thread in each worker", When.IMPORT,
+              "A worker process finds the function by its name."),
+        Touch("torch.utils.data._utils.signal_handling", "_set_worker_pids _set_SIGCHLD_handler",
+              "torch's SIGCHLD handler does not raise in the program where a worker of a change dies", When.TRIAL, until=Until.ITSELF,
+              fails="The change is refused."),
+        Touch("torch, torch.serialization", "save", "phase checkpoint", When.IMPORT),
+        Touch("torch.distributed.checkpoint.state_dict_saver", "save async_save", "phase checkpoint", When.IMPORT),
+        Touch("safetensors.torch", "save_file", "phase checkpoint", When.IMPORT),
+        Touch("os, posix", "fsync fdatasync", "phase logging: waits for the disk", When.TORCH,
+              "A Python function in place of a built-in one.", Until.OFF),
+        Touch("logging.Logger", "handle", "phase logging", When.IMPORT,
+              "Our frames have the file name of `logging`, so the caller of a record is found as before."),
+        Touch("tqdm.std.tqdm", "refresh", "phase logging", When.IMPORT),
+        Touch("torch.utils.tensorboard.writer.SummaryWriter", "add_scalar add_scalars add_histogram add_image flush", "phase logging", When.IMPORT),
+        Touch("lightning.pytorch.core.module.LightningModule, pytorch_lightning.core.module.LightningModule", "log log_dict", "phase logging", When.IMPORT),
+        Touch("lightning.pytorch.strategies.strategy.Strategy, pytorch_lightning.strategies.strategy.Strategy", "training_step", "phase forward", When.IMPORT),
+        Touch("transformers.trainer.Trainer", "compute_loss", "phase forward", When.IMPORT),
+        Touch("accelerate.optimizer.AcceleratedOptimizer", "step zero_grad", "phase optimizer", When.IMPORT),
+        Touch("torch.distributed.distributed_c10d",
+              "all_reduce all_gather all_gather_into_tensor reduce_scatter_tensor broadcast barrier reduce all_gather_object broadcast_object_list",
+              "phase comm", When.IMPORT),
+        Touch(DDP, "__init__ _sync_buffers", "the exchange of gradients; phase comm", When.IMPORT, "`__init__` has a `__qualname__` of ours."),
+        Touch("torch._dynamo.eval_frame._TorchDynamoContext", "__call__", "steps and passes of compiled functions", When.IMPORT,
+              "What `torch.compile` returns is wrapped too."),
+        Touch(GRAPH, "capture_begin capture_end replay", "steps that are replays of a CUDA graph", When.TORCH),
+        Touch("torch.cuda, torch.cuda.memory", "empty_cache", "a failed allocation that the program catches", When.MADE,
+              "It has the mark `_gpuconsole_watched`."),
+        Touch("torch.cuda", "synchronize", "waits of the host for the GPU, with their line", When.THREE, until=Until.ITSELF),
+        Touch("torch._tensor.Tensor", "to cuda item tolist cpu nonzero __bool__ __int__ __float__ __index__",
+              "copies from pageable memory; waits of the host for the GPU, with their line", When.THREE, "Their name is `method`.", Until.ITSELF,
+              "Left alone where a tensor class handles these methods itself, or torch warns of synchronisations: a note says so."),
+        Touch("torch._tensor.Tensor", "item tolist cpu numpy nonzero to cuda copy_ __bool__ __float__ __int__ __index__ __getitem__",
+              "the line of each wait for the GPU in a trace", When.WINDOW, "On a GPU only. Their name is `method`.", Until.ITSELF,
+              "Left alone where a tensor class handles these methods itself, and where the model is compiled."),
+        Touch(", ".join(f"{copy}.{module}" for copy in CLOUDPICKLES for module in ("cloudpickle", "cloudpickle_fast")),
+              "_extract_class_dict", "nothing: pickles by value hold none of our hooks, and load where there is no agent", When.IMPORT),
+        Touch("dill._dill", "_get_typedict_type", "the same", When.IMPORT),
+    ),
+)  # fmt: skip
+
+OBJECTS = Group(
+    "Attributes of the program's objects",
+    "`vars()` of the object shows them, and so does a copy or a pickle of it. Objects of other classes get no attribute.",
+    Until.LEAVE,
+    "The figure is missing, or the change is refused.",
+    (
+        Touch(BASE_ITERATOR, "_gpuconsole_plain_next", "batches of a change", When.IMPORT),
+        Touch(ITERATORS, "_gpuconsole_place _gpuconsole_number _gpuconsole_loader _gpuconsole_stand_in",
+              "which loader serves the training, and its settings", When.MADE),
+        Touch(ITERATORS, "_next_index", "seconds of the sampler before the first batch of an epoch", When.MADE,
+              "The method of the class runs again from the second batch on.", Until.ITSELF),
+        Touch(ITERATORS, "_gpuconsole_serves _gpuconsole_epoch _sampler_iter _persistent_workers _num_yielded _shutdown",
+              "a change of the loader in the middle of an epoch, with the same samples in the same order", When.TRIAL,
+              "The sampler is asked earlier than without the change.", Until.CHANGE,
+              "Where the new workers fail, the program's own loader serves from the first batch that was not delivered."),
+        Touch(f"{DATALOADER}.DataLoader._get_iterator, {DATALOADER}._MultiProcessingDataLoaderIter._reset", "_gpuconsole_plain",
+              "the same", When.TRIAL),
+        Touch(f"{GRAPH}()", "_gpuconsole_begun _gpuconsole_captured", "steps and samples of a replay", When.FOUND, until=Until.EXIT),
+        Touch(f"{OPTIMIZER}()", "_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_post_hooks _step_supports_amp_scaling param_groups state",
+              "a change of `optim`", When.TRIAL,
+              "`fused` and `foreach` differ within an update; a state dict has the program's own. The step counters of Adam move to the device that the update wants.",
+              Until.CHANGE, "An update of copies is tried first: where it fails, the change is refused. " + SETTINGS_OF_TRIAL),
+        Touch(f"{MODULE}()", "_compiled_call_impl", "a change of `torch_compile`", When.TRIAL, "Passes run compiled code.", Until.CHANGE, SETTINGS_OF_TRIAL),
+        Touch("torch.nn.parameter.Parameter()", "data", "a change of `channels_last`", When.TRIAL,
+              "Weights of convolutions, their gradients and what the optimizer keeps for them have other strides and other memory.", Until.CHANGE,
+              "All go back to the former memory, and the change is refused. " + SETTINGS_OF_TRIAL),
+        Touch(f"{OPTIMIZER}(), {MODULE}(), {DATALOADER}.DataLoader(), {ITERATORS}, torch._tensor.Tensor()", "__weakref__",
+              "settings, facts and memory of the objects in use", When.MADE,
+              "The objects have weak references, so `weakref.getweakrefcount` is larger. The classes of modules that the program calls are kept alive.",
+              fails="A DataLoader without a hash is known by its class."),
+    ),
+)  # fmt: skip
+
+SETTINGS = Group(
+    "Settings of Python and of torch",
+    "The setting has another value for that time, for all threads.",
+    Until.ITSELF,
+    "The figure is missing, the probe says why, or the change is refused.",
+    (
+        Touch("os.environ", "GPUCONSOLE_AGENT GPUCONSOLE_TOKEN PYTHONPATH", "the agent in each Python process of the job", When.ALWAYS,
+              "Children inherit them. The folder of the job is first in `PYTHONPATH`, and not in `sys.path`.", Until.EXIT,
+              "Python with -I, -E or -S loads no agent, and the console says so."),
+        Touch("os.environ", "TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR", "compiled code in a private folder, with a change of `torch_compile`", When.TRIAL,
+              "A folder that the user chose stays.", Until.CHANGE, "The change is refused where the folder is not private. " + SETTINGS_OF_TRIAL),
+        Touch("os.environ", "KINETO_LOG_LEVEL TEARDOWN_CUPTI", "no lines of the profiler on stderr; no slower steps after it", When.WINDOW,
+              "Variables that the program has set stay."),
+        Touch("torch._inductor.config", "cpp_cache_precompile_headers", "compiled code in a private folder", When.TRIAL, until=Until.CHANGE),
+        Touch("torch._inductor.runtime.caching.memoizers", "_disk_cache", "the same", When.TRIAL, until=Until.CHANGE),
+        Touch("torch._dynamo.config", "suppress_errors", "a change of `torch_compile`: what cannot be compiled runs as before", When.TRIAL, until=Until.CHANGE),
+        Touch("tempfile", "tempdir", "the check that torch's own folder of compiled code is private", When.TRIAL,
+              "A later change of `TMPDIR` has no effect, as after any call of `tempfile.gettempdir`.", Until.EXIT),
+        Touch("torch.backends", "cuda.matmul.fp32_precision mkldnn.matmul.fp32_precision cudnn.benchmark",
+              "changes of `precision` and `cudnn_benchmark`; a pass in TF32 in a probe", When.TRIAL,
+              "Torch's setting is changed in the way in which the program has set it.", Until.CHANGE, SETTINGS_OF_TRIAL),
+        Touch("torch.autocast", "bfloat16", "a change of `precision`; a pass in bf16 in a probe", When.TRIAL, "Only within a pass of the model.", Until.CHANGE,
+              "Where an output cannot be fp32 again, the change ends."),
+        Touch("warnings", "filters", "none of torch's advice about workers of a change", When.TRIAL,
+              "Python forgets which warnings it has shown: one with the action `default` may come a second time."),
+        Touch("random, numpy.random, torch.default_generator", "state", "passes, and batches of a change, that draw no random number of the program", When.PROBE,
+              "Put back bit for bit, in a trial too."),
+        Touch("sys", "setswitchinterval", "stack samples of the thread that loads", When.SLOW,
+              "10 to 200 µs while a sample is waited for. A value that the program sets meanwhile is lost."),
+        Touch("torch.utils._python_dispatch", "TorchDispatchMode", "FLOPs of a step", When.COUNTED, "A mode is on in the passes of this step.", Until.ITSELF,
+              "Not counted where the program has a mode of its own, compiles its model, or has an operator that would round in another way."),
+        Touch("torch._C", "DisableTorchFunctionSubclass", "samples and tokens", When.FOUND, "For some µs at the begin of a pass, in its thread."),
+        Touch("torch.cuda.memory", "_record_memory_history", "the lines that hold GPU memory", When.MEMORY,
+              "An allocation takes some µs more. A history of the program's own ends.", Until.OFF, "A line says why there is no history."),
+        Touch("torch.cuda", "_queued_calls", "the same, from the first allocation on", When.MEMORY, until=Until.OFF),
+        Touch(f"{DDP}.reducer", "_set_ddp_runtime_logging_sample_rate", "the exposed part of the exchange of gradients", When.STEP,
+              "On a CPU only: an iteration that DDP times takes 10 to 20 µs more.", Until.OFF, "DDP keeps its own rate."),
+        Touch("torch._C._dynamo.eval_frame", "skip_code", "nothing: torch.compile compiles no code of ours", When.IMPORT, until=Until.EXIT),
+        Touch("torch.profiler", "profile", "what runs in some steps, on the CPU and the GPU", When.WINDOW, "Some steps are slower; they do not count. Before CUDA 12.6, CUPTI stays attached,"
+              " and later steps are some percent slower.", Until.ITSELF,
+              "Refused where another profiler runs, and where several processes train together."),
+    ),
+)  # fmt: skip
+
+PROCESS = Group(
+    "The process",
+    "A look at the process from within, or at `/proc`, shows it.",
+    Until.OFF,
+    "Where the program takes it away (closes all descriptors, empties a list), the agent does without it, or goes off with a note.",
+    (
+        Touch("sys.meta_path", "_Finder", "the agent, once the program imports torch", When.START, "It stands first, and finds no module itself.", Until.ITSELF),
+        Touch("sys.meta_path", "Finder", "hooks of a module that the program imports later", When.TORCH,
+              "For a module with hooks, the loader has an `exec_module` of its own until the module runs.", Until.LEAVE,
+              "The hooks of later modules are missing."),
+        Touch("sys.path_importer_cache", "folder", "the agent", When.ALWAYS, "Python notes the folder of the job here before it is taken out of `sys.path`.",
+              Until.EXIT),
+        Touch("sys.modules", "agent", "the agent", When.TORCH, "`_gpuconsole_agent` and its modules. The end of a block of `gpuconsole.watch()` drops"
+              " `gpuconsole.agent`, except `forks`.", Until.EXIT),
+        Touch("sys.modules", "stdlib", "the agent", When.TORCH, "Modules of Python that the agent needs, and the program may not.", Until.EXIT),
+        Touch("sys.modules", "torch", "FLOPs of a step", When.COUNTED, "`torch.utils.flop_counter`, and what it imports.", Until.EXIT),
+        Touch("sys.modules", "sitecustomize", "the start of the agent", When.ALWAYS,
+              "Ours runs first, and the program's own `sitecustomize` takes its place before the program starts.", Until.ITSELF),
+        Touch("/proc/self/fd", "socket doorbell", "the connection to the console", When.TORCH,
+              "Two descriptors that children do not inherit.", fails="The program may close all descriptors: the agent goes off with a note."),
+        Touch("/proc/self/fd", "schedstat statm", "waits for a core; memory of the process", When.STEP, "Up to three descriptors of /proc that stay open.",
+              fails="The figure is missing, also where the program has closed the descriptor."),
+        Touch("/proc/self/task", "sampler", "the lines in which the time outside of named phases goes", When.FOUND,
+              "One thread that `threading.enumerate` does not know. It looks at all stacks 20 times a second, and is gone before a fork and at the end.",
+              fails="No line is named."),
+        Touch("/proc/self/task", "gpuconsole-loading", "which part of loading takes the time, without workers", When.SLOW,
+              "One thread, gone before a fork.", Until.ITSELF, "The part of loading is not named."),
+        Touch("worker process of a DataLoader", "gpuconsole-loading", "which part of loading takes the time, with workers", When.IMPORT,
+              "Each worker has one thread, as long as the folder of the job exists. It looks for a file four times a second.", Until.EXIT,
+              "The part of loading is not named."),
+        Touch("child processes", "workers", "a change of the loader", When.TRIAL,
+              "Unknown to `multiprocessing.active_children` and to torch's SIGCHLD handler. The numbers in the names of later processes are higher.", Until.CHANGE),
+        Touch("gc.callbacks", "collected", "Python's garbage collections, and their seconds", When.STEP),
+        Touch("atexit", "ended", "the last steps, and why the program ended", When.TORCH, "It runs after the functions that the program has registered later.",
+              Until.LEAVE, "The console sees the end of the connection only."),
+        Touch("atexit", "note_others", "the note that a job trains with another framework", When.OTHERS, until=Until.EXIT),
+        Touch("os.register_at_fork", "before after_in_child", "children that train are processes of the job; others hold no descriptor and no thread of the agent", When.TORCH,
+              "One function of each kind, for all agents. A child frees nothing that the agent of its parent held.", Until.EXIT),
+        Touch("gc", "collect", "the memory of a probe that failed is free again", When.PROBE, "Objects of the program that are no longer used go earlier.",
+              Until.ITSELF),
+        Touch("weakref.finalize", "atexit", "workers of a change end with their iterator", When.TRIAL, until=Until.EXIT),
+        Touch("linecache", "cache", "the line that makes a transform of a library", When.SLOW,
+              "Files of the program are in this cache, as after a traceback.", Until.EXIT, "The transform has no line."),
+        Touch("page-locked memory", "losses", "losses on a GPU without a wait", When.STEP, "4 KB, allocated once after the first step.", Until.EXIT,
+              "There is no loss, and the times are those of the host."),
+        Touch("CUDA stream of the model", "events", "phases on the timeline of the GPU", When.STEP, "Events at the marks of sampled steps, at most 256 kept.",
+              Until.EXIT, "The times are those of the host."),
+        Touch("CUDA device", "tensors kernels empty_cache synchronize", "passes on copies of the last batch; gain of a change", When.PROBE,
+              "A probe frees its memory, and then torch's cache. Nothing is reset in the allocator's statistics: its peak may be that of a probe.", Until.ITSELF,
+              "Not tried where there is no room."),
+        Touch("the folder of the job", "seen loading-PID window-N.json compiled", "notes, stack samples of workers, traces, compiled code", When.ALWAYS,
+              "Private, made by the console and removed with it. No other file is written.", Until.EXIT, "Nothing is written where the folder is gone."),
+    ),
+)  # fmt: skip
+
+READS = Group(
+    "What the agent only reads",
+    "An audit hook (`sys.addaudithook`) sees `gc.get_objects`, `sys._current_frames`, `open`, `socket.connect`, `exec` and `compile`.",
+    Until.ITSELF,
+    "The figure is missing. A property or a method of the program that raises counts as absent.",
+    (
+        Touch("gc", "get_objects", "the modules that the program calls, once or twice after the first steps", When.STEP, "One look takes about 60 ms."),
+        Touch("sys", "_current_frames", "lines of the program", When.FOUND),
+        Touch("sys", "last_exc last_value exc_info", "why the program ended; the line of a failed allocation", When.ENDS,
+              "Texts and numbers are kept, no frame."),
+        Touch("signal", "getsignal", "exceptions of the program's own handlers, which pass through", When.RAISED,
+              "The agent has no signal handler."),
+        Touch("call stack and byte code", "f_code f_lineno", "the lines that make loaders and optimizers; which optimizers step together", When.MADE,
+              "No frame is kept."),
+        Touch("arguments of a pass", "shape dtype", "samples and tokens", When.FOUND, "A property `shape` of a class of the program runs."),
+        Touch(f"{MODULE}()", "parameters modules", "device, memory of the model, precision", When.STEP, "A method that the program overrides runs."),
+        Touch("parameters and gradients", "device dtype _version grad data_ptr", "memory; steps without torch.optim", When.STEP,
+              "Without an optimizer, copies of the four smallest weights are kept until the first update."),
+        Touch("a loss", "item", "the loss", When.FOUND, "On a GPU it is copied behind the work that makes it, and nothing waits.",
+              fails="A loss of a class of its own has no figure."),
+        Touch("inputs of a pass", "args kwargs", "probes on the last batch", When.PROBE, "Kept alive until the probe has copied them.", Until.ITSELF,
+              "Refused where a pass could not be undone: Python state, hooks, several models or devices."),
+        Touch(f"{DATALOADER}.DataLoader()", "dataset sampler batch_size num_workers prefetch_factor pin_memory __hash__ __eq__",
+              "settings of the loader; loaders told apart", When.MADE, "A property of a subclass of the program runs."),
+        Touch("a dataset", "attributes __len__", "whether new workers would load the same samples", When.TRIAL,
+              "Attributes are read without `__getattr__`; `__len__` of the program runs.", Until.ITSELF, "The change is refused."),
+        Touch("/proc", "self/stat self/status self/fd PID/schedstat meminfo", "CPU time of workers; files that workers would share; memory", When.NOW_AND_THEN,
+              "A descriptor is open for a moment."),
+        Touch("DDP logger", "_get_ddp_logging_data", "the exchange of gradients", When.STEP),
+        Touch("torch._dynamo.utils", "counters", "compilations and their seconds", When.STEP),
+        Touch("torch", "is_grad_enabled compiler.is_compiling _C._current_graph_task_id cuda.is_current_stream_capturing", "what a call belongs to", When.TORCH),
+        Touch("torch.distributed", "get_rank get_world_size", "the rank", When.STEP),
+        Touch("C library", "mallinfo2", "memory of the process", When.STEP),
+        Touch("torch.cuda", "memory_stats_as_nested_dict mem_get_info", "owners of GPU memory", When.STEP, "Nothing waits."),
+        Touch("wandb, mlflow, IPython", "run active_run get_ipython", "open runs of trackers; cells of a notebook", When.STEP,
+              "Never imported by us. Nothing is logged."),
+        Touch("sys", "argv orig_argv ps1", "the name of the script; the kind of each Python process", When.ALWAYS),
+        Touch("os.environ", "RANK WORLD_SIZE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF", "the rank; the allocator's settings", When.TORCH),
+        Touch("source files of the program", "crc32", "a patch of the right line after an edit", When.MADE, "16 bits of each line are kept, no text."),
+    ),
+)  # fmt: skip
+
+GROUPS = (FUNCTIONS, OBJECTS, SETTINGS, PROCESS, READS)
+
+
+def until(group: Group, touch: Touch) -> Until:
+    """When `touch`, a row of `group`, is gone."""
+    return touch.until or group.until
