@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import Any
@@ -61,7 +62,7 @@ def on_dataloader(module: Any) -> None:
         note_loader(self)
 
     put(base, "__init__", alike(__init__, plain_init))
-    put(base, "__next__", __next__)
+    put(base, "__next__", functools.update_wrapper(__next__, plain))
     put(base, "_gpuconsole_plain_next", plain)
     put(module.DataLoader, "__init__", alike(made, loader_init))
     put(module.DataLoader, "__iter__", alike(__iter__, plain_iter))

@@ -94,6 +94,7 @@ def why_fixed() -> str:
 def capture_ended(graph: Any) -> None:
     if not _of_compiler():
         _of_program.add(graph)
+    _captured.add(graph)
     begun: Moment | None = graph.__dict__.pop("_gpuconsole_begun", None)
     if begun is None or not recorder.thread:
         return
@@ -145,10 +146,19 @@ def _leave_replay() -> None:
 
 _of_program: weakref.WeakSet[Any] = weakref.WeakSet()
 """The graphs that the program itself has captured, as long as they exist."""
+_captured: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The graphs that have an attribute of the agent's."""
 _noted: list[bool] = []
 _open: list[Captured] = []
 """The replay under way."""
 switch.undo_part["graphs"] = _leave_replay
+
+
+def forget() -> None:
+    """The agent leaves the program: no graph has an attribute of the agent's."""
+    for graph in _captured:
+        for name in ("_gpuconsole_begun", "_gpuconsole_captured"):
+            graph.__dict__.pop(name, None)
 
 
 def on_torch(module: Any) -> None:

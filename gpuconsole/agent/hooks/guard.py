@@ -250,8 +250,8 @@ _hooks: list[Hook] = []
 def put(holder: Any, name: str, value: Any) -> Hook:
     """Put `value` in place of an attribute of the program's modules, classes or objects, until `put_back`."""
     hook = Hook(weakref.ref(holder), name, value, vars(holder).get(name, _MISSING))
-    _hooks.append(hook)
     setattr(holder, name, value)
+    _hooks.append(hook)
     return hook
 
 

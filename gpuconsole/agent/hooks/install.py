@@ -153,6 +153,7 @@ def leave(problem: BaseException | None) -> None:
         switch.off("", None)
         served = loader.leave()
         data.forget_iterators()
+        graphs.forget()
         put_back(lambda holder: served and getattr(holder, "__module__", "") == loader.DATALOADER)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
         atexit.unregister(_agent[0].ended)

@@ -46,7 +46,7 @@ from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
-from .guard import entry, switch
+from .guard import entry, from_outside, switch
 from .memory import at_end, memory
 from .memory import raised as memory_raised
 from .optimizer import steppers
@@ -74,6 +74,8 @@ LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
 OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
+ANYWHERE = frozenset(("optim", "precision", "torch_compile", "cudnn_benchmark"))
+"""Changes that can be taken back within a step: a flag, a setting, or what the next call of the model runs."""
 SETTLE_AFTER_S = 0.05
 """A probe that holds the program for so long lets the queue of its loader fill up."""
 
@@ -158,6 +160,17 @@ class JobLoop:
         changes = {name: value for name, value in self._outside.items() if present.get(name) != value or _pends(name)}
         if changes:
             self.set_knobs(changes, 0)
+
+    def take_trial_back(self) -> None:
+        """The agent goes off in the middle of a trial, wherever the program is: the settings are those before the trial. Where a loader's workers serve, they do
+        so until the end of the epoch, and weights keep their layout: these change between two steps only."""
+        outside, self._outside = self._outside, {}
+        for name in ANYWHERE & outside.keys():
+            try:
+                CHANGES[name].set(watch, outside[name])
+            except Exception as problem:  # the others go back in any case
+                if from_outside(problem):
+                    raise
 
     def take_all_back(self) -> None:
         """The agent leaves a program that goes on: the settings are those that the program itself has made."""
@@ -310,9 +323,10 @@ class JobService(Service):
         switch.undo.append(self.give_up)
 
     def give_up(self) -> None:
-        """The agent goes off: no sample is taken any longer, and a probe under way ends. It may hold inputs of the program."""
+        """The agent goes off: no sample is taken any longer, a probe under way ends, which may hold inputs of the program, and so does a trial."""
         window.end()
         self.end_probe()
+        self.loop.take_trial_back()
 
     def end(self) -> None:
         """The process ends: send what is known. Nothing waits for the device."""
@@ -732,6 +746,7 @@ class Agent:
     def forget_program(self) -> None:
         """The agent is off: it keeps no tensor and no module of the program alive."""
         watch.keep_inputs, watch.last_inputs = False, None
+        watch.called.clear()
         own_updates.reset()
         if self._service is not None:
             self._service.end_probe()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.steps import Stack, iterations, own_updates, stack_of
-from .guard import MARK, alike, entry, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, wrappers_without_level
 from .memory import memory, raised, watch_retries
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
@@ -173,9 +173,15 @@ def on_optimizer(module: Any) -> None:
 
 
 def watch_class(cls: Any) -> None:
-    """Make `step` of a class of optimizers a segment. torch's hooks of optimizers would leave out the time around them, and steps that fail."""
-    if getattr(cls.step, MARK, None) is not switch:
+    """Make `step` of a class of optimizers a segment. torch's hooks of optimizers would leave out the time around them, and steps that fail. A class that
+    lets nobody set its attributes is not watched."""
+    if getattr(cls.step, MARK, None) is switch:
+        return
+    try:
         put(cls, "step", _spanned_step(cls.step))
+    except Exception as problem:  # of a metaclass of the program
+        if from_outside(problem):
+            raise
 
 
 @wrappers_without_level

@@ -75,7 +75,7 @@ BASE_ITERATOR, ITERATORS = f"{DATALOADER}._BaseDataLoaderIter", f"{DATALOADER}._
 CLOUDPICKLES = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
 OPTIMIZER, MODULE = "torch.optim.optimizer.Optimizer", "torch.nn.modules.module.Module"
 DDP, GRAPH = "torch.nn.parallel.distributed.DistributedDataParallel", "torch.cuda.graphs.CUDAGraph"
-SETTINGS_OF_TRIAL = "Where the agent itself fails in a trial, the changed value stays."
+SETTINGS_OF_TRIAL = "Gone too where the agent itself fails in a trial."
 
 FUNCTIONS = Group(
     "Functions of torch and of libraries",
@@ -90,7 +90,7 @@ FUNCTIONS = Group(
         Touch("torch.autograd", "grad", "phase backward", When.IMPORT),
         Touch(f"{OPTIMIZER}+", "step", "the end of a step; phase optimizer", When.MADE,
               "A class that inherits `step` gets an attribute of its own, with the mark `_gpuconsole_watched`.",
-              fails="Where a class lets nobody set attributes, the agent goes off."),
+              fails="A class that lets nobody set attributes is not watched: its steps are not seen."),
         Touch(f"{OPTIMIZER}()", "step", "the same, where a scheduler of the learning rate has given the object a `step` of its own", When.BLOCK),
         Touch(f"{OPTIMIZER}()", "step", "nothing: a scheduler that the program makes wraps the `step` that it finds", When.MADE,
               "The wrapper is torch's, and keeps ours for good.", Until.EXIT),
@@ -101,7 +101,7 @@ FUNCTIONS = Group(
               " metaclass runs.",
               fails="A class that lets nobody set attributes is not watched: its passes are not seen."),
         Touch(MODULE, "zero_grad", "phase optimizer", When.IMPORT),
-        Touch(BASE_ITERATOR, "__init__ __next__", "phase data_wait; batches; where an epoch begins", When.IMPORT, "`__next__` has a `__qualname__` of ours."),
+        Touch(BASE_ITERATOR, "__init__ __next__", "phase data_wait; batches; where an epoch begins", When.IMPORT),
         Touch(f"{DATALOADER}.DataLoader", "__init__ __iter__", "the line that makes the DataLoader; the start of an epoch", When.IMPORT),
         Touch(f"{DATALOADER}.DataLoader", "_get_iterator", "new epochs with the loading processes of a change", When.TRIAL),
         Touch(f"{DATALOADER}._MultiProcessingDataLoaderIter", "_reset", "the same, with persistent workers", When.TRIAL),
@@ -134,10 +134,10 @@ FUNCTIONS = Group(
               "It has the mark `_gpuconsole_watched`."),
         Touch("torch.cuda", "synchronize", "waits of the host for the GPU, with their line", When.THREE, until=Until.ITSELF),
         Touch("torch._tensor.Tensor", "to cuda item tolist cpu nonzero __bool__ __int__ __float__ __index__",
-              "copies from pageable memory; waits of the host for the GPU, with their line", When.THREE, "Their name is `method`.", Until.ITSELF,
+              "copies from pageable memory; waits of the host for the GPU, with their line", When.THREE, "", Until.ITSELF,
               "Left alone where a tensor class handles these methods itself, or torch warns of synchronisations: a note says so."),
         Touch("torch._tensor.Tensor", "item tolist cpu numpy nonzero to cuda copy_ __bool__ __float__ __int__ __index__ __getitem__",
-              "the line of each wait for the GPU in a trace", When.WINDOW, "On a GPU only. Their name is `method`.", Until.ITSELF,
+              "the line of each wait for the GPU in a trace", When.WINDOW, "On a GPU only.", Until.ITSELF,
               "Left alone where a tensor class handles these methods itself, and where the model is compiled."),
         Touch(", ".join(f"{copy}.{module}" for copy in CLOUDPICKLES for module in ("cloudpickle", "cloudpickle_fast")),
               "_extract_class_dict", "nothing: pickles by value hold none of our hooks, and load where there is no agent", When.IMPORT),
@@ -162,7 +162,7 @@ OBJECTS = Group(
               "Where the new workers fail, the program's own loader serves from the first batch that was not delivered."),
         Touch(f"{DATALOADER}.DataLoader._get_iterator, {DATALOADER}._MultiProcessingDataLoaderIter._reset", "_gpuconsole_plain",
               "the same", When.TRIAL),
-        Touch(f"{GRAPH}()", "_gpuconsole_begun _gpuconsole_captured", "steps and samples of a replay", When.FOUND, until=Until.EXIT),
+        Touch(f"{GRAPH}()", "_gpuconsole_begun _gpuconsole_captured", "steps and samples of a replay", When.FOUND),
         Touch(f"{OPTIMIZER}()", "_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_post_hooks _step_supports_amp_scaling param_groups state",
               "a change of `optim`", When.TRIAL,
               "`fused` and `foreach` differ within an update; a state dict has the program's own. The step counters of Adam move to the device that the update wants.",
@@ -170,10 +170,10 @@ OBJECTS = Group(
         Touch(f"{MODULE}()", "_compiled_call_impl", "a change of `torch_compile`", When.TRIAL, "Passes run compiled code.", Until.CHANGE, SETTINGS_OF_TRIAL),
         Touch("torch.nn.parameter.Parameter()", "data", "a change of `channels_last`", When.TRIAL,
               "Weights of convolutions, their gradients and what the optimizer keeps for them have other strides and other memory.", Until.CHANGE,
-              "All go back to the former memory, and the change is refused. " + SETTINGS_OF_TRIAL),
+              "All go back to the former memory, and the change is refused. Where the agent itself fails in a trial, the layout stays."),
         Touch(f"{OPTIMIZER}(), {MODULE}(), {DATALOADER}.DataLoader(), {ITERATORS}, torch._tensor.Tensor()", "__weakref__",
               "settings, facts and memory of the objects in use", When.MADE,
-              "The objects have weak references, so `weakref.getweakrefcount` is larger. The classes of modules that the program calls are kept alive.",
+              "The objects have weak references, so `weakref.getweakrefcount` is larger.",
               fails="A DataLoader without a hash is known by its class."),
     ),
 )  # fmt: skip
@@ -205,6 +205,8 @@ SETTINGS = Group(
               "Python forgets which warnings it has shown: one with the action `default` may come a second time."),
         Touch("random, numpy.random, torch.default_generator", "state", "passes, and batches of a change, that draw no random number of the program", When.PROBE,
               "Put back bit for bit, in a trial too."),
+        Touch("sys", "setswitchinterval", "lines that run between two functions of torch", When.STEP,
+              "0.3 ms, or the program's own if that is shorter, in a fifth of the time. A value that the program sets stays."),
         Touch("sys", "setswitchinterval", "stack samples of the thread that loads", When.SLOW,
               "10 to 200 µs while a sample is waited for. A value that the program sets meanwhile is lost."),
         Touch("torch.utils._python_dispatch", "TorchDispatchMode", "FLOPs of a step", When.COUNTED, "A mode is on in the passes of this step.", Until.ITSELF,
@@ -242,11 +244,12 @@ PROCESS = Group(
               "Ours runs first, and the program's own `sitecustomize` takes its place before the program starts.", Until.ITSELF),
         Touch("/proc/self/fd", "socket doorbell", "the connection to the console", When.TORCH,
               "Two descriptors that children do not inherit.", fails="The program may close all descriptors: the agent goes off with a note."),
-        Touch("/proc/self/fd", "schedstat statm", "waits for a core; memory of the process", When.STEP, "Up to three descriptors of /proc that stay open.",
+        Touch("/proc/self/fd", "schedstat stat statm", "waits for a core; what a sampled thread does; memory of the process", When.STEP,
+              "Up to four descriptors of /proc that stay open.",
               fails="The figure is missing, also where the program has closed the descriptor."),
-        Touch("/proc/self/task", "sampler", "the lines in which the time outside of named phases goes", When.FOUND,
-              "One thread that `threading.enumerate` does not know. It looks at all stacks 20 times a second, and is gone before a fork and at the end.",
-              fails="No line is named."),
+        Touch("/proc/self/task", "sampler", "the lines of the program that take the time of each part of a step", When.STEP,
+              "One thread that `threading.enumerate` does not know. It reads the stacks 20 times a second, receives no signal, and is gone before a fork and"
+              " at the end.", fails="No line is named."),
         Touch("/proc/self/task", "gpuconsole-loading", "which part of loading takes the time, without workers", When.SLOW,
               "One thread, gone before a fork.", Until.ITSELF, "The part of loading is not named."),
         Touch("worker process of a DataLoader", "gpuconsole-loading", "which part of loading takes the time, with workers", When.IMPORT,

@@ -303,7 +303,7 @@ class CopyCount:
             self._note(tensor, result, copies, waits, now() - begun)
             return result
 
-        return method
+        return functools.update_wrapper(method, plain)
 
     @wrappers_without_level
     def _counted_synchronize(self, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ they are. Random state and buffers are put back. The next losses of the program 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import random
@@ -796,7 +797,7 @@ class WaitingLines:
             with self._annotate(line):
                 return plain(tensor, *args, **kwargs)
 
-        return method
+        return functools.update_wrapper(method, plain)
 
     def _line(self, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
