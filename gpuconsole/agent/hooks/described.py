@@ -13,6 +13,7 @@ from .changes.control import Control
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
+from .guard import unseen
 from .structure import structure
 from .trackers import open_runs
 from .watch import cell_of, watch
@@ -35,6 +36,7 @@ def place() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
 
 
+@unseen
 def observed_knobs() -> Knobs:
     """The settings of the program, under the names of the knob catalogue; only those that were seen."""
     knobs: Knobs = {}
@@ -75,6 +77,7 @@ def fixed_knobs(knobs: Knobs) -> dict[str, str]:
     return {f"fixed: {name}": reason for name in knobs if (reason := changes.why_fixed(name))}
 
 
+@unseen
 def notes(knobs: Knobs) -> dict[str, str]:
     """Why knobs cannot change while the program runs, under `fixed: NAME`; what a change of the others does, under `effect: NAME`."""
     fixed = fixed_knobs(knobs)
@@ -82,6 +85,7 @@ def notes(knobs: Knobs) -> dict[str, str]:
     return fixed | {f"effect: {name}": effects[name] for name in knobs if name in effects and f"fixed: {name}" not in fixed}
 
 
+@unseen
 def facts() -> dict[str, float]:
     """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads and processes."""
     import torch
@@ -107,6 +111,7 @@ def _tf32() -> dict[str, float]:
     return {"tf32_matmul": float(MatmulPrecision.is_tf32()), "tf32_convolutions": float(convolutions_in_tf32())}
 
 
+@unseen
 def device() -> str:
     """Where the parameters are: `cpu` or `cuda:N`; of several GPUs the one with most of them. Where the optimizer keeps its own on the host, as DeepSpeed
     and FSDP with offloading do, the GPU of the model."""
@@ -126,6 +131,7 @@ def device() -> str:
     return found
 
 
+@unseen
 def device_uuid() -> str:
     """The uuid of the GPU of the parameters; empty on a CPU, and where torch does not report it."""
     place = device()
@@ -134,6 +140,7 @@ def device_uuid() -> str:
     return str(getattr(sys.modules["torch"].cuda.get_device_properties(place), "uuid", ""))
 
 
+@unseen
 def job_facts() -> dict[str, Any]:
     """The fields of `model.job.JobFacts`."""
     versions = {}

@@ -132,6 +132,20 @@ def ask(value: Any, name: str, default: Any = None) -> Any:
         return default
 
 
+def unseen(function: Callable[..., T]) -> Callable[..., T]:
+    """`function`, in which no mode and no tensor class of the program sees which functions of torch are called."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> T:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return function(*args)
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+
+    return call
+
+
 PARTS = {
     "data": "the waits for batches of a DataLoader",
     "parts": "the parts of loading that take most of its time",

@@ -122,8 +122,8 @@ def _adopt_objects() -> None:
     bases += [dataloader.DataLoader, dataloader._BaseDataLoaderIter] if dataloader is not None else []
     bases += [ddp.DistributedDataParallel] if ddp is not None else []
     everything = gc.get_objects()
-    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, tuple(bases))}
-    objects = [candidate for candidate in everything if type(candidate) in kinds]
+    kinds = {id(kind) for kind in {id(kind): kind for kind in map(type, everything)}.values() if issubclass(kind, tuple(bases))}
+    objects = [candidate for candidate in everything if id(type(candidate)) in kinds]
     del everything
     for earlier in objects:
         if isinstance(earlier, torch.optim.Optimizer):

@@ -46,7 +46,7 @@ from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
-from .guard import entry, from_outside, switch
+from .guard import entry, from_outside, switch, unseen
 from .memory import at_end, memory
 from .memory import raised as memory_raised
 from .optimizer import steppers
@@ -97,7 +97,7 @@ class JobLoop:
         self._asked = set[str]()
         """Knobs that the console has changed."""
         self.scratch = Path()
-        self.device = torch.device(described.device() or "cpu")
+        self.device = unseen(torch.device)(described.device() or "cpu")
         self.settles_until = 0
         """The step from which on steps count again; 0: they count."""
         self._counters = ProcessCounters()

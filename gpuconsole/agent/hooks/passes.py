@@ -14,7 +14,7 @@ from typing import Any
 from . import tracing
 from .calls import weights_version
 from .evidence.steps import own_updates
-from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, wrappers_without_level
+from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
 from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
 from .structure import children, has_parameters
@@ -204,7 +204,7 @@ def read_loss(tensors: Any) -> None:
     """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss of a class of its own is left alone: that of DTensor would take
     an exchange between processes, and other classes, as modes of the program, see each operator on it."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if not is_plain(loss) or loss.ndim or has_modes():
+    if not is_plain(loss) or has_modes() or loss.ndim:
         return
     if loss.device.type == "cpu":
         value = loss.item()
@@ -230,6 +230,7 @@ def has_modes() -> bool:
     return any(type(own._get_function_stack_at(n)).__name__ != "DeviceContext" for n in range(own._len_torch_function_stack()))
 
 
+@unseen
 def autocast_precision(module: Any) -> str:
     import torch
 

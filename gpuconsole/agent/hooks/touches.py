@@ -211,7 +211,7 @@ SETTINGS = Group(
               "10 to 200 µs while a sample is waited for. A value that the program sets meanwhile is lost."),
         Touch("torch.utils._python_dispatch", "TorchDispatchMode", "FLOPs of a step", When.COUNTED, "A mode is on in the passes of this step.", Until.ITSELF,
               "Not counted where the program has a mode of its own, compiles its model, or has an operator that would round in another way."),
-        Touch("torch._C", "DisableTorchFunctionSubclass", "samples and tokens", When.FOUND, "For some µs at the begin of a pass, in its thread."),
+        Touch("torch._C", "DisableTorchFunction", "samples and tokens", When.FOUND, "For some µs at the begin of a pass, in its thread."),
         Touch("torch.cuda.memory", "_record_memory_history", "the lines that hold GPU memory", When.MEMORY,
               "An allocation takes some µs more. A history of the program's own ends.", Until.OFF, "A line says why there is no history."),
         Touch("torch.cuda", "_queued_calls", "the same, from the first allocation on", When.MEMORY, until=Until.OFF),

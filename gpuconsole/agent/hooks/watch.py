@@ -173,7 +173,7 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. Where an argument raises an
     exception, the pass has no samples that are known."""
     try:
-        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():  # a tensor class of the program would see that its tensors are asked
+        with sys.modules["torch"]._C.DisableTorchFunction():  # a mode or a tensor class of the program would see that tensors are asked
             _count_samples(args, kwargs)
     except Exception as problem:
         if from_outside(problem):

@@ -18,7 +18,7 @@ from ...loop import Signals
 from ...protocol import Signal
 from .. import tracing
 from ..calls import compiled
-from ..guard import entry, from_outside, switch, wrappers_without_level
+from ..guard import entry, from_outside, switch, unseen, wrappers_without_level
 from ..memory import tensors_of_program
 from ..passes import has_modes, state
 from ..recorder import NO_GRAD, OWN, get_ident
@@ -206,6 +206,7 @@ def has_compiled() -> bool:
     return compiled.used or (dynamo is not None and bool(dynamo.counters["frames"]["total"] or dynamo.counters["stats"]["unique_graphs"]))
 
 
+@unseen
 def memory_parts() -> Signals:
     """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the allocator's peak counts as activations."""
     import torch
