@@ -5,6 +5,7 @@ A failure in a part without which the rest still holds (PARTS) switches only thi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -130,6 +131,16 @@ def ask(value: Any, name: str, default: Any = None) -> Any:
         if from_outside(problem):
             raise
         return default
+
+
+@contextlib.contextmanager
+def without_failures() -> Iterator[None]:
+    """A failure of the agent's in this block does not leave it. What is not the agent's passes."""
+    try:
+        yield
+    except Exception as problem:
+        if from_outside(problem):
+            raise
 
 
 def unseen(function: Callable[..., T]) -> Callable[..., T]:

@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import own_updates
-from .guard import entry, from_outside, switch, unseen
+from .guard import entry, from_outside, switch, unseen, without_failures
 from .memory import at_end, memory
 from .memory import raised as memory_raised
 from .optimizer import steppers
@@ -73,6 +73,7 @@ STACKS_EVERY_S, FAST_STACKS_EVERY_S = 2.0, 0.2
 LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
+INTERRUPTED = "an exception of the program has ended the probe"
 OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
 ANYWHERE = frozenset(("optim", "precision", "torch_compile", "cudnn_benchmark"))
 """Changes that can be taken back within a step: a flag, a setting, or what the next call of the model runs."""
@@ -141,7 +142,7 @@ class JobLoop:
         except Exception:
             for name in done:
                 if name in before:
-                    with suppress(Exception):  # the others go back in any case, and the reason is that of the refusal
+                    with without_failures():  # the others go back in any case, and the reason is that of the refusal
                         CHANGES[name].set(watch, before[name])
             raise
         self._outside = {**self.before(changes), **self._outside} if arm else {}
@@ -150,7 +151,7 @@ class JobLoop:
     def take_back(self, changes: Knobs) -> None:
         """Undo changes of which one has failed."""
         for name in changes:
-            with suppress(Exception):  # the answer has the values that are in force
+            with without_failures():  # the answer has the values that are in force
                 if name in self._before and CHANGES[name].read(watch) != self._before[name]:
                     CHANGES[name].set(watch, self._before[name])
 
@@ -166,16 +167,13 @@ class JobLoop:
         so until the end of the epoch, and weights keep their layout: these change between two steps only."""
         outside, self._outside = self._outside, {}
         for name in ANYWHERE & outside.keys():
-            try:
+            with without_failures():  # the others go back in any case
                 CHANGES[name].set(watch, outside[name])
-            except Exception as problem:  # the others go back in any case
-                if from_outside(problem):
-                    raise
 
     def take_all_back(self) -> None:
         """The agent leaves a program that goes on: the settings are those that the program itself has made."""
         for name, value in self._own.items():
-            with suppress(Exception):  # the program has dropped what the change was about
+            with without_failures():  # the program has dropped what the change was about
                 if CHANGES[name].read(watch) != value or _pends(name):
                     CHANGES[name].set(watch, value)
 
@@ -398,6 +396,8 @@ class JobService(Service):
             self.loop.set_knobs(changes, command.arm, prepare=command.stage == PREPARE)
         except Exception as problem:  # the program goes on as before; the problem is the answer
             self._answer_change(command, refusal(problem))
+            if from_outside(problem):
+                raise
             return
         if command.stage == PREPARE:
             self._preparing = command
@@ -412,6 +412,8 @@ class JobService(Service):
             if not self.loop.prepared(command.changes):
                 return
         except Exception as problem:
+            if from_outside(problem):
+                raise
             error = refusal(problem)
         self._preparing, self._holds = None, error is None
         self._answer_change(command, error, prepared=self._holds)
@@ -423,6 +425,8 @@ class JobService(Service):
                 return
             self.loop.arm = command.arm
         except Exception as problem:
+            if from_outside(problem):
+                raise
             error = refusal(problem)
             self.loop.take_back(command.changes)
         self._changing = None
@@ -462,7 +466,12 @@ class JobService(Service):
         """Let a probe work between two steps. `spent_s`: what it has taken so far."""
         start = now()
         with self.loop.beside_the_peak():
-            signals, error = self._advance(probe)
+            try:
+                signals, error = self._advance(probe)
+            except BaseException:  # the program's own
+                self._probing = None
+                self._answer("probedone", request=command.request, probe=command.probe, error=INTERRUPTED, cost_s=spent_s + now() - start)
+                raise
             if error is not None:
                 gc.collect()  # the exception and its frames may refer to each other, and the frames to tensors
         spent_s += now() - start
@@ -490,6 +499,8 @@ class JobService(Service):
         except StopIteration as end:
             return end.value, None
         except Exception as problem:  # a probe must not end the job; what went wrong is the answer
+            if from_outside(problem):
+                raise
             return None, explain(problem, self.loop.knobs)
         return None, None
 
@@ -502,6 +513,8 @@ class JobService(Service):
                 raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
             self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
+            if from_outside(problem):
+                raise
             error = explain(problem, self.loop.knobs)
             if isinstance(command, RunProbe):
                 self._answer("probedone", request=command.request, probe=command.probe, error=error)

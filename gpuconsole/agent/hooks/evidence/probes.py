@@ -807,7 +807,8 @@ class WaitingLines:
             frame = program_frame(sys._getframe(2))
             return f"{LINE}{place_name(frame.f_code.co_filename, frame.f_lineno)} {frame.f_code.co_name}" if frame is not None else ""
         except Exception as problem:
-            switch.off("window.line", problem)
+            if switch.off("window.line", problem):
+                raise
             return ""
 
     def stop(self) -> None:
