@@ -75,6 +75,7 @@ def step_cost(pairs: int, width: int, batch: int, card: str | None, how: str = "
     print(f"hooks                {hooks:+6.1f} µs/step  [{low:+.1f}, {high:+.1f}]")
     print(f"work between steps   {work:+6.1f} µs/step   ({measured['new_work_s'] * 1e6:+.1f} in the first 20 s)")
     print(f"together             {added:+6.1f} µs/step  [{low + work:+.1f}, {high + work:+.1f}]   target {STEP_US:.0f}")
+    print(f"sampling of stacks   {100 * measured['sampler_ratio']:6.2f} % of a core, in a thread of its own   target 0.5")
     print(f"                     {added / bare_ms / 10:6.2f} % of the step   target 0.5 at 6 ms")
     return added, added * 1e-3 / bare_ms
 

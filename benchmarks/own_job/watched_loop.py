@@ -2,7 +2,7 @@
 
 Prints one JSON line. `plain_s`, `added_s`: for each pair of steps the CPU seconds of the step without hooks, and what the step with them takes more.
 `new_work_s`, `work_s`: CPU seconds of the agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the low rate
-that follows. The last argument says who starts the agent: `run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`.
+that follows. `sampler_ratio`: CPU seconds of the thread that samples stacks, for each second. The last argument says who starts the agent: `run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def main() -> None:
     torch.set_num_threads(1)
     with contextlib.nullcontext() if by_run else gpuconsole.watch(quiet=True):
         agent = "_gpuconsole_agent" if by_run else "gpuconsole.agent"
-        measure(sys.modules[f"{agent}.hooks.watch"].recorder, pairs, width, batch, device)
+        measure(sys.modules[f"{agent}.hooks.watch"].recorder, sys.modules[f"{agent}.hooks.sampler"].sampler, pairs, width, batch, device)
 
 
-def measure(recorder: Any, pairs: int, width: int, batch: int, device: str) -> None:
+def measure(recorder: Any, sampler: Any, pairs: int, width: int, batch: int, device: str) -> None:
     loop = Loop(width, batch, device)
 
     def steps(n: int) -> None:
@@ -92,6 +92,7 @@ def measure(recorder: Any, pairs: int, width: int, batch: int, device: str) -> N
     work = Work(recorder.at_end)
     recorder.at_end = work
     begun = time.monotonic()
+    sampled_s, sampled_from = sampler.cpu_s, begun
     new_work_s = work.of(steps, pairs // 4)
     while time.monotonic() - begun < LOW_RATE_AFTER_S + 2.0:
         steps(20)
@@ -109,7 +110,14 @@ def measure(recorder: Any, pairs: int, width: int, batch: int, device: str) -> N
         added_s.append(took[True] - took[False])
     loop.hooks(True)
     steps(2)
-    print(json.dumps({"new_work_s": new_work_s, "work_s": work_s, "plain_s": plain_s[WARM:], "added_s": added_s[WARM:]}), flush=True)
+    measured = {
+        "new_work_s": new_work_s,
+        "work_s": work_s,
+        "plain_s": plain_s[WARM:],
+        "added_s": added_s[WARM:],
+        "sampler_ratio": (sampler.cpu_s - sampled_s) / (time.monotonic() - sampled_from),
+    }
+    print(json.dumps(measured), flush=True)
 
 
 class Work:
