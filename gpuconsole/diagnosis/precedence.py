@@ -78,6 +78,7 @@ def _on_gpu(case: Case) -> bool:
 _MORE_TO_GAIN = "that finding still gains time"
 _NAMED = "that finding names what the device is busy with"
 _FILLED = "that finding names what fills the memory"
+_OWN_CODE = "that finding names the program's own code that takes this time"
 PRECEDENCE = (
     Yields(
         "gpu.small_batch",
@@ -85,6 +86,7 @@ PRECEDENCE = (
         "threads of this job wait for each other, at any batch size",
         when=host.threads_wait_for_each_other,
     ),
+    Yields("gpu.small_batch", "host.slow_function", _OWN_CODE),
     Yields(
         "host.launch_bound",
         "host.cpu_contention",
@@ -93,6 +95,8 @@ PRECEDENCE = (
             host.waits_for_core(case) and not device.knows_the_lead(case)
         ),  # with the lead, the rule takes the delay off itself
     ),
+    Yields("gpu.elementwise_membw", "host.slow_function", _OWN_CODE),
+    Yields("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),

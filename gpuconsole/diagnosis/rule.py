@@ -180,7 +180,7 @@ class Rule(ABC):
     `reads` are the signals that `check` and `judge` may read; a test compares them with what it reads. `knobs` are the knobs that the
     suggestions change. `ignore` says when a user may ignore the finding; empty: the reasons that hold for all rules say it. `resource` is the resource
     that the suggestions save.
-    `gpu_only`: the rule is clear for a run on a CPU. `subject`: rules about training run on training jobs, rules about serving on model
+    `gpu_only`: the rule is clear for a run on a CPU. `jobs_only`: the rule is about the user's own jobs. `subject`: rules about training run on training jobs, rules about serving on model
     servers, rules about hardware on both.
     """
 
@@ -194,6 +194,7 @@ class Rule(ABC):
     ignore: ClassVar[str] = ""
     resource: ClassVar[Resource] = "time"
     gpu_only: ClassVar[bool] = False
+    jobs_only: ClassVar[bool] = False
     subject: ClassVar[Literal["training", "serving", "hardware"]] = "training"
 
     def check(self, case: Case) -> Finding:
@@ -208,6 +209,8 @@ class Rule(ABC):
 
     def applies(self, case: Case) -> bool:
         """Whether the rule applies to this kind of work."""
+        if self.jobs_only and not case.is_job:
+            return False
         return self.subject == "hardware" or (self.subject == "serving") == case.serves
 
     def clear(self, level: float = 0.0, evidence: tuple[Evidence, ...] = (), summary: str = "") -> Finding:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.stacks import NATIVE, WAITS, Place, StackSample
+from gpuconsole.model.stacks import NATIVE, PARTS, WAITS, Place, StackSample
 from gpuconsole.wire.events import Stacks
 
 MESSAGES = 150
@@ -20,6 +20,8 @@ SCRIPT = ("feed", "clip", "between")
 """The parts of a step between the segments, in which the program's own lines run; after the model's call the loss belongs to them where it is not torch."""
 LEAST_REST = 1 / 3
 """Share of the time after a pass without functions of torch from which on it counts as the program's own: below, it is the Python between two functions."""
+PASSES = ("forward", "no_grad", "loss", "backward")
+"""The parts of a step in which a function of the program may be what is slow."""
 NOWHERE = "nowhere"
 
 
@@ -54,12 +56,41 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
         "stack.script_ratio": Signal(sum(by_line.values()) / total, "ratio", f"{source}: in the script, outside of named phases"),
         "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {line}"),
     }
+    signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     if most:
         waits = sum(sample.weight for sample in own if sample.lines[0] == line and sample.kind == WAITS)
         signals["stack.line_cpu_ratio"] = Signal(
             1 - waits / most, "ratio", f"{most:.0f} stack samples in this line: whether the thread ran"
         )
     return signals
+
+
+def _function_signals(samples: list[StackSample], parts: list[str], total: float) -> dict[str, Signal]:
+    """The function of the program with most of the time in these parts, without that in functions of torch: its share of a step, and how much of this time is
+    Python, and how much is waiting."""
+    by_function: defaultdict[tuple[str, str, str], list[StackSample]] = defaultdict(list)
+    for sample in samples:
+        if sample.part in parts and sample.lines and not sample.callee.startswith("torch."):
+            place, function = _split(sample.lines[0])
+            by_function[sample.part, place.rpartition(":")[0], function].append(sample)
+    functions = [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
+    largest = max(functions, key=lambda place: place.share_ratio, default=Place("forward", NOWHERE, NOWHERE, 0.0))
+    source = f"{total:.0f} stack samples of ordinary steps"
+    called = f", called by {largest.caller}" if largest.caller else ""
+    where = f"{largest.function} at {largest.line}{called}, in {PARTS[largest.part]}"
+    python = 1 - largest.waits_ratio - largest.native_ratio if largest.samples else 0.0
+    without = [sample for sample in samples if sample.part == "no_grad" and sample.lines]
+    caller, _ = _heaviest(((sample.lines[1:] or sample.lines)[0], sample.weight) for sample in without) if without else (NOWHERE, 0.0)
+    return {
+        "stack.no_grad_ratio": Signal(
+            sum(sample.weight for sample in without) / total,
+            "ratio",
+            f"{source}: in passes without gradients, most of them called by {caller}",
+        ),
+        "stack.function_ratio": Signal(largest.share_ratio, "ratio", f"{source}, without functions of torch, most of them in: {where}"),
+        "stack.function_python_ratio": Signal(python, "ratio", f"{largest.samples} stack samples in this function"),
+        "stack.function_waits_ratio": Signal(largest.waits_ratio, "ratio", f"{largest.samples} stack samples in this function"),
+    }
 
 
 def torch_ratio(samples: Iterable[StackSample]) -> float:

@@ -87,6 +87,12 @@ QUIET_HOLDS = (
     "xid_errors", "ecc_uncorrected", "row_remap_pending", "row_remap_failed", "pcie_replays",
 )  # fmt: skip
 NO_SYNC = {"sync.calls": 0.0, "sync.wait_s": 0.0}
+NO_SLOW_FUNCTION = {
+    "stack.function_ratio": 0.02,
+    "stack.function_python_ratio": 0.5,
+    "stack.function_waits_ratio": 0.0,
+    "stack.no_grad_ratio": 0.0,
+}
 LINE = "train.py:41"
 
 
@@ -231,7 +237,7 @@ def _answers(state: SessionState, job: GpuJob, probes: bool) -> None:
     )
     parts["memory.limit_bytes"] = total
     t = float(SECONDS)
-    for observed in (parts, {"h2d.pageable_copies": 0.0, "h2d.pageable_bytes": 0.0}, job.observed):
+    for observed in (parts, NO_SLOW_FUNCTION, {"h2d.pageable_copies": 0.0, "h2d.pageable_bytes": 0.0}, job.observed):
         signals = {
             name: Signal(value, "", f"calls that wait for the GPU in 3 steps, most of it at {LINE}; seconds of the host a step")
             for name, value in observed.items()

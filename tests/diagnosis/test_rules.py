@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probes
-from gpuconsole.diagnosis.rule import Case
+from gpuconsole.diagnosis.rule import Case, Rule
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 from tests.diagnosis.cases import case, check, loader
@@ -191,9 +191,10 @@ def test_memory_and_steadiness() -> None:
     assert "meta.not_steady" not in firing(case(seconds_not_steady=10.0))
 
 
-@pytest.mark.parametrize("rule", [rule.id for rule in all_rules()])
-def test_a_rule_without_its_first_signal_can_not_tell(rule: str) -> None:
-    finding = next(f for f in evaluate(Case({"num_workers": 0, "batch_size": 1}, {}, rule.startswith("serve."))) if f.rule == rule)
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
+def test_a_rule_without_its_first_signal_can_not_tell(rule: Rule) -> None:
+    unmeasured = Case({"num_workers": 0, "batch_size": 1}, {}, rule.subject == "serving", is_job=rule.jobs_only)
+    finding = next(f for f in evaluate(unmeasured) if f.rule == rule.id)
     assert finding.state == "cant_tell"
     assert finding.missing
 

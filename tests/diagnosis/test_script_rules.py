@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.engine import Steadied, evaluate
+from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case, Missing
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -298,3 +299,54 @@ def test_hidden_exchanges_and_single_ones_are_none() -> None:
     hidden = case(knobs=REPLICAS, comm__exchanges_per_step=4.0, comm__exposed_s=0.0005)
     once = case(knobs={**REPLICAS, "sync_each_batch": False}, comm__exchanges_per_step=1.0, comm__exposed_s=0.01)
     assert [check("comm.accum_without_no_sync", one).state for one in (hidden, once)] == ["clear", "clear"]
+
+
+def stacks(share: float = 0.6, python: float = 0.9, waits: float = 0.0, without: float = 0.0, **signals: float) -> Case:
+    """A job whose largest function within the passes has these shares."""
+    names = {"stack.function_ratio": share, "stack.function_python_ratio": python, "stack.function_waits_ratio": waits}
+    measured = {
+        name: Signal(value, "ratio", "100 stack samples, most of them in: Matcher.forward at detr.py:24, in loss")
+        for name, value in names.items()
+    }
+    measured["stack.no_grad_ratio"] = Signal(without, "ratio", "100 stack samples, most of them called by train.py:9 generate")
+    others = {name.replace("__", "."): Signal(value, "ratio", "test") for name, value in {"is_gpu": 0.0, **signals}.items()}
+    return Case({}, measured | others, is_job=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (stacks(), "fires"),
+        (stacks(python=0.1, waits=0.8), "fires"),
+        (stacks(share=0.09), "clear"),
+        (stacks(python=0.3), "clear"),  # it calls large operators
+        (stacks(is_gpu=1.0), "clear"),
+        (stacks(is_gpu=1.0, host__caught_up_ratio=0.2), "clear"),
+        (stacks(is_gpu=1.0, host__caught_up_ratio=0.9), "fires"),
+        (stacks(share=0.05, without=0.6, eval_ratio=0.5), "clear"),
+    ],
+)
+def test_a_function_within_the_passes_is_named_where_it_is_no_operator_of_torch(found: Case, state: str) -> None:
+    finding = check("host.slow_function", found)
+    assert finding.state == state
+    if state == "fires":
+        assert "Matcher.forward at detr.py:24, in loss" in finding.summary and not finding.note
+        assert finding.recoverable_ratio == pytest.approx(
+            0.6 * max(found.value("stack.function_python_ratio"), found.value("stack.function_waits_ratio"))
+        )
+
+
+def test_passes_without_gradients_within_a_step_are_a_note_with_their_caller() -> None:
+    finding = check("host.slow_function", stacks(share=0.8, without=0.8))
+    assert finding.state == "fires" and finding.note and finding.recoverable_ratio == 0
+    assert "train.py:9 generate" in finding.summary
+
+
+def test_only_jobs_have_such_functions() -> None:
+    assert "host.slow_function" in {finding.rule for finding in evaluate(stacks())}
+    assert "host.slow_function" not in {finding.rule for finding in evaluate(case())}
+
+
+def test_fixed_costs_of_small_batches_are_not_claimed_where_a_function_of_the_program_takes_the_time() -> None:
+    entries = [(entry.loser, entry.winner) for entry in PRECEDENCE]
+    assert ("gpu.small_batch", "host.slow_function") in entries and ("gpu.elementwise_membw", "host.slow_function") in entries

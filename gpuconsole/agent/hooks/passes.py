@@ -17,7 +17,7 @@ from .evidence.steps import own_updates
 from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
 from .memory import raised
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
-from .structure import children, has_parameters
+from .structure import children, has_parameters, parameters_of
 from .watch import count_samples, recorder, watch
 
 DEPTH = 4
@@ -234,12 +234,7 @@ def has_modes() -> bool:
 def autocast_precision(module: Any) -> str:
     import torch
 
-    try:
-        parameter = next(module.parameters(), None)
-    except Exception as problem:  # a method of the program
-        if from_outside(problem):
-            raise
-        return ""
+    parameter = next(parameters_of(module), None)
     kind = parameter.device.type if parameter is not None else "cpu"
     if not torch.is_autocast_enabled(kind):
         return ""

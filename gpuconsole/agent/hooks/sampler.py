@@ -34,7 +34,9 @@ SWITCH_S = 0.0003
 """The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
 stack must be read by then."""
 SPELL_S, REST_S = 0.2, 0.8
-"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples."""
+"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
+FIRST_S = 3.0
+"""Seconds without rest at the start: a job of some seconds has samples too."""
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 MOST_LINES = 8
 MOST_FRAMES = 300
@@ -109,6 +111,7 @@ class Sampler:
             self.close()
             self._clock = time.pthread_getcpuclockid(thread)  # the clock of a thread that has ended tells so, its handle does not
             self._state, self._thread = ThreadState(), thread
+            self.faster(FIRST_S)
         if self._runs or switch.failed:
             return
         self._runs = self._wanted = True

@@ -91,6 +91,11 @@ def inner_modules(modules: list[Any]) -> Iterator[Any]:
             waiting += reversed(children(module))
 
 
+def parameters_of(root: Any) -> Iterator[Any]:
+    """The parameters of a module and of those in it. `Module.parameters` may be one of the program's own."""
+    return (weight for module in inner_modules([root]) for weight in members(module, "_parameters") if weight is not None)
+
+
 def has_parameters(root: Any) -> bool:
     """Whether a module, or one in it, has a parameter."""
-    return any(one is not None for module in inner_modules([root]) for one in members(module, "_parameters"))
+    return next(parameters_of(root), None) is not None

@@ -22,7 +22,7 @@ from ..guard import entry, from_outside, switch, unseen, wrappers_without_level
 from ..memory import tensors_of_program
 from ..passes import has_modes, state
 from ..recorder import NO_GRAD, OWN, get_ident
-from ..structure import structure
+from ..structure import parameters_of, structure
 from ..watch import place_name, program_frame, recorder, watch
 
 # --- FLOPs and memory ----------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def memory_parts() -> Signals:
         "memory.optimizer_bytes": tensors.optimizer,
     }
     groups = (group["params"] for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups)
-    device = next((p.device for parameters in (*(root.parameters() for root in roots), *groups) for p in parameters), None)
+    device = next((p.device for parameters in (*map(parameters_of, roots), *groups) for p in parameters), None)
     if device is not None and device.type == "cuda":
         peak = float(torch.cuda.max_memory_allocated(device))
         parts["memory.activations_bytes"] = max(0.0, peak - sum(parts.values()))

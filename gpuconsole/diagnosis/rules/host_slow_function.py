@@ -1,0 +1,66 @@
+"""host.slow_function: Python code of the program within the passes takes a large part of every step."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
+
+SHARE = Threshold("share", 0.10, "ratio", "a tenth of a step: from this share on the rules about input and exchanges name a cause")
+OWN = Threshold(
+    "own", 0.4, "ratio", "with less of its time in Python or in waits, a function mostly calls operators of torch, as any model does"
+)
+WITHOUT = Threshold(
+    "without_gradients",
+    0.25,
+    "ratio",
+    "a teacher's pass takes about a quarter of a step: half of a forward and backward pass of its own size",
+)
+HIDDEN = Threshold("caught_up", 0.5, "ratio", "on a GPU that has work left in most steps, the time of the host is hidden behind it")
+
+
+class HostSlowFunction(Rule):
+    id = "host.slow_function"
+    title = "A function of the program slows the passes"
+    jobs_only = True
+    clear_title = "No function of the program slows the passes"
+    thresholds = (SHARE, OWN, WITHOUT, HIDDEN)
+    reads = (
+        "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio", "stack.no_grad_ratio", "eval_ratio", "is_gpu",
+        "host.caught_up_ratio",
+    )  # fmt: skip
+    text = """Stack samples of the training thread show which function of the program takes most of the time within the passes: a loop over the elements of a
+batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
+of torch does not count, and neither does a function that calls large operators only. What helps: one operator for the whole batch in place of a loop
+over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer steps, or in another process.
+Passes without gradients within a step, such as the generation of text or a teacher's passes, are a note: whether the program needs them, only you know. What
+helps: fewer of them, states that are kept from token to token, several sequences at once."""
+    ignore = "The function is the work that you want to do, and no operator does it for a whole batch."
+
+    def judge(self, case: Case) -> Finding:
+        if case.on_gpu and case.get("host.caught_up_ratio", 0.0) < HIDDEN:
+            return self.clear(summary="the time of the host is hidden behind the work of the GPU, or it is not known whether it is")
+        share, python, waits = (case.value(f"stack.function_{name}ratio") for name in ("", "python_", "waits_"))
+        evidence = case.evidence(("stack.function_ratio", SHARE), ("stack.function_python_ratio", OWN), "stack.function_waits_ratio")
+        without = case.value("stack.no_grad_ratio") - case.get("eval_ratio", 0.0)
+        if without >= WITHOUT:
+            caller = case.signal("stack.no_grad_ratio").source.rpartition(" called by ")[2]
+            summary = (
+                f"{percent(without)} of each step is in passes without gradients that are no evaluation, most of them called at {caller}"
+            )
+            evidence += case.evidence(("stack.no_grad_ratio", WITHOUT))
+            return self.note(
+                without / WITHOUT, evidence, summary, confidence="medium", title="Passes without gradients take much of every step"
+            )
+        if share < SHARE:
+            return self.clear(share / SHARE, evidence)
+        if python + waits < OWN:
+            return self.clear(0.99, evidence, "the largest function mostly calls operators of torch")
+        place = case.signal("stack.function_ratio").source.rpartition(": ")[2]
+        what = (
+            f"waits in {percent(waits)} of it"
+            if waits > python
+            else f"Python code, or operators too short to tell, in {percent(python)} of it"
+        )
+        summary = f"{percent(share)} of each step is in {place}: {what}"
+        title = "A function of the program waits within the passes" if waits > python else ""
+        sure = share >= 2 * SHARE and python + waits >= 1.5 * OWN
+        return self.fires(share / SHARE, evidence, summary, recoverable=share * max(python, waits), confidence=high_if(sure), title=title)
