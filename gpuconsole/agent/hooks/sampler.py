@@ -38,6 +38,8 @@ SPELL_S, REST_S = 0.2, 0.8
 FIRST_S = 3.0
 """Seconds without rest at the start: a job of some seconds has samples too."""
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
+"""Names of functions that decorators make: the function within says more."""
 MOST_LINES = 8
 MOST_FRAMES = 300
 MOST_STACKS = 500
@@ -231,7 +233,7 @@ class Sampler:
                 if not lines or lines[-1] != line:  # the frame of a comprehension is that of its function
                     lines.append(line)
             elif not lines:
-                if not code.co_name.startswith("_") and not file.startswith("<"):
+                if not code.co_name.startswith("_") and code.co_name not in WRAPPERS and not file.startswith("<"):
                     callee = f"{dict.get(frame.f_globals, '__name__', '').partition('.')[0]}.{qualified(code)}"
                 if part in (CLIP, BETWEEN, LOSS) and "/torch/optim/" in file:
                     part = PARTS[OPTIMIZER]
