@@ -18,7 +18,7 @@ from .change import Refused
 from .indices import Feed, Indices
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
 from .servers import Recipe, Server, Settings, Spec, belongs_to, in_one_line, loader_of, settings_of
-from .state import cannot_share, moved, positions, state_of
+from .state import cannot_share, free_host_bytes, moved, positions, state_of
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
@@ -38,12 +38,18 @@ FIRST_BATCHES = (
 FEW, EPOCHS = 4, 5
 """Batches of an epoch that are too few for new workers, and how many such epochs refuse a change."""
 UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
+OF_ITS_OWN = (
+    "the dataset changes itself with each sample, as a counter does: each worker would count for itself, so this change needs your permission:"
+    " N, or --allow-numerics"
+)
+FREE_SHARE = 0.5
+"""The share of the free memory of the machine that the caches of new workers may take."""
 _random: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()
-"""Datasets of which a change has shown that they draw random numbers, by class and length. A program may make its loader anew in each epoch."""
+"""Datasets of which a change has shown that they draw random numbers, or count, by class and length. A program may make its loader anew in each epoch."""
 
 
 def is_random(dataset: Any) -> bool:
-    """Whether a change has shown that `dataset` draws random numbers: workers draw others."""
+    """Whether a change has shown that `dataset` draws random numbers, or counts: workers have others."""
     return _length(dataset) in _random.get(type(dataset), ())
 
 
@@ -90,8 +96,9 @@ class Epoch:
         control = self.control
         if self.left:
             self._come_back()
+        known = False
         if not self.alone:
-            control.watch_state(self)
+            known = control.watch_state(self)
             control.go_on(self)
         files = positions() if control.watches_files and not self.alone else None
         while True:
@@ -115,6 +122,8 @@ class Epoch:
                     control.recover(self, f"{in_one_line(problem)}")
                 continue
             break
+        if known and server.own:
+            control.note_loaded(self)
         if files is not None:
             control.note_files(moved(files, positions()))
         self.indices.delivered()
@@ -283,7 +292,12 @@ class Control:
         """The newest iterator."""
         self.recipe = Recipe(module, loader, outer)
         self.state = state_of(outer._dataset)
-        """The dataset at the start of the epoch, or at the first change. With persistent workers of the program: at the first change."""
+        """The dataset at the start of the epoch, or at the first change. With persistent workers of the program: at the first change. What the loading of
+        batches has changed since then does not count."""
+        self._caches: dict[int, float] = {}
+        """The lists and dictionaries that the loading of samples fills, by identity, with the bytes of a value. Each worker fills its own."""
+        self._loaded = self._counts = False
+        """Whether a batch was loaded since the change was asked for, and whether the loading changed more of the dataset than its caches."""
         self._tried: set[Settings] = set()
         """Settings whose workers have rehearsed, on a dataset in this state."""
         self._file = ""
@@ -385,6 +399,7 @@ class Control:
     def park(self) -> None:
         """Wait for the next loader, and keep nothing of the former one alive."""
         self.close()
+        self.state = self.state._replace(contents={})
         del self.recipe
 
     def _begin_again(self) -> None:
@@ -398,8 +413,8 @@ class Control:
     def _look_at(self, dataset: Any) -> bool:
         """A new epoch begins: new workers start where the dataset may have changed, as torch starts them for each epoch. Returns whether the dataset
         differs from the one that the settings have rehearsed on."""
-        state = state_of(dataset)
-        same = state.print == self.state.print
+        state = state_of(dataset, self._caches)
+        same = not state.differs(self.state)
         Control.dataset_stays = same and state.complete and Control.dataset_stays is not False
         if self.program.num_workers or not (same and state.complete):
             self.close()
@@ -408,16 +423,17 @@ class Control:
         self.state = state
         return not same
 
-    def watch_state(self, epoch: Epoch) -> None:
-        """Find out whether the program has changed the dataset since the epoch began. Then the program's own loader serves from this batch on. The program's
-        own workers would not see the change."""
+    def watch_state(self, epoch: Epoch) -> bool:
+        """Find out whether the program has changed the dataset since the last batch. Then the program's own loader serves from this batch on. The program's
+        own workers would not see the change. Returns whether the state of the dataset is known now, so that `note_loaded` can compare."""
         served = len(epoch.line) > 1 or not epoch.line[0].own
         outer = epoch.outer()
-        if self.program.num_workers or outer is None or not (served or self.wanted is not None):
-            return
-        state = state_of(outer._dataset)
-        if state.print == self.state.print:
-            return
+        waits = self.wanted is not None or (self._counts and bool(self._servers))
+        if self.program.num_workers or outer is None or not (served or waits):
+            return False
+        state = state_of(outer._dataset, self._caches)
+        if not state.differs(self.state):
+            return True
         self.state = state
         Control.dataset_stays = False
         self._tried.clear()
@@ -426,6 +442,37 @@ class Control:
         else:
             self._give_up(UNSEEN)
         self.close()
+        return False
+
+    def note_loaded(self, epoch: Epoch) -> None:
+        """The program's own process has loaded a batch. What has changed in the dataset was changed by its own code, not by that of the training: a cache,
+        a counter. What a cache does besides shows at the next batch."""
+        outer = epoch.outer()
+        if outer is None:
+            return
+        state = state_of(outer._dataset, self._caches)
+        if not state.differs(self.state):
+            self._loaded = True
+            return
+        if filled := state.filled_since(self.state):
+            self._caches |= filled
+            state = state_of(outer._dataset, self._caches)
+        else:
+            self._loaded = self._counts = True
+            _note_random(outer._dataset, True)
+            if self.wanted is not None and not self.allows_numerics:
+                self._give_up(OF_ITS_OWN)
+        self.state = state
+
+    def _look_anew(self, outer: Any) -> None:
+        """A change is asked for, and no worker of ours has seen an earlier state of the dataset: what has changed until now does not matter."""
+        if self.program.num_workers or self.in_force != self.program or self._servers or self.rehearsal is not None:
+            return
+        self._loaded = self._counts = False
+        state = state_of(outer._dataset, self._caches)
+        if state.differs(self.state):
+            self._tried.clear()
+        self.state = state
 
     @property
     def watches_files(self) -> bool:
@@ -439,12 +486,21 @@ class Control:
     def _start(self, settings: Settings) -> Server:
         """A new server. Raises Refused where its workers would disturb those that load now, or would see another dataset."""
         if settings != self.program:
-            state = state_of(self.recipe.dataset)
-            if shared := state.shared or (f"the open file {self._file}" if self._file else ""):
+            shared = state_of(self.recipe.dataset).shared
+            if shared := shared or (f"the open file {self._file}" if self._file else ""):
                 raise Refused(cannot_share(shared))
-            if state.print != self.state.print:
+            if state_of(self.recipe.dataset, self._caches).differs(self.state):
                 raise Refused(UNSEEN)
+            self._require_room(settings.num_workers)
         return self.recipe.server(settings, aside=bool(self.program.num_workers))
+
+    def _require_room(self, workers: int) -> None:
+        """Raises Refused where the caches of new workers could take much of the machine's memory."""
+        needed = workers * sum(self._caches.values()) * max(0, _length(self.recipe.dataset))
+        if needed and needed > FREE_SHARE * (free := free_host_bytes()):
+            raise Refused(
+                f"each worker fills a cache of its own: {workers} of them may need {needed / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free"
+            )
 
     # --- asked for by the training thread ----------------------------------------------------------------------
 
@@ -454,6 +510,7 @@ class Control:
             raise Refused(f"the workers failed after the last change: {why}")
         self.failure = ""
         self._count_anew()
+        self._look_anew(outer)
         self.wanted, self.held = settings, held
         if "_gpuconsole_epoch" not in outer.__dict__:
             self.follow(outer)
@@ -465,6 +522,8 @@ class Control:
             return
         self.wanted, self.held, self.inherited = settings, False, True
         self._count_anew()
+        if outer is not None:
+            self._look_anew(outer)
         if outer is not None and "_gpuconsole_epoch" not in outer.__dict__:
             self.follow(outer)
 
@@ -619,7 +678,8 @@ class Control:
             raise Refused("the sampler draws from the program's random generators: asked earlier, it would give other samples")
         if shared := state_of(self.recipe.dataset).shared:
             raise Refused(cannot_share(shared))
-        if not epoch.indices.checked:
+        loads_here = not self.program.num_workers and self.in_force == self.program
+        if not epoch.indices.checked or (loads_here and not self._loaded):
             return
         count = max(COMPARED, wanted.num_workers)
         if wanted.num_workers:
@@ -635,7 +695,7 @@ class Control:
         assert rehearsal is not None
         loader = self._loader()
         if loader is not None:
-            _note_random(loader.dataset, not rehearsal.same)
+            _note_random(loader.dataset, self._counts or not rehearsal.same)
         if not rehearsal.same and not self.allows_numerics:
             rehearsal.server.close()
             raise Refused(RANDOM)

@@ -7,13 +7,16 @@ import enum
 import functools
 import io
 import logging
+import math
 import os
 import random
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
+
+from ..guard import from_outside
 
 MOST, DEPTH = 1500, 8
 """Objects of a dataset that are looked at, and levels of attributes."""
@@ -34,31 +37,79 @@ HANDLES: dict[str, tuple[str, ...]] = {
     "cv2": ("VideoCapture",),
 }
 """Classes whose objects processes cannot share, by the package that defines them."""
+NUMBERS = (int, float, complex, bool)
+OBJECT_BYTES = 1e6
+"""The memory of a cached object of an unknown class, such as an image: a guess on the safe side."""
+
+
+class Contents(NamedTuple):
+    """A list or a dictionary at one moment. `first` and `last`: the identities of some of its values, 0 for None."""
+
+    holder: Any
+    length: int
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+    def has_grown_since(self, before: Contents) -> bool:
+        """Whether there are more values than `before`, or values in place of None, and whether the others are still there."""
+        if self[1:] == before[1:] or self.length < before.length:
+            return False
+        pairs = list(zip(before.first, self.first, strict=False))
+        if self.length == before.length:
+            pairs += zip(before.last, self.last, strict=True)
+        return all(was in (0, value) for was, value in pairs)
+
+    def value_bytes(self) -> float:
+        """The memory of one value, about; 0 where a number is among the values."""
+        values = self.holder.values() if isinstance(self.holder, dict) else self.holder
+        sizes = [_bytes_of(value) for value in (*islice(values, 2 * ITEMS), *islice(reversed(values), ITEMS)) if value is not None]
+        return max(sizes) if sizes and all(sizes) else 0.0
 
 
 class State(NamedTuple):
     """`print`: equal for two equal states. `complete`: whether the print has all that the attributes hold. `shared`: what processes cannot share, with its
-    name; empty where there is nothing. Global variables of the program are not seen."""
+    name; empty where there is nothing. `contents`: of the lists and dictionaries, by identity. Global variables of the program are not seen."""
 
     print: tuple[Any, ...]
     complete: bool
     shared: str
+    contents: dict[int, Contents]
+
+    def differs(self, before: State) -> bool:
+        """Whether this state is another one than `before`. A cache, which has no print, may have grown only."""
+        return self.print != before.print or any(
+            contents.length < before.contents[key].length for key, contents in self.contents.items() if key in before.contents
+        )
+
+    def filled_since(self, before: State) -> dict[int, float]:
+        """The lists and dictionaries that got more data since `before` and have lost none, by identity, with the bytes of a value. Data is no number: a
+        dictionary of numbers may count how often a sample was used, and the next one may depend on that."""
+        grown = [
+            contents for key, contents in self.contents.items() if key in before.contents and contents.has_grown_since(before.contents[key])
+        ]
+        sizes = {id(contents.holder): contents.value_bytes() for contents in grown}
+        return {key: size for key, size in sizes.items() if size}
 
 
-def state_of(dataset: Any) -> State:
-    """Look at the attributes of `dataset`, and at their attributes, without the program's own `__getattr__`. Raises nothing."""
-    look = _Look()
+def state_of(dataset: Any, caches: Collection[int] = ()) -> State:
+    """Look at the attributes of `dataset`, and at their attributes, without the program's own `__getattr__`. `caches`: the identities of lists and
+    dictionaries whose contents do not count."""
+    look = _Look(caches)
     try:
         look.add(dataset, DEPTH)
-    except Exception:  # a class may define what equality of its classes is
+    except Exception as problem:  # a class may define what equality of its classes is
+        if from_outside(problem):
+            raise
         look.complete = False
-    return State(tuple(look.print), look.complete, look.shared)
+    return State(tuple(look.print), look.complete, look.shared, look.contents)
 
 
 class _Look:
-    def __init__(self) -> None:
+    def __init__(self, caches: Collection[int]) -> None:
         self.print: list[Any] = []
         self.complete, self.shared = True, ""
+        self.contents: dict[int, Contents] = {}
+        self._caches = caches
         self._seen: dict[int, int] = {}
         self._held: list[Any] = []
         """Objects whose identity was noted, so that no other object gets it meanwhile."""
@@ -79,7 +130,9 @@ class _Look:
         self.print.append(id(value) if issubclass(kind, BY_IDENTITY) else id(kind))
         try:
             self._add(value, kind, depth - 1)
-        except Exception:  # an object of an unknown kind may raise anything
+        except Exception as problem:  # an object of an unknown kind may raise anything
+            if from_outside(problem):
+                raise
             self.complete = False
 
     def _add(self, value: Any, kind: type, depth: int) -> None:
@@ -91,11 +144,17 @@ class _Look:
             self.print.append(value._name_)
         elif issubclass(kind, (list, tuple, collections.deque)):
             base = next(base for base in (list, tuple, collections.deque) if issubclass(kind, base))
-            self._ends(
-                base.__len__(value), base.__iter__(value), base.__reversed__(value) if base is not tuple else reversed(tuple(value)), depth
-            )
+            length = base.__len__(value)
+            first = list(islice(base.__iter__(value), 2 * ITEMS))
+            last = list(islice(base.__reversed__(value) if base is not tuple else reversed(tuple(value)), ITEMS))
+            if base is tuple or not self._is_cache(value, length, first, last):
+                self._ends(length, first, last, depth)
         elif issubclass(kind, dict):
-            self._ends(dict.__len__(value), _flat(dict.items(value)), _flat(reversed(list(dict.items(value))[-ITEMS:])), depth)
+            length = dict.__len__(value)
+            first = list(islice(dict.items(value), 2 * ITEMS))
+            last = list(islice(reversed(dict.items(value)), ITEMS))
+            if not self._is_cache(value, length, [item for _, item in first], [item for _, item in last]):
+                self._ends(length, _flat(first), _flat(last), depth)
         elif issubclass(kind, (set, frozenset)):
             self._ends(len(value), iter(value), iter(()), depth)
         elif issubclass(kind, types.FunctionType):
@@ -141,6 +200,12 @@ class _Look:
                 if name not in ("__dict__", "__weakref__"):
                     self.add(_attribute(value, name), depth)
 
+    def _is_cache(self, value: Any, length: int, first: list[Any], last: list[Any]) -> bool:
+        """Note the contents of a list or a dictionary. Returns whether they do not count."""
+        identities = (tuple(0 if item is None else id(item) for item in items) for items in (first, last))
+        self.contents[id(value)] = Contents(value, length, *identities)
+        return id(value) in self._caches
+
     def _ends(self, length: int, first: Iterable[Any], last: Iterable[Any], depth: int) -> None:
         self.print.append(length)
         if length > 2 * ITEMS:
@@ -178,6 +243,33 @@ class _Look:
             self.complete = False
             return
         self.print.append(values[:: max(1, values.size // (2 * ITEMS))][: 2 * ITEMS].tobytes())
+
+
+def _bytes_of(value: Any, depth: int = 2) -> float:
+    """The memory of a value, about; 0 for a number."""
+    kind = type(value)
+    if kind in NUMBERS:
+        return 0.0
+    if kind in (str, bytes, bytearray):
+        return float(sys.getsizeof(value))
+    if kind in (list, tuple, dict) and depth:
+        items = value.values() if kind is dict else value
+        some = [_bytes_of(item, depth - 1) or sys.getsizeof(item) for item in islice(items, 2 * ITEMS)]
+        return sys.getsizeof(value) + sum(some) * len(value) / max(1, len(some))
+    if hasattr(kind, "data_ptr"):
+        return float(value.numel() * value.element_size()) or 1.0
+    if hasattr(kind, "__array_interface__"):
+        return float(value.nbytes) or 1.0
+    return OBJECT_BYTES
+
+
+def free_host_bytes() -> float:
+    """The memory of the machine that is free; infinite where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next((float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), math.inf)
+    except OSError:
+        return math.inf
 
 
 def _flat(pairs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:

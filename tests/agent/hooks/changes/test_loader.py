@@ -19,8 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from gpuconsole.agent.hooks import job as hooks_of_job
+from gpuconsole.agent.hooks.changes import control
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.change import Refused, site
+from gpuconsole.agent.hooks.changes.change import CHANGES_NUMERICS, Refused, site
 from gpuconsole.agent.hooks.changes.control import FIRST_BATCHES, UNSEEN
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
@@ -860,6 +861,118 @@ def test_a_dataset_that_changes_within_an_epoch_has_no_new_workers(watch: Watch,
         with pytest.raises(Refused, match=UNSEEN):
             WORKERS.pending(watch)
     assert not workers_alive() and WORKERS.read(watch) == 0
+    del loader
+
+
+def refusal(watch: Watch) -> str:
+    """Why the change that is under way was refused; empty while it is under way."""
+    try:
+        assert WORKERS.pending(watch)
+    except Refused as refused:
+        return str(refused)
+    return ""
+
+
+class Filling(Faultless):
+    """Fills a cache, or counts, in its own code. `kind`: where."""
+
+    def __init__(self, count: int, kind: str) -> None:
+        super().__init__(count)
+        self.kind, self.calls = kind, 0
+        self.cache: dict[int, Any] = {}
+        self.slots: list[Any] = [None] * count
+        self.seen: set[int] = set()
+        self.times: dict[int, int] = {}
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.kind in ("dictionary", "both"):
+            return self.cache.setdefault(index, torch.full((3,), float(index))), index
+        if self.kind == "list":
+            self.slots[index] = self.slots[index] if self.slots[index] is not None else torch.full((3,), float(index))
+            return self.slots[index], index
+        if self.kind == "counter":
+            self.calls += 1
+        elif self.kind == "set":
+            self.seen.add(index)
+        elif self.kind == "numbers":
+            self.times[index] = self.times.get(index, 0) + 1
+        return torch.full((3,), float(index)), index
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "list"])
+def test_a_dataset_that_fills_a_cache_gets_workers_and_loses_them_where_the_program_changes_it(watch: Watch, kind: str) -> None:
+    data = Filling(400, kind)
+    iterator = iter(loader := DataLoader(data, 4))
+    seen = [next(iterator)]
+    WORKERS.set(watch, 2)
+    while WORKERS.pending(watch):
+        seen.append(next(iterator))
+        time.sleep(0.005)
+    assert WORKERS.read(watch) == 2
+    seen += [next(iterator) for _ in range(10)]
+    assert WORKERS.read(watch) == 2 and len(workers_alive()) == 2
+    data.kind = "none"  # what a curriculum does
+    seen += iterator
+    assert [index for _, indices in seen for index in indices.tolist()] == list(range(400))
+    assert all(values[:, 0].tolist() == indices.tolist() for values, indices in seen)
+    assert not loaders_of.under_way() and lost.pop().endswith(UNSEEN) and not workers_alive()
+    del loader
+
+
+def test_a_cache_that_the_program_changes_is_no_cache(watch: Watch) -> None:
+    """As a buffer of what the model has seen: workers would not get what the program adds."""
+    data = Filling(400, "none")
+    iterator = iter(loader := DataLoader(data, 4))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    for step in range(3):
+        data.cache[step] = torch.zeros(3)
+        next(iterator)
+    with pytest.raises(Refused, match=UNSEEN):
+        WORKERS.pending(watch)
+    assert not workers_alive()
+    del loader
+
+
+@pytest.mark.parametrize("kind", ["counter", "set", "numbers"])
+def test_a_dataset_that_counts_needs_the_permission_of_the_user(watch: Watch, kind: str) -> None:
+    """The next sample may depend on the number of those before: a rehearsal of two batches does not show a threshold."""
+    data = Filling(400, kind)
+    iterator = iter(loader := DataLoader(data, 4))
+    seen = next(iterator)[1].tolist()
+    WORKERS.set(watch, 2)
+    while not (answer := refusal(watch)):
+        seen += next(iterator)[1].tolist()
+    assert "needs your permission" in answer
+    assert not workers_alive() and WORKERS.effect_here(watch) == CHANGES_NUMERICS
+    watch.allows_numerics = True
+    WORKERS.set(watch, 2)
+    while WORKERS.pending(watch):
+        seen += next(iterator)[1].tolist()
+        time.sleep(0.005)
+    assert WORKERS.read(watch) == 2
+    WORKERS.set(watch, 0)
+    for _ in range(8):
+        seen += next(iterator)[1].tolist()
+    assert WORKERS.read(watch) == 0
+    WORKERS.set(watch, 2)
+    seen += next(iterator)[1].tolist()
+    assert WORKERS.read(watch) == 2, "the other side of a trial"
+    seen += [index for _, indices in iterator for index in indices.tolist()]
+    assert seen == list(range(400)) and not lost
+    del loader
+
+
+def test_caches_for_which_the_machine_has_no_room(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "free_host_bytes", lambda: 2 * 2 * 400 * 12 - 1.0)
+    data = Filling(400, "dictionary")
+    iterator = iter(loader := DataLoader(data, 4))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    while not (answer := refusal(watch)):
+        next(iterator)
+    assert "each worker fills a cache of its own" in answer
+    assert not workers_alive()
     del loader
 
 

@@ -109,3 +109,32 @@ def test_a_position_that_moves_names_the_file(tmp_path: Path) -> None:
         assert not moved(before, positions())
         file.seek(50_000)
         assert file.read(10) and moved(before, positions()) == "records.bin"
+
+
+def test_a_cache_may_grow_and_does_not_count() -> None:
+    """Its other contents must stay, and numbers are no cached data."""
+    caches: Any = {
+        "tensors": {0: torch.ones(2)},
+        "slots": [None, None],
+        "pairs": [],
+        "numbers": {0: 1},
+        "replaced": [b"a"],
+        "lost": [b"a", b"b"],
+    }
+    data = dataset(**caches)
+    before = state_of(data)
+    caches["tensors"][1] = torch.ones(4)
+    caches["slots"][1] = "text"
+    caches["pairs"].append((torch.ones(4), 1))
+    caches["numbers"][1] = 2
+    caches["replaced"][0], caches["lost"][:] = b"b", [b"b"]
+    after = state_of(data)
+    assert after.differs(before)
+    filled = after.filled_since(before)
+    assert set(filled) == {id(caches[name]) for name in ("tensors", "slots", "pairs")} and filled[id(caches["tensors"])] == 16
+    without = state_of(data, filled)
+    caches["tensors"][2] = torch.ones(4)
+    assert not state_of(data, filled).differs(without)
+    caches["tensors"].popitem()
+    caches["tensors"].popitem()
+    assert state_of(data, filled).differs(without)
