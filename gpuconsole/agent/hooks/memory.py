@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..clock import now
 from . import tracing
 from .evidence.memory_lines import history
-from .guard import MARK, put, wrappers_without_level
+from .guard import MARK, from_outside, put, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
 from .watch import is_program, program_frame, recorder, watch
 
@@ -295,6 +295,8 @@ class Memory:
         try:
             return self.sample(index)
         except Exception as problem:
+            if from_outside(problem):
+                raise
             self.off = f"{type(problem).__name__}: {problem}"
             return {}
 
@@ -335,6 +337,8 @@ class Memory:
             if place is not None and place.type == "cuda":
                 self.pass_peak = float(sys.modules["torch"].cuda.max_memory_allocated(place))
         except Exception as problem:
+            if from_outside(problem):
+                raise
             self.off = f"{type(problem).__name__}: {problem}"
 
     # --- an allocation fails --------------------------------------------------------------------------------
@@ -419,11 +423,13 @@ memory = Memory()
 
 
 def raised(problem: BaseException) -> None:
-    """An exception leaves a pass or an optimizer's step. Called by the hooks around these, which then raise it again. Never raises."""
+    """An exception leaves a pass or an optimizer's step. Called by the hooks around these, which then raise it again. Raises nothing of its own."""
     try:
         if is_out_of_memory(problem):
             memory.failed(problem, sys._getframe(1))
     except Exception as own:  # the explanation is lost; the program and the rest of the agent go on
+        if from_outside(own):
+            raise
         memory.off = f"{type(own).__name__}: {own}"
 
 

@@ -56,7 +56,8 @@ class StreamClock:
             event.record(stream)
             return event
         except Exception as problem:
-            switch.part_off("stream.record", problem)
+            if switch.part_off("stream.record", problem):
+                raise
             return None
 
     def _look(self, events: list[Any]) -> None:
@@ -66,7 +67,8 @@ class StreamClock:
                 self.caught_up += bool(events[-2].query())
                 self.steps += 1
         except Exception as problem:
-            switch.part_off("stream.look", problem)
+            if switch.part_off("stream.look", problem):
+                raise
 
     def copied(self, loss: Any, before: Any) -> Any:
         """The loss, copied to the host behind the work that makes it, plus the loss `before`; None where it cannot be read without waiting."""
@@ -81,7 +83,8 @@ class StreamClock:
         try:
             return self._settled(steps, wait)
         except Exception as problem:
-            switch.part_off("stream.settle", problem)
+            if switch.part_off("stream.settle", problem):
+                raise
             return [_without_events(step) for step in steps], []
 
     def _settled(self, steps: list[RawStep], wait: bool) -> tuple[list[RawStep], list[RawStep]]:

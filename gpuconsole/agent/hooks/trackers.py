@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+from .guard import from_outside
+
 USER = re.compile(r"(?<=://)[^/@]*@")
 """Name and password in an address."""
 
@@ -15,7 +17,9 @@ def open_runs() -> list[dict[str, str]]:
     for read in (_of_wandb, _of_mlflow):
         try:
             run = read()
-        except Exception:  # another version of the library: the run is not found, and the program goes on
+        except Exception as problem:  # another version of the library: the run is not found, and the program goes on
+            if from_outside(problem):
+                raise
             continue
         if run is not None:
             runs.append(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol import Value
-from ..guard import switch
+from ..guard import from_outside, switch
 from .change import CHANGES_NUMERICS, Change, Refused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
@@ -43,6 +43,8 @@ def observed() -> dict[str, Value]:
         try:
             value = change.read(watch)
         except Exception as problem:  # a setting that this agent does not know, or an object of the program that raises
+            if from_outside(problem):
+                raise
             if knob not in unreadable:
                 unreadable[knob] = f"{type(problem).__name__}: {problem}".splitlines()[0]
                 switch.notes.append(f"gpuconsole cannot read {knob} in this program ({unreadable[knob]})")

@@ -8,12 +8,12 @@ what was under way. Everything happens on the thread that asks for batches; othe
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections import deque
 from typing import Any, ClassVar
 
+from ..guard import from_outside
 from .change import Refused
 from .indices import Feed, Indices
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
@@ -37,6 +37,7 @@ FIRST_BATCHES = (
 )
 FEW, EPOCHS = 4, 5
 """Batches of an epoch that are too few for new workers, and how many such epochs refuse a change."""
+BROKEN_OFF = "an exception of the program has ended the wait for a batch"
 UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
 OF_ITS_OWN = (
     "the dataset changes itself with each sample, as a counter does: each worker would count for itself, so this change needs your permission:"
@@ -62,7 +63,9 @@ def _length(dataset: Any) -> int:
     """-1 where the dataset has no length."""
     try:
         return len(dataset)
-    except Exception:  # the program's own `__len__` may raise anything
+    except Exception as problem:  # the program's own `__len__` may raise anything
+        if from_outside(problem):
+            raise
         return -1
 
 
@@ -81,21 +84,47 @@ class Epoch:
         """`left`: the program has begun another epoch of the loader, and may come back to this one."""
         self.alone = False
         """Whether the program takes batches of another epoch in turn with this one: no change reaches this one any longer."""
+        self.broken_off = False
+        """Whether an exception from outside, such as that of a signal handler of the program, has ended a call in its middle."""
         self._own_workers: Server | None = None
         """Workers for this epoch alone."""
         self._kept_workers = bool(getattr(outer, "_persistent_workers", False))
-        outer.__dict__["_gpuconsole_serves"] = self.serve
-        outer.__dict__["_gpuconsole_epoch"] = self
-        control.epoch = weakref.ref(self)
+
+    def begin(self) -> None:
+        """From now on this epoch serves the iterator."""
+        outer = self.outer()
+        if outer is not None:
+            outer.__dict__["_gpuconsole_epoch"] = self
+            outer.__dict__["_gpuconsole_serves"] = self.serve
+        self.control.epoch = weakref.ref(self)
         _epochs.add(self)
 
     def serve(self) -> Any:
         """The next batch, in place of the iterator's own `__next__`."""
         if self.over:
             raise StopIteration
-        control = self.control
         if self.left:
+            self.broken_off = True
             self._come_back()
+        elif self.broken_off:
+            self._mend()
+        self.broken_off = True
+        try:
+            batch = self._serve(self.control)
+        except Exception as problem:
+            self.broken_off = from_outside(problem)
+            raise
+        self.broken_off = False
+        return batch
+
+    def _mend(self) -> None:
+        """The program's own settings serve, from the first batch on that was not delivered."""
+        if self.alone:
+            self._without_workers()
+        else:
+            self.control.recover(self, BROKEN_OFF)
+
+    def _serve(self, control: Control) -> Any:
         known = False
         if not self.alone:
             known = control.watch_state(self)
@@ -114,7 +143,7 @@ class Epoch:
                 self.end()
                 raise
             except Exception as problem:
-                if server.own:
+                if server.own or from_outside(problem):
                     raise
                 if self.alone:
                     self._without_workers()
@@ -139,23 +168,33 @@ class Epoch:
     def hand_over(self, server: Server) -> None:
         """`server` draws from now on, and delivers after those that have something under way."""
         last = self.line[-1]
-        feed = Feed(self.indices)
         last.feed.closed = True
+        feed = self._append(server)
         try:
             server.begin(feed)
         except Exception:
+            self.line.pop()
             self.indices.give_back(list(feed.drawn))
             last.feed.closed = False
             raise
         outer = self.outer()
         if last.own and last.settings.num_workers and outer is not None:
             outer._persistent_workers = True  # torch must not end its workers when it has nothing to do
+
+    def _append(self, server: Server) -> Feed:
+        """Note, before `server` draws, that it does: what it has drawn is known wherever an exception from outside ends the call."""
+        server.feed = feed = Feed(self.indices)
         self.line.append(server)
+        return feed
+
+    def start(self, server: Server) -> None:
+        """`server` is the first one of the epoch."""
+        server.begin(self._append(server))
 
     def back_to(self, server: Server) -> None:
         """Only `server` serves, from the first batch on that was not delivered."""
         lost = [index for server in self.line for index in server.feed.drawn]
-        first = self.line[0]
+        first = self.line[0] if self.line else None
         if first is server and server.own:  # it has batches under way: it only gets indices again
             lost = [index for server in list(self.line)[1:] for index in server.feed.drawn]
             self.indices.give_back(lost)
@@ -206,21 +245,24 @@ class Epoch:
                 own = Server(control.module, outer, control.program, own=True)
             try:
                 self._serve_by(own or self._start_own_workers())
-            except Exception:  # the program gets its batches, whatever goes wrong here
+            except Exception as problem:  # the program gets its batches, whatever goes wrong here
+                if from_outside(problem):
+                    raise
                 self._without_workers()
             return
         control.epoch = weakref.ref(self)
         try:
             self._serve_by(control.server_in_force(self))
         except Exception as problem:
+            if from_outside(problem):
+                raise
             self.line = self.line or deque([Server(control.module, outer, control.program, own=True)])
             control.recover(self, in_one_line(problem))
 
     def _serve_by(self, server: Server) -> None:
         """Only `server` delivers; after what the program's own iterator has under way."""
         if not self.line:
-            server.begin(Feed(self.indices))
-            self.line.append(server)
+            self.start(server)
         elif self.line[0] is not server:
             self.hand_over(server)
         elif server.feed.closed:
@@ -381,8 +423,11 @@ class Control:
         """A new epoch begins. The one before may not have come to its end."""
         epoch = self.epoch() if self.epoch is not None else None
         if epoch is not None and epoch.under_way:
-            with contextlib.suppress(Exception):  # the program begins its epoch in any case
+            try:
                 epoch.abandon()
+            except Exception as problem:  # the program begins its epoch in any case
+                if from_outside(problem):
+                    raise
 
     # --- the dataset ---------------------------------------------------------------------------------------------
 
@@ -581,6 +626,7 @@ class Control:
         under_way = outer._send_idx - outer._rcvd_idx if self.program.num_workers else 0
         server.take_over(Feed(indices, drawn=under_way))
         epoch.line.append(server)
+        epoch.begin()
         return epoch
 
     def new_iterator(self, loader: Any, plain: Any) -> Any:
@@ -606,6 +652,7 @@ class Control:
     def begin_epoch(self, outer: Any) -> None:
         """Let the server in force serve a new iterator. A program with workers draws its first indices now, without them at the first batch."""
         epoch = Epoch(self, outer, Indices(outer._sampler_iter, self._generators(), depth=self._depth))
+        epoch.begin()
         if self.program.num_workers:
             epoch.indices.peek(self._depth)
             self._begin(epoch)
@@ -616,17 +663,18 @@ class Control:
         outer = epoch.outer()
         if outer is not None:
             outer.__dict__["_gpuconsole_serves"] = epoch.serve
+        epoch.broken_off = True
         try:
-            server = self._server(self.in_force, epoch)
-            server.begin(Feed(epoch.indices))
-            epoch.line.append(server)
+            epoch.start(self._server(self.in_force, epoch))
         except Exception as problem:
-            epoch.line.append(Server(self.module, epoch.outer(), self.program, own=True))
+            if from_outside(problem):
+                raise
             self.recover(epoch, in_one_line(problem))
+        epoch.broken_off = False
         return epoch
 
     def go_on(self, epoch: Epoch) -> None:
-        """Take the change one step further. Never raises."""
+        """Take the change one step further. Raises nothing of its own."""
         if self.wanted is None:
             self._end_idle(epoch)
             return
@@ -635,6 +683,8 @@ class Control:
         except Refused as refused:
             self._give_up(str(refused))
         except Exception as problem:  # the program gets its batches, whatever goes wrong here
+            if from_outside(problem):
+                raise
             self._give_up(in_one_line(problem))
 
     def delivered(self, waited_s: float) -> None:
@@ -645,11 +695,13 @@ class Control:
             self._batch_s = max(self._batch_s, waited_s)
 
     def served(self, index: Any, batch: Any) -> None:
-        """The present server delivers `batch`. Never raises: a batch may hold objects that cannot be copied or compared."""
+        """The present server delivers `batch`. Raises nothing of its own: a batch may hold objects that cannot be copied or compared."""
         assert self.rehearsal is not None
         try:
             self.rehearsal.served(index, batch)
         except Exception as problem:
+            if from_outside(problem):
+                raise
             self._give_up(f"the batches cannot be compared: {in_one_line(problem)}")
 
     def _go_on(self, epoch: Epoch, wanted: Settings) -> None:

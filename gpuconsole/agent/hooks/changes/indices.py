@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..guard import from_outside
+
 # --- the random generators of the program --------------------------------------------------------------------
 
 
@@ -120,6 +122,8 @@ class Indices:
             except StopIteration:
                 break
             except Exception as error:
+                if from_outside(error):
+                    raise
                 self._error = error
                 break
         return list(self._ahead)[:count]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...forks import in_forked_children
 from ...protocol import Value
-from ..guard import put, put_back
+from ..guard import from_outside, put, put_back
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control, is_random
 from .servers import Settings, loader_of, missing_names, settings_of, start_method
@@ -163,7 +163,9 @@ def likeness_of(loader: Any) -> Likeness | None:
     collate, worker_init = (getattr(function, "__code__", type(function)) for function in (loader.collate_fn, loader.worker_init_fn))
     try:
         samples = len(loader.dataset)
-    except Exception:  # the program's own `__len__` may raise anything
+    except Exception as problem:  # the program's own `__len__` may raise anything
+        if from_outside(problem):
+            raise
         return None
     return Likeness(type(loader.dataset), samples, type(loader.sampler), loader.batch_size, collate, worker_init, settings_of(loader))
 
@@ -192,12 +194,14 @@ def _keep(control: Control) -> None:
 
 
 def apply_kept(loader: Any, iterator: Any) -> None:
-    """As `_apply_kept`. Never raises: the program gets its batches, whatever goes wrong here."""
+    """As `_apply_kept`. Raises nothing of its own: the program gets its batches, whatever goes wrong here."""
     try:
         _apply_kept(loader, iterator)
     except Refused as refused:
         lost.append(f"{NEW_LOADER}: {refused}")
     except Exception as problem:
+        if from_outside(problem):
+            raise
         lost.append(f"{NEW_LOADER}: {type(problem).__name__}: {problem}")
 
 

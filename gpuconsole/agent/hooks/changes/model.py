@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...caches import NotPrivate, PrivateCaches
 from ...counters import compile_counters
 from ...protocol import Value
+from ..guard import from_outside
 from ..structure import structure
 from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, on_this_device, require_room, why_replayed
 from .servers import in_one_line
@@ -163,7 +163,9 @@ class Precision(Change):
             output = call(*args, **kwargs)
         try:
             return in_fp32(output)
-        except Exception:  # a class of the program's own
+        except Exception as problem:  # a class of the program's own
+            if from_outside(problem):
+                raise
             self._stays_half = f"the output of the model is of the class {type(output).__name__}, whose tensors cannot be put back to fp32"
             if self._watch is not None:
                 self._undo(self._watch)
@@ -287,9 +289,12 @@ def _with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
         output = call(*args, **kwargs)
-        with suppress(Exception):
+        try:
             return mapped(output, lambda tensor: tensor.clone())
-        return output
+        except Exception as problem:
+            if from_outside(problem):
+                raise
+            return output
 
     return compiled
 
@@ -345,6 +350,8 @@ class ChannelsLast(Change):
         except Exception as problem:  # there is no room, for example
             for put in put_back:
                 put()
+            if from_outside(problem):
+                raise
             raise Refused(f"the weights could not be converted: {in_one_line(problem)}") from None
 
 

@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
+from ..guard import from_outside
 from .change import SAME_SAMPLES, Change, Refused, on_this_device, require_room, why_replayed
 from .servers import in_one_line
 
@@ -213,6 +214,8 @@ def _try_out(optimizer: Any, flags: Flags) -> None:
             for parameter, group in kinds.values():
                 _step_of_a_copy(optimizer, parameter, group, flags)
     except Exception as problem:
+        if from_outside(problem):
+            raise
         raise Refused(f"an update of a copy failed: {in_one_line(problem)}") from None
 
 

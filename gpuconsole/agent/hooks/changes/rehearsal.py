@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from ..guard import from_outside
 from .change import Refused
 from .indices import Feed
 from .servers import Server, in_one_line
@@ -118,6 +119,8 @@ class Rehearsal:
                     raise Refused("a new worker died before it had made a batch") from None
                 return
             except Exception as problem:
+                if from_outside(problem):
+                    raise
                 raise Refused(f"a batch could not be received from the new workers: {in_one_line(problem)}") from None
             if hasattr(data, "exc_type"):
                 text = str(data.exc_msg).strip().splitlines()
@@ -129,6 +132,8 @@ class Rehearsal:
             try:
                 _, batch = self.server.next()
             except Exception as problem:
+                if from_outside(problem):
+                    raise
                 raise Refused(f"the dataset does not work in the program's own process: {in_one_line(problem)}") from None
             self._made(self._left[0], batch)
 

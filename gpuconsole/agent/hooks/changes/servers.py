@@ -11,14 +11,18 @@ import multiprocessing
 import multiprocessing.process
 import os
 import queue
+import signal
+import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ...forks import in_forked_children
+from ..guard import from_outside
 from .change import Refused
 from .indices import Feed, OwnRandom
 
@@ -164,13 +168,15 @@ class Recipe:
         try:
             with warnings.catch_warnings():  # torch's advice is for the program's author
                 warnings.simplefilter("ignore")
-                with unregistered(self.module):
+                with unregistered(self.module), signals_wait():
                     iterator.__init__(spec)
             if workers:
                 _keep_to_us(iterator)
             iterator.__dict__["_worker_pids_set"] = False
-        except Exception as problem:
+        except BaseException as problem:
             discard(iterator)
+            if from_outside(problem):
+                raise
             raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
         imports = bool(workers) and start_method(self._fields["multiprocessing_context"]) != "fork"
         return Server(self.module, iterator, settings, random=OwnRandom(seed) if aside and not workers else None, imports=imports)
@@ -228,6 +234,10 @@ class Server:
         if not self.settings.num_workers:
             iterator._sampler_iter = feed
             return
+        with signals_wait():  # the first index of a worker starts a thread
+            self._begin(iterator, feed)
+
+    def _begin(self, iterator: Any, feed: Feed) -> None:
         if iterator._tasks_outstanding or iterator._task_info:
             sampler = iterator._index_sampler
             iterator._index_sampler = feed
@@ -259,7 +269,7 @@ class Server:
             return self._plain_next(self.iterator)
         except StopIteration:
             raise
-        except Exception:
+        except BaseException:
             if self.own and self.feed.drawn:
                 self.feed.drawn.popleft()  # as in the program: an index that raised does not come again
             raise
@@ -273,8 +283,10 @@ class Server:
             if not kill:
                 iterator._shutdown_workers()
                 return
-        except Exception:
-            pass  # the program goes on in any case
+        except Exception as problem:  # the program goes on in any case
+            if from_outside(problem):
+                discard(iterator)
+                raise
         discard(iterator)
 
 
@@ -320,6 +332,39 @@ class unregistered:
 
     def __exit__(self, *_: Any) -> None:
         self._signals._set_worker_pids, self._signals._set_SIGCHLD_handler = self._plain
+
+
+_waiting: dict[int, Any] = {}
+"""The program's own handlers of signals, while workers start."""
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """The program's own handlers of signals run after this block: Python drops what they raise while it forks, and a thread may be half started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread only
+        return
+    arrived: list[int] = []
+    handlers: dict[int, Any] = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    try:
+        for number, handler in handlers.items():
+            _waiting[number] = handler
+            signal.signal(number, lambda number, _: arrived.append(number))
+        yield
+    finally:
+        _put_handlers_back()
+        for number in arrived:
+            signal.raise_signal(number)
+
+
+def _put_handlers_back() -> None:
+    """After the block, and in a worker."""
+    while _waiting:
+        number, handler = _waiting.popitem()
+        signal.signal(number, handler)
+
+
+in_forked_children(_put_handlers_back)
 
 
 def discard(iterator: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...clock import now
+from ..guard import from_outside
 
 ENTRIES = 50_000
 """Allocations and frees that are kept. By torch's documentation an entry with a stack takes several KB of host memory; entries of frees have none."""
@@ -139,7 +140,7 @@ class History:
             cuda._lazy_call(self.begin)
 
     def begin(self) -> None:
-        """Begin now, if it has not begun. Never raises."""
+        """Begin now, if it has not begun. Raises nothing of its own."""
         if not self.wanted or self.on or self.reason:
             return
         try:
@@ -148,6 +149,8 @@ class History:
             torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python", max_entries=ENTRIES)
             self.on = True
         except Exception as problem:  # another version of torch, or a device without a history
+            if from_outside(problem):
+                raise
             self.reason = f"torch records no history of allocations here: {type(problem).__name__}: {problem}".splitlines()[0]
 
     def stop(self) -> None:
@@ -173,6 +176,8 @@ class History:
             lines, total = owners_by_line(torch.cuda.memory._snapshot(), device, failed, is_program)
             return fields | {"lines": [line._asdict() for line in lines], "total_bytes": total}
         except Exception as problem:
+            if from_outside(problem):
+                raise
             return fields | {"reason": f"torch's history could not be read: {type(problem).__name__}: {problem}".splitlines()[0]}
 
     def end(self, device: int) -> float:

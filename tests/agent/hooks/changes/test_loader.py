@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
 import random
+import signal
+import sys
+import threading
 import time
 import warnings
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -1024,6 +1029,111 @@ def test_a_dataset_that_keeps_a_file_open_has_no_new_workers(watch: Watch, tmp_p
     assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
     Records.files.pop("file", None)
     del loader
+
+
+# --- exceptions from outside -----------------------------------------------------------------------------------
+
+
+class Preempted(BaseException):
+    """What a signal handler of the program raises."""
+
+
+class Interrupting:
+    """Raises an exception at a line of the changes, counted from the moment at which `waits` is set."""
+
+    def __init__(self) -> None:
+        self.waits = self.raised = 0
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        return self._line if os.path.dirname(frame.f_code.co_filename) == os.path.dirname(control.__file__) else None
+
+    def _line(self, frame: Any, event: str, _: Any) -> Any:
+        if self.waits and event == "line":
+            self.waits -= 1
+            if not self.waits:
+                self.raised += 1
+                raise Preempted
+        return self._line
+
+
+@pytest.mark.parametrize("at", [*range(1, 200, 9)])
+@pytest.mark.parametrize("program", [0, 1])
+def test_an_exception_from_outside_ends_the_wait_for_a_batch_and_loses_at_most_this_batch(watch: Watch, program: int, at: int) -> None:
+    """While a change begins, is in force, and goes; wherever it comes."""
+    loader = DataLoader(Faultless(400), 4, num_workers=program)
+    iterator, interrupting, seen, asked, values = iter(loader), Interrupting(), list[int](), False, [2, 0, 3]
+    before = sys.gettrace()
+    sys.settrace(interrupting)
+    try:
+        while True:
+            try:
+                if values and not asked:
+                    WORKERS.set(watch, values[0])
+                    interrupting.waits, asked = at, True
+                seen += next(iterator)[1].tolist()
+                if asked and not WORKERS.pending(watch):
+                    interrupting.waits, asked = at if len(values) > 1 else 0, False
+                    values.pop(0)
+                time.sleep(0.003 if asked else 0.0)
+            except Refused:
+                interrupting.waits, asked = 0, False
+                values.pop(0)
+            except Preempted:
+                continue
+            except StopIteration:
+                break
+    finally:
+        sys.settrace(before)
+    assert interrupting.raised and seen == sorted(set(seen)), "no sample comes twice"
+    assert len(seen) >= 400 - 4 * interrupting.raised
+    del iterator, loader
+    wait_until(lambda: not workers_alive(), PATIENCE_S)
+
+
+class Ended(Exception):
+    """As Preempted, and none of those that Python itself takes for a request to end."""
+
+
+@pytest.mark.parametrize("how", ["signal", "thread"])
+def test_each_exception_of_a_signal_handler_or_another_thread_arrives(watch: Watch, how: str) -> None:
+    raised, caught, seen, delays = 0, 0, list[int](), random.Random(0)
+    loader, main = DataLoader(Faultless(4000), 4), threading.get_ident()
+    iterator = iter(loader)
+
+    def handle(*_: Any) -> None:
+        nonlocal raised
+        raised += 1
+        raise Ended
+
+    def end_main() -> None:
+        nonlocal raised
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Ended))
+        raised += 1
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        while raised < 20:
+            expected = raised + 1
+            seen += next(iterator)[1].tolist()
+            with suppress(Refused):  # once, where an exception has ended the wait for a batch of the workers
+                WORKERS.set(watch, 2)
+            seen += change_to(watch, iterator, 2)
+            timer = threading.Timer(seconds := delays.uniform(0.002, 0.03), end_main)
+            try:
+                timer.start() if how == "thread" else signal.setitimer(signal.ITIMER_REAL, seconds)
+                while raised < expected:
+                    seen += next(iterator)[1].tolist()
+                time.sleep(0.5)  # another thread's exception comes a moment later
+            except Ended:
+                caught += 1
+            assert seen == sorted(set(seen))
+            if len(seen) > 3000:
+                iterator, seen = iter(loader), []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert caught == raised
+    del iterator, loader
 
 
 # --- the children of the program -------------------------------------------------------------------------------
