@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import types
+import weakref
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
@@ -22,7 +23,13 @@ MOST, DEPTH = 1500, 8
 """Objects of a dataset that are looked at, and levels of attributes."""
 ITEMS = 32
 """Items of a container that are looked at, at each end."""
-PLAIN = (int, float, complex, bool, str, bytes, type(None), range, slice, type(...))
+EXACT = (int, bool, str, bytes, type(None), range, type(...))
+"""Classes whose objects are equal only if they hold the same."""
+PLAIN = (*EXACT, float, complex, slice)
+_EXACT = frozenset(map(id, EXACT))
+"""By identity: the class of an object of the program may have no hash, or one of its own."""
+BUILTIN = (list, tuple, dict, set, frozenset)
+"""Containers without attributes."""
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, logging.LoggerAdapter, logging.Handler)
 """What is not looked into. Workers may write to the files of a logger."""
 HANDLES: dict[str, tuple[str, ...]] = {
@@ -119,6 +126,9 @@ class _Look:
         if kind in PLAIN:
             self.print.append((kind, repr(value) if kind in (float, complex, slice) else value))  # nan is not equal to itself
             return
+        if kind is tuple and len(value) <= ITEMS and _all_exact(value):  # such as a path with its label: a dataset has many
+            self._print_all(value)
+            return
         if id(value) in self._seen:
             self.print.append(self._seen[id(value)])
             return
@@ -136,7 +146,7 @@ class _Look:
             self.complete = False
 
     def _add(self, value: Any, kind: type, depth: int) -> None:
-        if name := _name_of_handle(value, kind):
+        if kind not in BUILTIN and _of_class(kind).may_be_handle and (name := _name_of_handle(value, kind)):
             self.shared = self.shared or name
         elif issubclass(kind, BY_IDENTITY):
             return
@@ -180,7 +190,8 @@ class _Look:
         elif not self._has_attributes(value, kind):
             self.complete = False
             return
-        self._attributes(value, kind, depth)
+        if kind not in BUILTIN:
+            self._attributes(value, kind, depth)
 
     @staticmethod
     def _has_attributes(value: Any, kind: type) -> bool:
@@ -194,11 +205,8 @@ class _Look:
             for name, attribute in islice(own.items(), 4 * ITEMS):
                 self.print.append(name)
                 self.add(attribute, depth)
-        for base in kind.__mro__:
-            slots = base.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__"):
-                    self.add(_attribute(value, name), depth)
+        for name in _of_class(kind).slots:
+            self.add(_attribute(value, name), depth)
 
     def _is_cache(self, value: Any, length: int, first: list[Any], last: list[Any]) -> bool:
         """Note the contents of a list or a dictionary. Returns whether they do not count."""
@@ -210,10 +218,15 @@ class _Look:
         self.print.append(length)
         if length > 2 * ITEMS:
             self.complete = False
-        for item in islice(first, 2 * ITEMS):
-            self.add(item, depth)
-        for item in islice(last, ITEMS if length > 2 * ITEMS else 0):
-            self.add(item, depth)
+        for items in (list(islice(first, 2 * ITEMS)), list(islice(last, ITEMS if length > 2 * ITEMS else 0))):
+            if _all_exact(items):
+                self._print_all(items)
+            else:
+                for item in items:
+                    self.add(item, depth)
+
+    def _print_all(self, values: Collection[Any]) -> None:
+        self.print.append((tuple(map(type, values)), tuple(values)))
 
     def _function(self, function: Any, depth: int) -> None:
         self.print.append(function.__code__)
@@ -296,6 +309,39 @@ def state_of_generator(value: Any) -> Any:
     return None
 
 
+def _all_exact(values: Collection[Any]) -> bool:
+    return _EXACT.issuperset(map(id, map(type, values)))
+
+
+class OfClass(NamedTuple):
+    """Facts about a class. `slots`: the names of the attributes that its objects keep without a dictionary. `may_be_handle`: whether they may be something
+    that processes cannot share."""
+
+    slots: list[str]
+    may_be_handle: bool
+
+
+_classes: weakref.WeakKeyDictionary[type, OfClass] = weakref.WeakKeyDictionary()
+
+
+def _of_class(kind: type) -> OfClass:
+    known = _classes.get(kind)
+    if known is None:
+        may_be_handle = issubclass(kind, io.IOBase) or any(base.__name__ in HANDLES.get(_package(base), ()) for base in kind.__mro__)
+        known = _classes[kind] = OfClass(_slots(kind), may_be_handle)
+    return known
+
+
+def _slots(kind: type) -> list[str]:
+    slots = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
+    names = [name for of_base in slots for name in ((of_base,) if isinstance(of_base, str) else of_base)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _package(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0].lstrip("_")
+
+
 def _name_of_handle(value: Any, kind: type) -> str:
     """What `value` is, where processes cannot share it; empty for other objects, and for files that are closed."""
     if issubclass(kind, io.IOBase):
@@ -303,7 +349,7 @@ def _name_of_handle(value: Any, kind: type) -> str:
             return ""
         return _named("the open file", getattr(value, "name", ""))
     for base in kind.__mro__:
-        package = str(base.__module__).partition(".")[0].lstrip("_")
+        package = _package(base)
         if base.__name__ in HANDLES.get(package, ()):
             if package == "zipfile" and base.__name__ == "ZipFile":
                 return _named("the open file", value.filename) if value.fp is not None else ""
