@@ -65,8 +65,13 @@ def test_a_capture_records_refuses_what_cuda_refuses_and_replays_in_one_launch(s
     assert found["side_captures"] and found["overlapped_s"] == pytest.approx(found["replay_s"], rel=0.2), "two streams at the same time"
     assert "non-default stream" in found["default_stream"] and "without a preceding successful capture" in found["never_captured"]
     assert found["pool_bytes"] >= 100 * 2**20 and found["pool_bytes_after_reset"] == 0, "a graph keeps its memory"
+    assert found["freed"].endswith("the graph reads memory that was freed"), "a graph keeps addresses"
     assert found["graphed_grad"]
     assert found["graphs_by_dynamo"] == 2 and found["graph_breaks"] == 1, "torch.compile traces, guards and compiles again"
+    assert found["overwritten"] == [True, False], "a replay writes over the outputs of the call before"
+    assert found["compiling_s"] > 0.3 and found["compiled"] == ["none", "none"]
+    assert found["no_forward"] == "backend='compile_graph' raised:"
+    assert found["no_backward"][0] == "none" and "the backward pass cannot be compiled" in found["no_backward"][1]
 
 
 @pytest.mark.matrix

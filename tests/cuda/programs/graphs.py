@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +147,15 @@ big.reset()
 torch.cuda.empty_cache()
 found["pool_bytes_after_reset"] = torch.cuda.memory_reserved() - held
 
+read = torch.ones(4096, device="cuda")
+reading = torch.cuda.CUDAGraph()
+with torch.cuda.graph(reading):
+    doubled = read * 2.0
+    del doubled  # the graph's own memory stays
+reading.replay()
+del read
+found["freed"] = error_of(reading.replay)
+
 layer = torch.nn.Linear(64, 64).cuda()
 sample = torch.randn(8, 64, device="cuda", requires_grad=True)
 graphed = torch.cuda.make_graphed_callables(layer, (sample,))
@@ -172,4 +183,25 @@ for rows in (4, 4, 5, 6):
 found["graphs_by_dynamo"] = dynamo.utils.counters["stats"]["unique_graphs"]  # the second one is for every number of rows
 torch.compile(broken)(torch.ones(3, device="cuda"))
 found["graph_breaks"] = sum(dynamo.utils.counters["graph_break"].values())
+double = torch.compile(lambda t: t * 2.0, mode="reduce-overhead")
+outputs = [double(torch.full((3,), float(value), device="cuda")) for value in (1, 2)]
+found["overwritten"] = [output.isnan().all().item() for output in outputs]
+
+
+def slow(trouble: str) -> tuple[float, str, str]:
+    """Seconds of the first two calls, and the errors of both passes."""
+    os.environ["SIMULATED_CUDA_COMPILE"] = trouble
+    call = torch.compile(lambda t: (t * 3.0).sum())
+    begun, seconds, errors = time.perf_counter(), list[float](), list[str]()
+    for _ in range(2):
+        errors = [error_of(lambda: made.append(call(weight)))]
+        seconds.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+    errors.append(error_of(lambda: made[-1].backward()))
+    return seconds[0] - seconds[1], *errors
+
+
+made, weight = [torch.ones((), device="cuda", requires_grad=True) * 1.0], torch.ones(3, device="cuda", requires_grad=True)
+found["compiling_s"], *found["compiled"] = slow("0.5")
+found["no_forward"], found["no_backward"] = slow("forward")[1], slow("backward")[1:]
 print(json.dumps(found))

@@ -432,12 +432,16 @@ static StreamId stream_of(int index) { return current_stream[index & 7]; }
 
 /* --- stream capture ------------------------------------------------------------------------------------------------------- */
 
-/* The work of a captured graph: `total.seconds` is the length of its longest chain of streams. */
+struct Held;
+
+/* The work of a captured graph: `total.seconds` is the length of its longest chain of streams. `reads`: the storages outside of its own pool whose
+ * addresses it keeps; `freed`: one of them is gone. */
 struct Graph {
   Cost total;
   int index = -1;
   uint64_t pool = 0;
-  bool captured = false;
+  bool captured = false, freed = false;
+  std::set<Held*> reads;
 };
 
 enum CaptureMode { GLOBAL, THREAD_LOCAL, RELAXED };
@@ -627,13 +631,33 @@ struct Held {
   int index;
   Block* block;
   Storage values;  // with values: the host memory that holds them
+  std::set<Graph*> readers;
 };
+
+static void drop(void* context);
+
+/* A kernel in a capture reads or writes `t`. */
+static void keep_address(const at::Tensor& t) {
+  if (!capture || !t.defined() || !t.is_cuda() || !t.has_storage()) return;
+  const DataPtr& data = t.storage().data_ptr();
+  Held* held = (Held*)data.get_context();
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (!held || data.get_deleter() != &drop || !is_capturing(held->index, stream_of(held->index))) return;
+  if (held->block->pool == &devices[held->index]->cache.of_graphs[capture->graph->pool]) return;
+  capture->graph->reads.insert(held);
+  held->readers.insert(capture->graph);
+}
+
+static void forget_addresses(Graph* graph) {
+  for (Held* held : graph->reads) held->readers.erase(graph);
+}
 
 static void drop(void* context) {
   Held* held = (Held*)context;
   if (!held) return;
   {
     std::lock_guard<std::recursive_mutex> guard(lock);
+    for (Graph* graph : held->readers) graph->freed = true, graph->reads.erase(held);
     devices[held->index]->cache.give_back(held->block);
   }
   delete held;
@@ -915,6 +939,7 @@ static void charge(Call& call, const std::string& name, const std::vector<at::Te
   for (auto& t : results) if (!call.shares(t)) bytes += bytes_of(t);
   ScalarType type = ScalarType::Float;
   for (auto& t : call.inputs) if (t.is_floating_point()) { type = t.scalar_type(); break; }
+  for (auto& t : call.inputs) keep_address(t);
   bool is_convolution = name.find("conv") != std::string::npos;
   charge(call.index, flops_of(name, call.inputs, results), bytes, type, is_convolution ? at::Float32Op::CONV : at::Float32Op::MATMUL);
 }
@@ -1658,6 +1683,7 @@ const char* sim_graph_reset(Graph* graph) {
   return attempt([&] {
     std::lock_guard<std::recursive_mutex> hold(lock);
     if (graph->captured) devices[graph->index]->cache.of_graphs[graph->pool].graphs--;
+    forget_addresses(graph);
     *graph = Graph();
   });
 }
@@ -1703,6 +1729,7 @@ const char* sim_graph_replay(Graph* graph) {
   return attempt([&] {
     require_usable();
     TORCH_CHECK(graph->captured, "Called CUDAGraph::replay without a preceding successful capture.");
+    TORCH_CHECK(!graph->freed, "CUDA error: an illegal memory access was encountered (simulated): the graph reads memory that was freed");
     launch(graph->index, stream_of(graph->index), graph->total);
   });
 }

@@ -3,14 +3,17 @@
 sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
 SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
 
+SIMULATED_CUDA_COMPILE names what compiling does: the seconds that each graph takes, and `forward` or `backward` where that pass cannot be compiled.
+
 Gaps: torch.compile runs Dynamo's graphs operator by operator (there is no Inductor for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
-does not compute its values again.
+does not compute its values again. In the modes with CUDA graphs a call writes over the outputs of the call before.
 """
 
 from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import json
 import os
 import sys
@@ -164,6 +167,65 @@ class Graph:
 
     def enable_debug_mode(self) -> None:
         """There is nothing to dump."""
+
+
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+POOL_BYTES = 32 * 2**20
+"""What the CUDA graphs of torch.compile keep at least, as long as the compiled code exists."""
+
+
+class Replayed:
+    """A graph of Dynamo, as CUDA graphs replay it: its outputs lie in a pool, and the next call writes over them."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run, self._pool = run, None
+        self._outputs: list[Any] = []
+
+    def __call__(self, *inputs: Any) -> Any:
+        torch = sys.modules["torch"]
+        given = [value for value in inputs if isinstance(value, torch.Tensor)]
+        if self._pool is None and (on_card := next((tensor for tensor in given if tensor.is_cuda), None)) is not None:
+            self._pool = torch.empty(POOL_BYTES, dtype=torch.uint8, device=on_card.device)
+        with torch.no_grad():
+            for output in self._outputs:
+                output.fill_(float("nan"))
+        outputs = self._run(*inputs)
+        of_inputs = {tensor.untyped_storage()._cdata for tensor in given}
+        self._outputs = [
+            value.data
+            for value in outputs
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.untyped_storage()._cdata not in of_inputs
+        ]
+        return outputs
+
+
+@functools.cache
+def compiler(mode: str | None, trouble: str) -> Callable[..., Any]:
+    """The compiler of a mode: Dynamo compiles again for another one."""
+
+    def compile_graph(module: Any, inputs: Any) -> Callable[..., Any]:
+        torch = sys.modules["torch"]
+        for word in trouble.split():
+            if word.replace(".", "", 1).isdigit():
+                time.sleep(float(word))
+        at_once = "backward" in trouble and torch._functorch.config.force_non_lazy_backward_lowering
+        if "forward" in trouble or at_once:
+            raise RuntimeError("this graph cannot be compiled (simulated)")
+        run = Replayed(module) if mode in WITH_GRAPHS else module
+
+        def call(*inputs: Any) -> Any:
+            outputs = run(*inputs)
+            for output in outputs if "backward" in trouble else ():
+                if isinstance(output, torch.Tensor) and output.requires_grad:
+                    output.register_hook(fail)
+            return outputs
+
+        return call
+
+    def fail(gradient: Any) -> Any:
+        raise RuntimeError("the backward pass cannot be compiled (simulated)")
+
+    return compile_graph
 
 
 def install(torch: Any) -> None:
@@ -385,7 +447,11 @@ def install(torch: Any) -> None:
     def without_compiler(model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None, **kwargs: Any) -> Any:
         """Dynamo traces, guards, compiles again and breaks graphs as ever; its graphs run operator by operator in place of Inductor's kernels."""
         if backend in ("inductor", "cudagraphs"):
-            backend, mode, options = "eager", None, None
+            trouble = os.environ.get("SIMULATED_CUDA_COMPILE", "")
+            backend = (
+                compiler("reduce-overhead" if backend == "cudagraphs" else mode, trouble) if trouble or mode in WITH_GRAPHS else "eager"
+            )
+            mode, options = None, None
         return compile_with(model, backend=backend, mode=mode, options=options, **kwargs)
 
     def resize(storage: Any, size: int) -> Any:
