@@ -213,5 +213,7 @@ def without_part(case: Case, share: float) -> float | None:
 
 
 def worker_code(case: Case, workers: int) -> str:
+    """The call. Workers that stay over the epochs do not see what a program changes in its dataset, so only those of a job stay that stay already."""
     prefetch = case.knobs.get("prefetch_factor", 2)
-    return f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True, prefetch_factor={prefetch})"
+    stay = "persistent_workers=True, " if case.knobs.get("persistent_workers", not case.is_job) else ""
+    return f"DataLoader(dataset, ..., num_workers={workers}, {stay}prefetch_factor={prefetch})"
