@@ -116,7 +116,8 @@ class MemoryFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     of the driver when the error was seen. `trained`: elements of the trained parameters; `trained_bytes`: their bytes. `moments`: values that the
     optimizer keeps for each of them, -1: not known. `foreach`: its update works on lists of tensors, and so has temporary tensors. `pass_peak_bytes`:
     the peak before the first update, where this is it. `blocks`: the length of the longest list of equal layers. `evaluates`: the model is in
-    evaluation mode. `settings`: those of torch's allocator.
+    evaluation mode. `settings`: those of torch's allocator. `change`: a change of the console's whose first steps these were, such as
+    `precision=bf16`; empty: there was none.
 
     From the message, by the console: `asked_bytes`; `limit_bytes`, what torch may reserve at most; `context_bytes`; `processes`, the memory of
     other processes by process id. `fits`: what would make room. `caught`: the program caught the error and made further steps, or ended well.
@@ -134,6 +135,7 @@ class MemoryFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     step_peak_bytes: float = 0.0
     step_batch: int = 0
     settings: str = ""
+    change: str = ""
     allocated_bytes: float | None = None
     peak_bytes: float | None = None
     reserved_bytes: float | None = None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.wire.events import KnobsSet, Note, SetKnobs
+from gpuconsole.wire.events import KnobsSet, Note, OutOfMemory, SetKnobs
 from tests.agent.listener import Listener, Watched
-from tests.cuda.conftest import Machines
+from tests.cuda.conftest import Machines, run_script
 from tests.fakes.cuda.machine import SimulatedMachine
 
 pytestmark = pytest.mark.slow
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "programs" / "jobs.py"
 
 
-def run(machine: SimulatedMachine, tmp_path: Path, kind: str, *asks: tuple[int, SetKnobs]) -> Watched:
+def run(machine: SimulatedMachine, tmp_path: Path, kind: str, *asks: tuple[int, SetKnobs], **environment: str) -> Watched:
     """Run a job alone and under the agent, and compare. Returns what the agent sent."""
     command = (sys.executable, str(PROGRAM), kind)
-    env = machine.environment(OMP_NUM_THREADS="1")
+    env = machine.environment(OMP_NUM_THREADS="1", **environment)
     alone = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=150)
     assert alone.returncode == 0, alone.stderr[-3000:]
     listener = Listener(tmp_path, asks)
@@ -95,3 +95,37 @@ def test_a_subclass_of_tensors_keeps_its_meaning(simulated: Machines, tmp_path: 
     training = run(simulated("card h100", "values cpu"), tmp_path, "annotated")
     assert len(training.steps) == 60
     assert any("Annotated handles the methods" in event.text for event in training.events if isinstance(event, Note))
+
+
+def answers(training: Watched) -> list[KnobsSet]:
+    return [event for event in training.events if isinstance(event, KnobsSet)]
+
+
+def test_outputs_that_the_program_keeps_outlive_the_replays_of_a_change(simulated: Machines, tmp_path: Path) -> None:
+    asks = [(20 + 40 * n, SetKnobs(n + 1, {"torch_compile": mode}, numerics=True)) for n, mode in enumerate(("reduce-overhead", "off"))]
+    training = run(simulated("card h100", "values cpu"), tmp_path, "kept_outputs", *asks)
+    assert [(answer.error, answer.knobs["torch_compile"]) for answer in answers(training)] == [(None, "reduce-overhead"), (None, "off")]
+
+
+@pytest.mark.parametrize("trouble", ["forward", "backward"])
+def test_a_model_that_cannot_be_compiled_runs_on(trouble: str, simulated: Machines, tmp_path: Path) -> None:
+    ask = SetKnobs(1, {"torch_compile": "reduce-overhead"}, numerics=True)
+    training = run(simulated("card h100", "values cpu"), tmp_path, "kept_outputs", (20, ask), SIMULATED_CUDA_COMPILE=f"0.5 {trouble}")
+    (answer,) = answers(training)
+    assert answer.error is not None and "compiled nothing" in answer.error and answer.knobs["torch_compile"] == "off"
+
+
+def test_a_change_for_which_there_is_no_memory_is_named_and_taken_back_at_once(simulated: Machines, tmp_path: Path) -> None:
+    training = run(simulated("card h100", "values cpu"), tmp_path, "tight", (20, SetKnobs(1, {"precision": "bf16"}, numerics=True)))
+    (answer,) = answers(training)
+    assert answer.error is not None and answer.error.startswith("out of memory in the first steps with precision=bf16: CUDA out of memory")
+    (failed,) = [event for event in training.events if isinstance(event, OutOfMemory)]
+    assert failed.failure.change == "precision=bf16" and len(training.steps) == 400
+
+
+def test_a_compile_mode_that_was_taken_back_leaves_no_memory(simulated: Machines, tmp_path: Path) -> None:
+    found = run_script(simulated("card h100", "values none"), PROGRAM.with_name("compiled.py"), FOLDER=str(tmp_path / "compiled"))
+    assert found["on"] > found["before"] + 2**24 and found["off"] == found["on_again"] == found["on"], "a trial needs it again"
+    assert found["tidied"] == found["before"] and found["graphs"] == [1] * 4, "the second time takes what was compiled"
+    assert found["compiled_again"] == 0, "what the program has compiled stays"
+    assert "no room for CUDA graphs" in found["no_room"]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..clock import now
 from . import tracing
 from .evidence.memory_lines import history
+from .first_steps import first_steps
 from .guard import MARK, from_outside, put, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
 from .watch import is_program, program_frame, recorder, watch
@@ -359,6 +360,7 @@ class Memory:
             "step_peak_bytes": self.step_peak,
             "step_batch": self.step_batch,
             "pass_peak_bytes": self.pass_peak,
+            "change": first_steps.failed(text),
             "settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
             **_read(text),
         }

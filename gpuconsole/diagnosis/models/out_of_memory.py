@@ -54,7 +54,7 @@ WORDS = {
 def completed(failure: MemoryFailure) -> MemoryFailure:
     """`failure` with what its message says, and with what would make room."""
     read = _with_message(failure)
-    return replace(read, fits=fits(read))
+    return read if failure.change else replace(read, fits=fits(read))  # without the change, the job has room
 
 
 def headline(failure: MemoryFailure) -> str:
@@ -62,7 +62,8 @@ def headline(failure: MemoryFailure) -> str:
     where = f" at {failure.place}" if failure.place else ""
     asked = f": {units.size_bytes(failure.asked_bytes).strip()} asked for" if failure.asked_bytes is not None else ""
     free = f", {units.size_bytes(failure.free_bytes).strip()} free" if asked and failure.free_bytes is not None else ""
-    return f"out of memory on {failure.device or 'the GPU'}{where}, {WORDS.get(failure.phase, failure.phase)}{asked}{free}"
+    change = f", in the first steps with gpuconsole's change {failure.change}" if failure.change else ""
+    return f"out of memory on {failure.device or 'the GPU'}{where}, {WORDS.get(failure.phase, failure.phase)}{change}{asked}{free}"
 
 
 def _with_message(failure: MemoryFailure) -> MemoryFailure:

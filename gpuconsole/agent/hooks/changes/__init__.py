@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...protocol import Value
+from ..first_steps import first_steps
 from ..guard import from_outside, switch
 from .change import CHANGES_NUMERICS, Change, Refused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
-from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
+from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile, device_of
 from .optimizer import Optimizer
 
-__all__ = ["CHANGES", "Change", "Refused", "begin", "effects", "observed", "why_fixed"]
+__all__ = ["CHANGES", "Change", "Refused", "begin", "effects", "observed", "tidy", "why_fixed"]
 
 _ALL = (NumWorkers, PrefetchFactor, PinMemory, Optimizer, Precision, TorchCompile, ChannelsLast, CudnnBenchmark)
 CHANGES: dict[str, Change] = {change.knob: change() for change in _ALL}
@@ -70,4 +73,28 @@ def begin(knob: str, value: Value, prepare: bool = False) -> None:
         raise Refused(f"{knob}: {why_fixed(knob) if change is None else reason}")
     if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
         raise Refused(f"{knob} changes numerics: it needs your permission: N, or --allow-numerics")
-    (change.prepare if prepare else change.set)(watch, value)
+    if prepare:
+        change.prepare(watch, value)
+        return
+    before = change.read(watch)
+    own.setdefault(knob, before)
+    change.set(watch, value)
+    if value == own[knob]:
+        first_steps.end()
+    elif before is not None and not isinstance(change, LoaderChange) and device_of(watch) == "cuda":
+        first_steps.begin(f"{knob}={value}", partial(change.set, watch, before))
+
+
+own: dict[str, Value | None] = {}
+"""The values that the program itself has set, of the knobs that were changed."""
+
+
+def tidy() -> None:
+    """Give back what changes have left that were taken back. Called now and then, between two steps."""
+    compiled = CHANGES[TorchCompile.knob]
+    assert isinstance(compiled, TorchCompile)
+    try:
+        compiled.tidy()
+    except Exception as problem:  # what is left stays
+        if from_outside(problem):
+            raise

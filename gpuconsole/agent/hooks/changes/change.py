@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...protocol import Value
+from ..first_steps import first_steps
 from ..watch import place_name
 
 if TYPE_CHECKING:
@@ -77,6 +78,16 @@ class Change:
     def pending(self, watch: Watch) -> bool:
         """Whether a change that `set` began is still under way. Called between two steps. Raises Refused where the change failed."""
         return False
+
+
+class TriedChange(Change):
+    """A change of the model or the optimizer: its first steps show whether there is room for it."""
+
+    def pending(self, watch: Watch) -> bool:
+        """Whether the first steps are under way. Raises Refused where an allocation has failed in them."""
+        if why := first_steps.why_failed():
+            raise Refused(why)
+        return first_steps.under_way
 
 
 # --- the other settings of a program -------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -11,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ...caches import NotPrivate, PrivateCaches
 from ...counters import compile_counters
 from ...protocol import Value
-from ..guard import from_outside
+from ..guard import from_outside, switch
 from ..structure import structure
-from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, on_this_device, require_room, why_replayed
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_replayed
 from .servers import in_one_line
 
 if TYPE_CHECKING:
@@ -21,6 +24,12 @@ if TYPE_CHECKING:
 
 COMPILE_STEPS = 2
 """Steps after which torch.compile has compiled forward and backward, and what follows from a second shape."""
+IDLE_S = 60.0
+"""What was compiled is kept for this time: a trial needs it again within seconds."""
+COMPILED_BYTES = 0.3e9
+"""The room that kernels, and the measurements of their variants, are to have: a guess."""
+BACKWARD_AT_ONCE = "force_non_lazy_backward_lowering"
+"""The setting of `torch._functorch.config` by which torch compiles the backward pass together with the forward pass, and not within it."""
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay CUDA graphs."""
 COMPILED_NOTHING = "the change had no effect in this program: torch.compile compiled nothing"
@@ -32,7 +41,7 @@ def _roots(watch: Watch) -> list[Any]:
     return [root for ref in watch.roots if (root := ref()) is not None]
 
 
-def _device(watch: Watch) -> str:
+def device_of(watch: Watch) -> str:
     """`cpu` or `cuda`, where the parameters of the model are."""
     for root in _roots(watch):
         parameter = next(root.parameters(), None)
@@ -76,7 +85,7 @@ def convolutions_in_tf32() -> bool:
     return bool(torch.backends.cudnn.allow_tf32) if convolutions is None else str(convolutions.fp32_precision) == "tf32"
 
 
-class Precision(Change):
+class Precision(TriedChange):
     """bf16: autocast around the call of the model, with outputs in fp32, as accelerate does it. tf32: for matrix products."""
 
     knob, effect = "precision", CHANGES_NUMERICS
@@ -101,7 +110,7 @@ class Precision(Change):
         parameter = next((weight for root in _roots(watch) for weight in root.parameters()), None)
         if parameter is not None and str(parameter.dtype) in HALF:
             return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
-        return "tf32" if _device(watch) == "cuda" and MatmulPrecision.is_tf32() else "fp32"
+        return "tf32" if device_of(watch) == "cuda" and MatmulPrecision.is_tf32() else "fp32"
 
     def why_fixed(self, watch: Watch) -> str:
         if not _roots(watch):
@@ -120,7 +129,7 @@ class Precision(Change):
         before = self.read(watch)
         if value == "fp16":
             raise Refused("fp16 needs a GradScaler in the program; bf16 does not")
-        if value == "tf32" and _device(watch) != "cuda":
+        if value == "tf32" and device_of(watch) != "cuda":
             raise Refused("only a GPU has TF32")
         if value == "bf16" and self._stays_half:
             raise Refused(self._stays_half)
@@ -141,11 +150,12 @@ class Precision(Change):
 
     def pending(self, watch: Watch) -> bool:
         """The first step with bf16 is under way."""
+        first = super().pending(watch)
         begins, under_way = self._begins, self._under_way
         self._begins, self._under_way = False, begins
         if under_way and self._stays_half:
             raise Refused(self._stays_half)
-        return begins
+        return begins or first
 
     def _undo(self, watch: Watch) -> None:
         if watch.wrap_forward == self.in_bf16:
@@ -203,7 +213,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-class TorchCompile(Change):
+class TorchCompile(TriedChange):
     """torch.compile of the modules that the program calls, in place. Dropout draws other random numbers then."""
 
     knob, effect = "torch_compile", CHANGES_NUMERICS
@@ -212,11 +222,15 @@ class TorchCompile(Change):
         self._compiled: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._mode = ""
         self._steps_left = 0
-        self._suppressed: Any = None
+        self._settings: list[Callable[[], None]] = []
+        """What puts settings of torch.compile back."""
         self._caches = PrivateCaches()
         self._graphs_before = 0.0
         self._works: set[str] = set()
         """The modes that have compiled something. A second change to one of them takes what was compiled before."""
+        self._codes_before: set[int] | None = None
+        """What torch.compile had compiled before the first change, by the identity of its code. None: nothing is left of a change."""
+        self._off_since = 0.0
 
     def read(self, watch: Watch) -> Value | None:
         if self._mode:
@@ -240,11 +254,12 @@ class TorchCompile(Change):
             raise Refused(reason)
         if value == self.read(watch):
             return
-        if value in WITH_GRAPHS and watch.most_micro_batches > 1 and _device(watch) == "cuda":
+        if value in WITH_GRAPHS and watch.most_micro_batches > 1 and device_of(watch) == "cuda":
             raise Refused(
                 f"{value} uses CUDA graphs, and the program adds up gradients over {watch.most_micro_batches} passes: {LOST_GRADIENTS}"
             )
         if value != "off":
+            _require_room_to_compile(watch, str(value))
             try:
                 self._caches.begin(watch.compiled_folder)
             except NotPrivate as problem:
@@ -256,14 +271,20 @@ class TorchCompile(Change):
             if root is not None:
                 root._compiled_call_impl = before
         self._compiled.clear()
-        if self._suppressed is not None:
-            torch._dynamo.config.suppress_errors, self._suppressed = self._suppressed, None
+        while self._settings:
+            self._settings.pop()()
         self._mode = ""
         if value == "off":
+            self._off_since = time.monotonic()
             self._caches.end()
             return
-        self._suppressed = torch._dynamo.config.suppress_errors
-        torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as before
+        if self._codes_before is None:
+            self._codes_before = {id(code) for code in _compiled_codes()}
+            switch.undo.append(lambda: self.tidy(0.0))
+        self._settings.append(_set(torch._dynamo.config, "suppress_errors"))  # what cannot be compiled runs as before
+        self._settings.append(_without_words())
+        if hasattr(torch._functorch.config, BACKWARD_AT_ONCE):  # else an error of the backward pass would reach the program
+            self._settings.append(_set(torch._functorch.config, BACKWARD_AT_ONCE))
         self._graphs_before = compile_counters()["compile.graphs"]
         for root in _roots(watch):
             self._compiled[id(root)] = weakref.ref(root), root._compiled_call_impl
@@ -274,6 +295,7 @@ class TorchCompile(Change):
 
     def pending(self, watch: Watch) -> bool:
         """The next steps compile. Raises Refused where they have compiled nothing: a trial would compare two equal sides."""
+        super().pending(watch)
         self._steps_left = max(0, self._steps_left - 1)
         if not self._mode or self._steps_left:
             return bool(self._mode)
@@ -281,6 +303,66 @@ class TorchCompile(Change):
             raise Refused(COMPILED_NOTHING)
         self._works.add(self._mode)
         return False
+
+    def tidy(self, after_s: float = IDLE_S) -> None:
+        """Once no side of a trial has been compiled for this time: free what the changes have compiled, and the memory that their CUDA graphs keep. What
+        the program itself has compiled stays; where it has, the graphs of the changes stay too, because all have one owner."""
+        before = self._codes_before
+        if self._mode or before is None or time.monotonic() - self._off_since < after_s:
+            return
+        self._codes_before = None
+        self._works.clear()
+        import torch._dynamo
+
+        reset_code: Any = torch._C._dynamo.eval_frame.reset_code
+        for code in _compiled_codes():
+            if id(code) not in before:
+                reset_code(code)
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if not before and torch.cuda.is_initialized():
+            if trees is not None:
+                trees.reset_cudagraph_trees()
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _compiled_codes() -> list[Any]:
+    """The code that torch.compile has compiled in this process, and that it has made for it."""
+    import torch._dynamo
+
+    frames: Any = torch._dynamo.convert_frame
+    return [code for tracker in (frames.input_codes, frames.output_codes) for ref in tracker.seen if (code := ref()) is not None]
+
+
+def _set(config: Any, name: str) -> Callable[[], None]:
+    """Switch a setting of torch on. Returns what puts it back."""
+    before = getattr(config, name)
+    setattr(config, name, True)
+    return lambda: setattr(config, name, before)
+
+
+def _is_not_about_us(record: logging.LogRecord) -> bool:
+    """Whether a record of torch's log is not about a function that could not be compiled for our change: the program did not ask for that."""
+    return not str(record.msg).startswith("WON'T CONVERT")
+
+
+def _without_words() -> Callable[[], None]:
+    """Keep those records from the program's output. Returns what lets them pass again."""
+    log = logging.getLogger("torch._dynamo.convert_frame")
+    log.addFilter(_is_not_about_us)
+    return lambda: log.removeFilter(_is_not_about_us)
+
+
+def _require_room_to_compile(watch: Watch, mode: str) -> None:
+    """Raises Refused where the GPU has no room for what compiling takes: CUDA graphs keep the memory of a whole pass in a pool of their own."""
+    if device_of(watch) != "cuda":
+        return
+    import torch
+
+    device = structure(watch).parameters[0].device
+    allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    graphs = allocated["peak"] - allocated["current"] if mode in WITH_GRAPHS else 0
+    require_room(COMPILED_BYTES + graphs, device, "CUDA graphs" if graphs else "compiled kernels")
 
 
 def _with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -307,7 +389,7 @@ def _is_compiled(root: Any) -> bool:
     return type(root).__name__ == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
 
 
-class ChannelsLast(Change):
+class ChannelsLast(TriedChange):
     """NHWC layout of the convolutions' weights, and of what the optimizer keeps for them. Activations follow the weights."""
 
     knob, effect = "channels_last", SAME_SAMPLES
@@ -366,7 +448,7 @@ def _is_channels_last(weight: Any) -> bool:
     return bool(weight.is_contiguous(memory_format=torch.channels_last))
 
 
-class CudnnBenchmark(Change):
+class CudnnBenchmark(TriedChange):
     """cuDNN times its algorithms for each new shape and takes the fastest. Another algorithm may round in another way."""
 
     knob, effect = "cudnn_benchmark", SAME_SAMPLES
@@ -378,7 +460,7 @@ class CudnnBenchmark(Change):
         return bool(torch.backends.cudnn.benchmark)
 
     def why_fixed(self, watch: Watch) -> str:
-        if _device(watch) != "cuda":
+        if device_of(watch) != "cuda":
             return "no GPU: cuDNN is not used"
         import torch
 

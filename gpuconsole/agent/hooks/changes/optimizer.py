@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
 from ..guard import from_outside
-from .change import SAME_SAMPLES, Change, Refused, on_this_device, require_room, why_replayed
+from .change import SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_replayed
 from .servers import in_one_line
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ OF_SCALER = ("grad_scale", "found_inf")
 FLAGS: dict[str, Flags] = {"adamw": (False, False), "adamw_foreach": (False, True), "adamw_fused": (True, False)}
 
 
-class Optimizer(Change):
+class Optimizer(TriedChange):
     """Adam and AdamW. The flags are set for the time of a step only, so a checkpoint of the program holds its own flags.
 
     The moments are kept. A fused update rounds in another order.

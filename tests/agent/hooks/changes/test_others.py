@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpuconsole.agent.hooks import described, graphs
+from gpuconsole.agent.hooks import described, first_steps, graphs
 from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.changes import model as model_changes
@@ -484,3 +484,67 @@ def test_a_job_whose_optimizer_is_on_the_host_is_a_job_of_its_gpu(shards: bool, 
         weight = type("OnGpu", (), {"is_cuda": True, "device": "cuda:3"})()
         monkeypatch.setattr(described, "structure", lambda watch: type("Model", (), {"parameters": [weight]}))
     assert described.device() == "cuda:3"
+
+
+@pytest.mark.parametrize("of_ours", [True, False])
+def test_an_allocation_that_fails_in_the_first_steps_of_a_change_takes_it_back(of_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, taken_back = first_steps.FirstSteps(), list[str]()
+    monkeypatch.setattr(first_steps.recorder, "index", 7)
+    steps.begin("precision=bf16", lambda: taken_back.append("bf16"))
+    assert steps.under_way
+    monkeypatch.setattr(first_steps.recorder, "index", 8 if of_ours else 9)
+    assert steps.failed("CUDA out of memory.\nTried") == ("precision=bf16" if of_ours else "")
+    assert taken_back == ["bf16"] * of_ours
+    assert steps.why_failed() == ("out of memory in the first steps with precision=bf16: CUDA out of memory." if of_ours else "")
+    assert not steps.under_way and not steps.failed("CUDA out of memory")
+
+
+def test_a_backward_pass_that_cannot_be_compiled_runs_uncompiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By torch's default it is compiled within the pass of the program, and an error ends the program there."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    def fail(module: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    backend = aot_autograd(fw_compiler=lambda module, _: make_boxed_func(module), bw_compiler=fail)
+    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend=backend))
+    job, alone, compiled = Job(), Job(), TorchCompile()
+    for each in (job, alone):
+        each.model = Own(each.model)
+    job.watch.roots[:] = [weakref.ref(job.model)]
+    job.watch.compiled_folder = str(tmp_path / "compiled")
+    compiled.set(job.watch, "default")
+    assert [job.step() for _ in range(3)] == [alone.step() for _ in range(3)]
+    compiled.set(job.watch, "off")
+    assert not torch._functorch.config.force_non_lazy_backward_lowering
+
+
+def test_what_a_change_has_compiled_goes_and_what_the_program_has_compiled_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Compiled(nn.Module):
+        """No other test has compiled its code."""
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * 1.5
+
+    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
+    job, compiled, made = Job(), TorchCompile(), list[int]()
+    own = torch.compile(lambda t: t * 2.0, backend=lambda module, _: made.append(1) or module.forward)
+    own(torch.ones(3))
+    job.model = Compiled(job.model)
+    job.watch.roots[:] = [weakref.ref(job.model)]
+    job.watch.compiled_folder = str(tmp_path / "compiled")
+    before, counts = model_changes.compile_counters()["compile.graphs"], list[float]()
+    for after_s in (None, 60.0, 0.0):
+        if after_s is not None:
+            compiled.tidy(after_s)
+        compiled.set(job.watch, "default")
+        job.step()
+        compiled.set(job.watch, "off")
+        counts.append(model_changes.compile_counters()["compile.graphs"] - before)
+    own(torch.ones(3))
+    assert counts == [1, 1, 2] and made == [1], "a trial needs it again within seconds"
