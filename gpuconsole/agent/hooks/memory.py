@@ -18,8 +18,9 @@ from ..clock import now
 from . import tracing
 from .evidence.memory_lines import history
 from .first_steps import first_steps
-from .guard import MARK, from_outside, put, wrappers_without_level
+from .guard import MARK, from_outside, put, unseen, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
+from .structure import children, has_parameters, inner_modules, parameters_of
 from .watch import is_program, program_frame, recorder, watch
 
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -95,7 +96,7 @@ def tensors_of_program(roots: Iterable[Any], index: int | None = None) -> Tensor
         parameters.update({id(p): p for group in optimizer.param_groups for p in group["params"]})
         states += [value for values in optimizer.state.values() for value in values.values() if hasattr(value, "element_size")]
     for root in roots:
-        parameters.update({id(p): p for p in root.parameters()})
+        parameters.update({id(p): p for p in parameters_of(root)})
     trained = [p for p in parameters.values() if p.requires_grad]
     return Tensors(
         parameters=_bytes(parameters.values(), index),
@@ -113,11 +114,12 @@ def search_models() -> list[Any]:
         return roots
     base = sys.modules["torch"].nn.Module
     everything = gc.get_objects()
-    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, base)}  # `isinstance` would run the code of proxies
-    modules = [candidate for candidate in everything if type(candidate) in kinds]
+    # `isinstance` would run the code of proxies, and not every class has a hash
+    kinds = {id(kind) for kind in {id(kind): kind for kind in map(type, everything)}.values() if issubclass(kind, base)}
+    modules = [candidate for candidate in everything if id(type(candidate)) in kinds]
     del everything
-    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    return [module for module in modules if id(module) not in inner and next(module.parameters(), None) is not None]
+    inner = {id(child) for module in modules for child in children(module)}
+    return [module for module in modules if id(module) not in inner and has_parameters(module)]
 
 
 def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
@@ -139,8 +141,8 @@ def repeated_blocks(roots: Iterable[Any]) -> int:
     """The length of the longest list of modules of one class: the layers that activation checkpointing would recompute. 0: there is none."""
     longest = 0
     for root in roots:
-        for module in root.modules():
-            kinds = [type(child) for child in module._modules.values() if child is not None and next(child.parameters(), None) is not None]
+        for module in inner_modules([root]):
+            kinds = [type(child) for child in children(module) if has_parameters(child)]
             longest = max([longest, *(kinds.count(kind) for kind in set(kinds))])
     return longest if longest > 1 else 0
 
@@ -331,6 +333,7 @@ class Memory:
         self.step_peak, self.step_batch = figures.peak, watch.batch_size
         return owners | {"activations": max(0.0, figures.peak - states), "cache": max(0.0, figures.reserved - figures.peak)}
 
+    @unseen
     def first_update(self, optimizer: Any) -> None:
         """The first update of the process begins: its optimizer has no states yet."""
         try:
@@ -417,7 +420,7 @@ def _read(text: str) -> dict[str, Any]:
 
 def _index_of_model() -> int:
     """The GPU of the first parameter that is on one; 0 where there is none. The current device may be a GPU that the program does not use."""
-    places = (parameter.device for model in search_models() for parameter in model.parameters())
+    places = (parameter.device for model in search_models() for parameter in parameters_of(model))
     return next((int(place.index) for place in places if place.type == "cuda"), 0)
 
 

@@ -15,7 +15,7 @@ from ...caches import NotPrivate, PrivateCaches
 from ...counters import compile_counters
 from ...protocol import Value
 from ..guard import from_outside, switch
-from ..structure import structure
+from ..structure import parameters_of, structure
 from .change import CHANGES_NUMERICS, SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_replayed
 from .servers import in_one_line
 
@@ -44,7 +44,7 @@ def _roots(watch: Watch) -> list[Any]:
 def device_of(watch: Watch) -> str:
     """`cpu` or `cuda`, where the parameters of the model are."""
     for root in _roots(watch):
-        parameter = next(root.parameters(), None)
+        parameter = next(parameters_of(root), None)
         if parameter is not None:
             return str(parameter.device.type)
     return ""
@@ -107,7 +107,7 @@ class Precision(TriedChange):
             return self._value
         if watch.autocast:
             return watch.autocast
-        parameter = next((weight for root in _roots(watch) for weight in root.parameters()), None)
+        parameter = next((weight for root in _roots(watch) for weight in parameters_of(root)), None)
         if parameter is not None and str(parameter.dtype) in HALF:
             return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
         return "tf32" if device_of(watch) == "cuda" and MatmulPrecision.is_tf32() else "fp32"
@@ -119,7 +119,7 @@ class Precision(TriedChange):
             return reason
         if watch.autocast and not self._value:
             return "the program calls its model inside autocast: the precision is set there"
-        if next(weight for root in _roots(watch) for weight in root.parameters()).dtype.itemsize < 4:
+        if next(weight for root in _roots(watch) for weight in parameters_of(root)).dtype.itemsize < 4:
             return "the weights of the model are in 16 bits: the precision was chosen when the model was made"
         return ""
 
@@ -168,7 +168,7 @@ class Precision(TriedChange):
         """Call a model in autocast to bf16. Its outputs are fp32 again; with one that cannot be, the change ends."""
         import torch
 
-        parameter = next(module.parameters(), None)
+        parameter = next(parameters_of(module), None)
         with torch.autocast(parameter.device.type if parameter is not None else "cpu", torch.bfloat16):
             output = call(*args, **kwargs)
         try:
