@@ -47,18 +47,18 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
         return {}
     parts = SCRIPT if torch_ratio(samples) > 1 - LEAST_REST else (*SCRIPT, "loss")
     own = [sample for sample in samples if sample.part in parts and sample.lines and not (sample.part == "loss" and is_torch(sample))]
-    by_line: defaultdict[str, float] = defaultdict(float)
+    by_line: defaultdict[tuple[str, str], float] = defaultdict(float)
     for sample in own:
-        by_line[sample.lines[0]] += sample.weight
-    line, most = max(by_line.items(), key=lambda entry: entry[1], default=(NOWHERE, 0.0))
+        by_line[sample.lines[0], sample.part] += sample.weight
+    (line, part), most = max(by_line.items(), key=lambda entry: entry[1], default=((NOWHERE, "between"), 0.0))
     source = f"{total:.0f} stack samples of ordinary steps"
     signals = {
         "stack.script_ratio": Signal(sum(by_line.values()) / total, "ratio", f"{source}: in the script, outside of named phases"),
-        "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {line}"),
+        "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {line}, {PARTS[part]}"),
     }
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     if most:
-        waits = sum(sample.weight for sample in own if sample.lines[0] == line and sample.kind == WAITS)
+        waits = sum(sample.weight for sample in own if (sample.lines[0], sample.part) == (line, part) and sample.kind == WAITS)
         signals["stack.line_cpu_ratio"] = Signal(
             1 - waits / most, "ratio", f"{most:.0f} stack samples in this line: whether the thread ran"
         )

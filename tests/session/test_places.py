@@ -54,7 +54,7 @@ def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
     )
     assert signals["stack.script_ratio"].value == pytest.approx(0.5)
     assert signals["stack.line_ratio"].value == pytest.approx(0.4)
-    assert signals["stack.line_ratio"].source.endswith(" at train.py:8 update")
+    assert signals["stack.line_ratio"].source.endswith(" at train.py:8 update, between two steps")
     assert signals["stack.line_cpu_ratio"].value == pytest.approx(0.75)
 
 

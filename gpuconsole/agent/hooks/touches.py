@@ -266,8 +266,6 @@ PROCESS = Group(
         Touch("gc", "collect", "the memory of a probe that failed is free again", When.PROBE, "Objects of the program that are no longer used go earlier.",
               Until.ITSELF),
         Touch("weakref.finalize", "atexit", "workers of a change end with their iterator", When.TRIAL, until=Until.EXIT),
-        Touch("linecache", "cache", "the line that makes a transform of a library", When.SLOW,
-              "Files of the program are in this cache, as after a traceback.", Until.EXIT, "The transform has no line."),
         Touch("page-locked memory", "losses", "losses on a GPU without a wait", When.STEP, "4 KB, allocated once after the first step.", Until.EXIT,
               "There is no loss, and the times are those of the host."),
         Touch("CUDA stream of the model", "events", "phases on the timeline of the GPU", When.STEP, "Events at the marks of sampled steps, at most 256 kept.",

@@ -56,11 +56,11 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
                 " the loop does in some steps only, such as a report, a metric over many outputs, or a first checkpoint"
             )
         elif collects:
-            cause = f" is Python between the phases: the garbage collector, {percent(pause)}"
+            cause = f" is the garbage collector: {percent(pause)}"
         elif batches >= share / 2 or waits:
             cause = f" is the script's own code, {_line(case, waits)}{BATCHES if batches >= share / 2 else ''}"
         else:
-            cause = f" is Python between the phases: {_line(case, waits)}"
+            cause = f" is the script's own Python code: {_line(case, waits)}"
         summary = f"{percent(share)} of step time{cause}"
         evidence += self._measured(case)
         changes = [_collect_less(case, share) if collects else _by_tensors(case, share)]

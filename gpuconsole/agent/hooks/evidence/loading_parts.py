@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import linecache
 import multiprocessing
 import os
 import random
@@ -453,10 +452,19 @@ def _placed(part: Part) -> Part:
     lines = [
         (file, number)
         for file in _program_files()
-        for number, text in enumerate(linecache.getlines(file), 1)
+        for number, text in enumerate(_lines_of(file), 1)
         if call.search(text) and not text.lstrip().startswith(("#", "class ", "def "))
     ]
     return Part(part.name, *lines[0]) if len(lines) == 1 else part
+
+
+def _lines_of(file: str) -> list[str]:
+    """The lines of a source file. `linecache` would keep them in the program."""
+    try:
+        with open(file, encoding="utf-8", errors="replace") as source:
+            return source.readlines()
+    except OSError:
+        return []
 
 
 def _program_files() -> Iterable[str]:

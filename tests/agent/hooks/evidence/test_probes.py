@@ -76,7 +76,7 @@ def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_
 def test_stack_samples_name_the_line(outputs: Outputs) -> None:
     signals = signals_of(outputs[4])
     line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
-    assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train")
+    assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train, between two steps")
     assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2
     assert signals["stack.line_cpu_ratio"].value < 0.4, "the line sleeps"
 
