@@ -45,7 +45,7 @@ from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
-from .evidence.steps import own_updates
+from .evidence.steps import iterations, own_updates
 from .guard import entry, from_outside, switch, unseen, without_failures
 from .memory import at_end, memory
 from .memory import raised as memory_raised
@@ -627,14 +627,15 @@ class Agent:
             self._serve(service, connection)
         elif connection.waiting:
             connection.flush()
-        recorder.sample_all = bool(recorder.arm)
+        recorder.sample_all, ends_only = bool(recorder.arm), bool(recorder.arm) and recorder.on_stream and not iterations.on
+        switches, recorder.ends_only = ends_only != recorder.ends_only, ends_only
         recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
         recorder.every = self._light.every(self._sampler.usual_s, busy=self._every_step or bool(recorder.arm))
         samples = recorder.sample_all or recorder.sample_at == recorder.index
         if samples or not recorder.every:
             recorder.mark_all()
-        if samples:
-            recorder.sampled(True)
+        if samples or switches:
+            recorder.sampled(samples)
 
     def _leave_out_compiling(self) -> None:
         """A step in which torch.compile has worked, for a new shape, belongs to no side of a trial. The look comes after each step that is as long as

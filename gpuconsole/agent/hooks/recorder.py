@@ -74,6 +74,7 @@ class Recorder:
         "copy_loss",
         "done",
         "due",
+        "ends_only",
         "every",
         "full_at",
         "index",
@@ -141,6 +142,9 @@ class Recorder:
         """On CUDA: copies the loss of a sampled step, and adds the loss before."""
         self.sample_all = False
         """Whether every step has readings: in a trial both sides pay the same for them."""
+        self.ends_only = False
+        """Whether a step has readings at its start and its end only. In a trial on a GPU every step has readings: events at each mark would take a part of a
+        short step, and not the same part of both sides."""
         self.sample_at = -1
         """The step that has readings, also where `sample_all` is not set."""
         self.sampled(False)
@@ -173,7 +177,7 @@ class Recorder:
         self.codes.append(stack[-1])
         self.times.append(now())
         stack.append(code)
-        if self.readings is not None:
+        if self.readings is not None and not self.ends_only:
             self.readings.append(self.read())  # type: ignore[misc]
             if len(self.readings) > MOST_READINGS:
                 self.sampled(False)
@@ -193,7 +197,7 @@ class Recorder:
         """The present segment ends; the one around it goes on. The outermost one never ends."""
         self.codes.append(self.stack.pop() if len(self.stack) > 1 else GAP)
         self.times.append(now())
-        if self.readings is not None:
+        if self.readings is not None and not self.ends_only:
             self.readings.append(self.read())  # type: ignore[misc]
 
     def drop(self, codes: Container[int]) -> None:
@@ -205,7 +209,8 @@ class Recorder:
         self.readings: list[Any] | None = None
         if wanted and self.read is not None:
             first = self.read()
-            self.readings = [first] * (1 + len(self.codes)) if self.read is not None else None  # the reading may have failed
+            count = 1 if self.ends_only else 1 + len(self.codes)
+            self.readings = [first] * count if self.read is not None else None  # the reading may have failed
 
     def cut(self, leaves: bool = False) -> None:
         """The step ends here, within whatever is going on. `leaves`: the present segment ends too, and with it the usual step of one optimizer."""
@@ -214,7 +219,7 @@ class Recorder:
         self.times.append(end)
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]
-            if self.caught_up is not None:
+            if self.caught_up is not None and not self.ends_only:
                 self.caught_up(self.readings)
         self.done.append(
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
@@ -290,7 +295,7 @@ class Recorder:
     def join_segments(self, first: int) -> None:
         """Make one segment of those from `first` on, with the code of the last."""
         self.codes[first:], self.times[first:] = self.codes[-1:], self.times[-1:]
-        if self.readings is not None:
+        if self.readings is not None and not self.ends_only:
             self.readings[first + 1 :] = self.readings[-1:]
 
     def mark(self) -> Mark:

@@ -100,7 +100,8 @@ class StreamClock:
                     events[-1].synchronize()
                 elif not events[-1].query():
                     return settled, steps[position:]
-                settled.append(self._resolved(step, events))
+                has_all = len(events) == len(step[2]) + 1
+                settled.append(self._resolved(step, events) if has_all else self._with_loss(step, events))
         return settled, []
 
     def _resolved(self, step: RawStep, events: list[Any]) -> RawStep:
@@ -112,6 +113,11 @@ class StreamClock:
         self._free.extend(list(distinct.values())[: max(0, KEPT_EVENTS - len(self._free))])
         loss = None if step[6] is None else float(step[6])
         return (step[0], start, step[2], [start + t for t in elapsed], step[4], step[5], loss, step[7], step[8], STREAM_TIMES)
+
+    def _with_loss(self, step: RawStep, events: list[Any]) -> RawStep:
+        """A step of a trial, which has events at its start and its end only: it has the times of the host, and its loss is known now."""
+        self._free.extend(events[: max(0, KEPT_EVENTS - len(self._free))])
+        return (*step[:6], None if step[6] is None else float(step[6]), *step[7:9], None)
 
     def _off(self) -> None:
         """Steps have the times of the host from now on."""

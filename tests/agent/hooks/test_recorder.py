@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from gpuconsole.agent.hooks import recorder as module
-from gpuconsole.agent.hooks.recorder import FORWARD, LOG, NO_GRAD, Recorder
+from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOG, NO_GRAD, OPTIMIZER, Recorder
+from gpuconsole.agent.hooks.stream import StreamClock
 
 
 def seconds(recorder: Recorder) -> dict[int, float]:
@@ -49,3 +50,39 @@ def test_a_step_with_too_many_readings_has_none() -> None:
     assert recorder.readings is None
     recorder.cut()
     assert recorder.done[-1][-1] is None
+
+
+class Event:
+    """An event of a stream that is passed once `done` is set."""
+
+    done = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+def test_a_step_of_a_trial_on_a_gpu_has_two_events_and_its_loss() -> None:
+    events: list[Event] = []
+    recorder, clock = Recorder(), StreamClock.__new__(StreamClock)
+    clock._free = []
+
+    def read() -> Event:
+        events.append(Event())
+        return events[-1]
+
+    recorder.thread, recorder.read, recorder.sample_all, recorder.ends_only = 1, read, True, True
+    recorder.sampled(True)
+    for _ in range(2):
+        for code in (FORWARD, BACKWARD, OPTIMIZER):
+            recorder.enter(code)
+            recorder.leave()
+        recorder.loss = 2.5
+        recorder.cut()
+    assert len(events) == 5, "two for each step, and the begin of the next one"
+    assert clock._settled(recorder.done, wait=False) == ([], recorder.done), "nothing waits for the stream"
+    for event in events[:2]:
+        event.done = True
+    settled, rest = clock._settled(recorder.done, wait=False)
+    assert len(settled) == len(rest) == 1 and clock._free == events[:2]
+    codes, ends, loss, readings = settled[0][2], settled[0][3], settled[0][6], settled[0][9]
+    assert len(codes) == len(ends) == 7 and ends == sorted(ends) and loss == 2.5 and readings is None
