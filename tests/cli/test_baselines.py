@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jsonschema
 import pytest
 
-from gpuconsole.model.snapshot import json_schema
+from gpuconsole.cli.headless import HeadlessRun
+from gpuconsole.cli.parser import parse
+from gpuconsole.cli.session import live_engine
+from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict, RateChange
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment, Snapshot, json_schema
 from tests.conftest import Cli
 
 SMALL = ["--set", "d_model=64", "--set", "n_layer=1", "--set", "batch_size=2", "--set", "seq_len=32"]
@@ -52,6 +59,31 @@ def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path
     assert found["change"]["high"] < -0.5
     again = cli("replay", "r.jsonl", "--headless", env=env)
     assert found["words"] in again.stdout
+
+
+class Measured:
+    """A session with one finished run, which its baseline calls `verdict`; None: there is no baseline."""
+
+    def __init__(self, verdict: BaselineVerdict | None) -> None:
+        compared = BaselineComparison("k", f"it is {verdict}", verdict=verdict, change=RateChange(-0.2, -0.3, -0.1)) if verdict else None
+        self._run = Run("1", "train-gpt", "training.gpt", {}, "cpu", state="finished", baseline=compared)
+        self.baselines = SimpleNamespace(kept=[], failed=[])
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(created="", gpuconsole="", environment=Environment(), runs=[self._run], trials=[])
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("slower", 1), ("same", 0), ("undecided", 0), (None, 0)])
+def test_a_slower_run_fails_only_where_that_is_asked_for(
+    verdict: BaselineVerdict | None, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, expected in (([], 0), (["--fail-on-regression"], code)):
+        args = parse(["run", "train-gpt", "--headless", "--save-baseline", *words])
+        assert HeadlessRun(args, {}, {})._report(cast("Any", Measured(verdict))) == expected
+        asked, said = bool(words), capsys.readouterr().err
+        assert ("run 1 has regressed: it is slower" in said) == (asked and verdict == "slower")
+        assert ("could not be checked for a regression: there is no baseline for this scenario" in said) == (asked and verdict is None)
+        assert live_engine(args).baselines._keeps == ("all but slower" if asked else "all")
 
 
 def test_baselines_are_listed_and_removed(cli: Cli, tmp_path: Path) -> None:

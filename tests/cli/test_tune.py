@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.cli.commands.experiments import tune
+from gpuconsole.model.certificate import Certificate, encode
+from gpuconsole.model.snapshot import Environment
 from tests.conftest import Cli
 from tests.waiting import wait_until
 
@@ -52,6 +55,33 @@ def test_an_interrupted_session_keeps_its_certificate(tmp_path: Path) -> None:
     assert process.returncode == 130 and "interrupted" in process.stdout.read()
     assert json.loads(target.read_text())["stopped"] == "interrupted"
     assert '"runopened"' in recording.read_text()
+
+
+def test_a_session_is_continued_with_its_settings_at_the_end_and_refused_with_others(
+    cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+
+    async def session(args: object, knobs: object, target: object, resumed: object) -> int:
+        started.append(knobs)
+        return 0
+
+    monkeypatch.setattr(tune, "_main", session)
+    start = {"batch_size": 8, "log_every": 1}
+    made = Certificate(
+        created="", gpuconsole="", environment=Environment(), scenario="chatty-logging", device="cpu",
+        start=start, end={**start, "log_every": 20}, only=["log_every"],
+    )  # fmt: skip
+    (tmp_path / "c.json").write_bytes(encode(made))
+    for words, reason in (
+        (("train-gpt",), "the certificate is about chatty-logging"),
+        (("chatty-logging", "--only", "optim"), "the session had another --only: log_every"),
+        (("chatty-logging", "--set", "batch_size=4"), "the session had other values of --set"),
+        (("chatty-logging", "--only", "log_every", "--set", "batch_size=8"), ""),
+    ):
+        done = cli_here("tune", *words, "--resume", str(tmp_path / "c.json"))
+        assert (done.returncode, reason in done.stderr) == (2 if reason else 0, True), done.stderr
+    assert started == [made.end]
 
 
 def test_bad_usage_is_reported_in_one_line(cli_here: Cli, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_exposed_communication_is_the_first_finding_without_a_probe() -> None:
     signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.06))
     assert signals["comm.exposed_s"].value == pytest.approx(0.06)
     assert "DistributedDataParallel's own timer" in signals["comm.exposed_s"].source
+    timed = {name for name in ("forward_ratio", "backward_ratio", "comm_ratio") if "own timer" in signals[name].source}
+    assert timed == {"backward_ratio", "comm_ratio"}, "the timer moves time from the one to the other"
     assert signals["ranks.least_comm_ratio"].value == pytest.approx(0.6)
     first = next(iter(findings.values()))
     assert (first.rule, first.state) == ("comm.exposed", "fires")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from gpuconsole.agent.hooks.changes import CHANGES
+from gpuconsole.engine import engine as engines
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments.compare import compare
+from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.watch_baseline import key_of
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.torch_build import TorchBuild
 from gpuconsole.report.share.session import knob_table
 from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AgentOff, Devices, JobKnown, KnobsSet, RunOpened, Started, decode_event, encode
+from gpuconsole.wire.events import AgentOff, AnyEvent, Devices, JobKnown, KnobsSet, Note, RunOpened, Started, decode_event, encode
 from tests.tui.fake_session import view
 
 CPU = Device("cpu", "a CPU")
@@ -147,3 +154,27 @@ def test_each_setting_that_can_change_in_a_job_can_be_named_on_the_command_line(
 )
 def test_the_name_of_a_command_holds_nothing_that_could_be_secret(words: tuple[str, ...], name: str) -> None:
     assert JobCommand(words).name == name
+
+
+def test_a_torch_of_the_jobs_own_that_cannot_use_a_gpu_is_a_warning_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console's torch may be another one."""
+    asked: list[object] = []
+
+    def unusable(torch: object, *_: object) -> dict[str, list[str]]:
+        asked.append(torch)
+        return {"too old": ["gpu:0"]}
+
+    async def start(_: object) -> None:
+        session.control.worker = worker
+
+    session, worker, notes = LiveSession(interval_s=1.0), cast("Any", SimpleNamespace(job=SimpleNamespace())), list[AnyEvent]()
+    monkeypatch.setattr(engines, "unusable_gpus", unusable)
+    monkeypatch.setattr(session.control, "start", start)
+    session.listeners.append(notes.append)
+    asyncio.run(session.start_job(JobCommand(("python", "train.py"))))
+    for _ in range(2):
+        worker.job.on_process(SimpleNamespace(torch="2.13.0+cu130", cuda="13.0"))
+    assert asked == 2 * [TorchBuild("2.13.0+cu130", "13.0")]
+    assert [(note.text, note.level) for note in notes if isinstance(note, Note)] == [
+        ("torch of the job cannot use gpu:0: too old", "warning")
+    ]

@@ -10,19 +10,22 @@ import pytest
 
 from gpuconsole.engine.children import serving
 from gpuconsole.engine.children.serving import ServingChoice
-from gpuconsole.engine.children.worker import SERVING, WorkerHandle
+from gpuconsole.engine.children.worker import SERVING, WorkerGone, WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.run_control import RunControl, RunLock
+from gpuconsole.experiments import session
+from gpuconsole.experiments.forecast import forecast_line
 from gpuconsole.experiments.session import Trials
 from gpuconsole.experiments.trial import USUAL
-from gpuconsole.model.experiments import Trial
+from gpuconsole.model.experiments import Forecast, Trial
+from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import AnyEvent, KnobsSet, ServerKnown, Started, TrialUpdate
+from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, ServerKnown, Started, TrialUpdate
 from gpuconsole.workloads.serving.servers import READY_S
 
 SECONDS = {8: 0.2, 16: 0.25}
@@ -319,3 +322,121 @@ def test_without_a_trial_there_is_nothing_to_cancel() -> None:
             control.trials.cancel()
 
     with_control(play, FakeWorker())
+
+
+def test_a_win_that_was_only_measured_is_kept_afterwards_while_the_settings_are_the_same() -> None:
+    worker = FakeWorker()
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        async def measured(changes: Knobs) -> Trial:
+            return await control.trials.try_change(changes, None, keep=False, limits=USUAL)
+
+        with pytest.raises(SessionError, match="no trial has ended"):
+            await control.trials.keep()
+        won = await measured({"batch_size": 16})
+        assert (won.verdict, won.kept, worker.knobs["batch_size"]) == ("win", False, 8)
+        kept = await control.trials.keep()
+        assert kept.kept and state.trials[won.id] == kept
+        assert [record.run.knobs["batch_size"] for record in state.records] == [8, 16]
+        with pytest.raises(SessionError, match="batch_size 16 is kept already"):
+            await control.trials.keep()
+        await measured({"batch_size": 8})
+        with pytest.raises(SessionError, match="only a proven win is kept"):
+            await control.trials.keep()
+        await control.revert()
+        await measured({"batch_size": 16})
+        await control.set_knobs({"log_every": 7})
+        with pytest.raises(SessionError, match="was measured before other settings changed"):
+            await control.trials.keep()
+
+    with_control(play, worker)
+
+
+class HangingWorker(FakeWorker):
+    """Answers nothing after `answers` changes and pauses, until it is released."""
+
+    def __init__(self, answers: int = 6) -> None:
+        super().__init__()
+        self._left, self._released = answers, asyncio.Event()
+
+    async def _answer(self) -> None:
+        if self._left <= 0:
+            await self._released.wait()
+            raise WorkerGone("hangs")
+
+    async def next_steps(self) -> None:
+        await self._answer()
+        await super().next_steps()
+
+    async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
+        self._left -= 1
+        await self._answer()
+        return await super().set_knobs(changes, arm)
+
+    async def pause(self) -> None:
+        self._left -= 1
+        await self._answer()
+
+    def release(self) -> None:
+        self._released.set()
+
+    async def stop(self) -> None:
+        self.release()
+        await super().stop()
+
+
+async def by_stopping(control: ControlWithTrials, trial: asyncio.Task[Trial]) -> None:
+    await control.end_run("stopped")
+
+
+async def by_another_start(control: ControlWithTrials, trial: asyncio.Task[Trial]) -> None:
+    await control.start(control.plan("tiny-batch", {}))
+
+
+async def by_cancelling_first(control: ControlWithTrials, trial: asyncio.Task[Trial]) -> None:
+    trial.cancel()
+    await asyncio.wait([trial])
+    await control.end_run("stopped")
+
+
+@pytest.mark.parametrize("end", [by_stopping, by_another_start, by_cancelling_first])
+@pytest.mark.parametrize("changes", [{"batch_size": 16}, {"n_layer": 2}], ids=["one worker", "two workers"])
+def test_whatever_ends_a_run_ends_its_trial_on_a_worker_that_hangs(
+    end: Callable[[ControlWithTrials, asyncio.Task[Trial]], Awaitable[None]], changes: Knobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SETTLE_S", 0.05)
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        trial = asyncio.create_task(tried(control, changes))
+        async with asyncio.timeout(5):
+            while not any(each.blocks for each in state.trials.values()):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)  # by now it hangs
+            await end(control, trial)
+            await asyncio.wait([trial])
+            while any(each.state == "running" for each in state.trials.values()):
+                await asyncio.sleep(0)
+        (ended,) = state.trials.values()
+        assert (ended.state, ended.kept, state.records[0].run.state) == ("failed", False, "stopped")
+
+    with_control(play, HangingWorker(), HangingWorker(), FakeWorker())
+
+
+def test_a_trial_with_a_second_server_says_what_it_takes_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    forecast = Forecast(100.0, 0.5)
+    monkeypatch.setattr(session, "noise_s", lambda *_: 0.0)
+    monkeypatch.setattr(session, "forecast_restart", lambda *_: forecast)
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        await control.start(control.plan("serve-chat", {}))
+        notes: list[str] = []
+        control.trials._emit = lambda event: notes.append(event.text) if isinstance(event, Note) else state.apply(event)
+        with pytest.raises(SessionError, match="no trial: it would take about 1 min 40 s and resolve 50 % at best"):
+            await control.trials.try_change({"enable_prefix_caching": False}, Interval(1.1, 1.2), keep=True, limits=USUAL)
+        assert (state.trials, notes) == ({}, [])
+        for predicted in (None, Interval(1.6, 1.8)):
+            trial = await control.trials.try_change({"enable_prefix_caching": False}, predicted, keep=True, limits=USUAL)
+            assert (trial.forecast, trial.error, notes.pop()) == (forecast, "not running after 0 s", forecast_line(forecast))
+
+    never = {"start_limit_s": 0.01, "starts": False}
+    with_control(play, FakeWorker(), FakeWorker(), FakeWorker(**never), FakeWorker(**never))

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from gpuconsole.model.snapshot import json_schema
-from tests.matrix import matrix
 from tests.pty.terminal import Terminal
 from tests.waiting import gone, wait_until
 
@@ -77,7 +76,7 @@ def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", matrix([signal.SIGHUP, signal.SIGQUIT], in_ci=(signal.SIGHUP,)))
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path) as terminal:
         os.kill(terminal.process.pid, number)

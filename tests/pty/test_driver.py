@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.matrix import matrix
 from tests.pty.shown_console import NEWEST
 from tests.pty.terminal import Terminal
 from tests.waiting import wait_until
@@ -149,7 +148,7 @@ def test_a_slow_line_shows_the_newest_state_and_quits(tmp_path: Path) -> None:
     assert LEFT in terminal.raw
 
 
-@pytest.mark.parametrize("stop", matrix([signal.SIGTSTP, signal.SIGSTOP], in_ci=(signal.SIGTSTP,)))
+@pytest.mark.parametrize("stop", [signal.SIGTSTP, signal.SIGSTOP])
 def test_stopped_and_continued(tmp_path: Path, stop: signal.Signals) -> None:
     """SIGTSTP gives the terminal back first; after either all is drawn again."""
     with shown(tmp_path) as terminal:

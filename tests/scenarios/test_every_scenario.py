@@ -18,6 +18,7 @@ import pytest
 from gpuconsole.engine.catalog import read_scenario, shipped_folder
 from gpuconsole.model.knobs.catalogue import check_knobs
 from gpuconsole.model.scenario import Scenario
+from gpuconsole.workloads.training.gpt import check_width
 from tests.conftest import Cli
 
 SCENARIOS = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
@@ -87,6 +88,15 @@ def test_the_rule_and_the_fix_of_a_scenario_exist(scenario: Scenario) -> None:
     defaults = scenario.knobs_for("cpu")
     assert not [name for name, value in fix.items() if defaults.get(name) == value]
     check_knobs(teaches.gpu_fix, scenario.workload.knobs, scenario.workload.name)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
+def test_a_transformer_of_a_scenario_can_be_made_on_every_device(scenario: Scenario) -> None:
+    for knobs in [scenario.knobs_for("cpu"), *(scenario.knobs_for("gpu", size * 1e9) for size in (16, 24, 40, 80, 141))]:
+        if "d_model" in knobs and "n_layer" in knobs:
+            check_width(int(knobs["d_model"]))
+        if scenario.workload.serves:
+            assert int(knobs["prompt_tokens"]) + int(knobs["output_tokens"]) <= int(knobs["max_model_len"])
 
 
 # A first step may wait for the C++ compiler, several processes for one another.

@@ -10,7 +10,7 @@ from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Objective, Request, parse_objective
 from gpuconsole.session.figures.account import request_shares, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, weighted
-from gpuconsole.session.serving import LIVE_GAPS, ServingRecord
+from gpuconsole.session.serving import DRAIN_S, LIVE_GAPS, ServingRecord
 from gpuconsole.wire.events import Requests, ServerState
 
 TICKS = [Step(n, 0.5 * (n + 1), 0.5, 2, 20, ()) for n in range(20)]
@@ -67,6 +67,12 @@ def test_what_the_server_tells_during_a_trial_is_not_of_the_run() -> None:
     for n, (t, total) in enumerate(queued.items()):
         record.add_state(ServerState(t, {}, {"queue_s_sum": total, "queue_s_count": 10.0 * n}))
     assert record.means(0.0)["queue_s"] == pytest.approx(90 / 50)
+
+
+def test_requests_of_a_probe_that_end_after_it_are_not_of_the_run() -> None:
+    record = ServingRecord()
+    record.probed(5.0, 9.0)
+    assert [t for t in (4.9, 5.0, 9.0, 9.0 + DRAIN_S, 9.1 + DRAIN_S) if record.is_own(t)] == [4.9, 9.1 + DRAIN_S]
 
 
 def test_shares_of_a_request_add_up_and_what_is_left_is_transport() -> None:

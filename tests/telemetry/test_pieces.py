@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gpuconsole.model.text import visible
-from gpuconsole.telemetry.nvml import library
+from gpuconsole.telemetry.nvml import library, links
 from gpuconsole.telemetry.nvml.library import CallFailed, call
 from gpuconsole.telemetry.source import next_time
 
@@ -23,6 +23,17 @@ def test_a_binding_without_the_function_is_a_reason() -> None:
         call("nvmlDeviceGetTheMoon")
     assert caught.value.code == library.FUNCTION_NOT_FOUND
     assert not caught.value.is_permanent
+
+
+@pytest.mark.parametrize(("code", "expected"), [(2, [True, False]), (library.NOT_SUPPORTED, [True, False]), (999, None)])
+def test_the_links_end_where_the_driver_has_no_further_one(code: int, expected: list[bool] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(function: str, handle: object, link: int) -> int:
+        if link == 2:
+            raise CallFailed(code)
+        return 1 - link
+
+    monkeypatch.setattr(links, "call", state)
+    assert links.link_states(None) == expected
 
 
 def test_the_sampler_imports_neither_torch_nor_a_screen() -> None:

@@ -91,6 +91,18 @@ def test_a_click_in_the_bar_presses_the_key() -> None:
     on_screen(gpu_view(), body)
 
 
+def test_a_click_on_the_hint_above_the_keys_presses_none() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await shows(app, "step 2 of 4")
+        rows = text_of(app).splitlines()
+        assert rows[-2].startswith("step 2 of 4")
+        await pilot.click(offset=(rows[-1].index("q quit") + 1, len(rows) - 2))
+        await pilot.pause()
+        assert not app.closed and not api.calls
+
+    on_screen(cpu_view(), body)
+
+
 def test_a_click_selects_a_cause_or_opens_the_history_of_a_metric() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         def place(words: str) -> tuple[int, int]:

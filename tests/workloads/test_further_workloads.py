@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ import torch
 
 from gpuconsole.agent.allocator import allocator_stats
 from gpuconsole.agent.counters import compile_counters
+from gpuconsole.agent.world import World
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import ProbeDone, RunProbe, Started
 from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-from gpuconsole.workloads.training import ragged, recommender
+from gpuconsole.workloads.training import exchange, ragged, recommender
 from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.parallel import straggler
 from gpuconsole.workloads.training.probes.memory import heap_peaks
 from tests.workloads.running import RunningWorker, knobs_of
 from tests.workloads.small import CPU, added_up, job_state, losses
@@ -106,6 +109,34 @@ def test_verses_are_padded_to_the_longest_or_to_a_multiple() -> None:
     assert found.batch(torch.tensor([0, 1, 2]), {**knobs, "seq_len": 20})[0].shape[1] == 20
     assert named.tolist() == [0, 0, 0]
     assert 0.1 < found.named.float().mean() < 0.5
+
+
+def test_a_pass_of_the_exchange_gives_every_piece_a_gradient(tmp_path: Path) -> None:
+    """In one process, so without an exchange. Two processes run the scenario allreduce-bandwidth."""
+    knobs = knobs_of("allreduce-bandwidth", buffer_mb=0.25)
+    loop = TrainingLoop(exchange.create(knobs, CPU, 0), knobs, CPU, tmp_path)
+    loop.task.loss(loop.task.open_stream(knobs).next()).backward()
+    gradients = [piece.grad for piece in loop.task.model.parameters()]
+    assert len(gradients) == 16 and all(gradient is not None and not gradient.any() for gradient in gradients)
+    loop.step()
+
+
+def test_the_last_process_loses_time_in_the_chosen_phase_and_its_gradients_are_the_same() -> None:
+    knobs: Knobs = {"straggler_phase": "backward", "straggler_ms": 20.0}
+
+    def of(rank: int, size: int) -> World:
+        world = World()
+        world.rank, world.size = rank, size
+        return world
+
+    assert [straggler.lost_s("backward", knobs, of(rank, 2)) for rank in (0, 1)] == [0.0, 0.02]
+    assert straggler.lost_s("forward", knobs, of(1, 2)) == straggler.lost_s("backward", knobs, of(0, 1)) == 0.0
+    weight = torch.tensor(3.0, requires_grad=True)
+    loss = straggler.losing_backward(weight.square(), 0.02)
+    begun = time.perf_counter()
+    loss.backward()
+    assert time.perf_counter() - begun >= 0.02
+    assert (loss.item(), weight.grad) == (9.0, torch.tensor(6.0))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +62,23 @@ def test_nothing_is_changed(loop: TrainingLoop, probe: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     loop.step()  # and the next step is an ordinary one: no gradient of a probe is left to be added to
     assert loop.account.take()[-1].kind == 0
+
+
+def test_the_random_state_of_the_gpu_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def fork_rng(devices: list[torch.device]) -> Iterator[None]:
+        kept.extend(devices)
+        yield
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    nothing: Any = {"drop_gradients": lambda: None, "release_cached_memory": lambda: None, "preserved": contextlib.nullcontext}
+    for place in ("cpu", "cuda:1"):
+        subject: Any = SimpleNamespace(device=torch.device(place), model=torch.nn.Linear(1, 1), **nothing)
+        with probes.untouched(subject):
+            pass
+    assert kept == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize("probe", OF_ORDINARY_STEPS)

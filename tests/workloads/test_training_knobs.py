@@ -201,6 +201,9 @@ def test_fp16_scales_the_loss_and_skips_what_overflows(tmp_path: Path) -> None:
     loop.set_knobs({"precision": "fp32"}, 0)
     losses(loop, 1)
     assert not any(torch.equal(a, b) for a, b in zip(weights, loop.task.model.parameters(), strict=True) if a.dim() == 2 and len(a) < 300)
+    assert not loop._scaler.is_enabled()
+    loop.set_knobs({"precision": "fp16"}, 0)
+    assert loop._scaler.is_enabled()
     loop.close()
 
 

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,3 +190,12 @@ def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: 
         "unknown": 5.0,
     }
     assert own.step_peak == 0.0
+
+
+@pytest.mark.parametrize(("place", "peak"), [("cpu", 0.0), ("cuda:1", 7e9)])
+def test_the_peak_of_the_passes_before_the_first_update_is_kept(place: str, peak: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {torch.device("cuda:1"): 7e9}.__getitem__)
+    seen = Memory()
+    optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device(place))]}])
+    seen.first_update(optimizer)
+    assert (seen.pass_peak, seen.off) == (peak, "")

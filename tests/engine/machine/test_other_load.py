@@ -49,3 +49,13 @@ def test_without_the_list_of_cpus_all_count(machine, monkeypatch: pytest.MonkeyP
     machine("0-3", {1}, [10.0, 20.0])
     monkeypatch.setattr(load, "ONLINE", tmp_path / "missing")
     assert load.busy_s() == pytest.approx(30.0)
+
+
+def test_what_this_process_and_its_ended_children_use_is_not_the_load_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, clock, own = [100.0], [0.0], [os.times_result((1.0, 2.0, 3.0, 4.0, 0.0))]
+    monkeypatch.setattr(load, "busy_s", lambda: busy[0])
+    monkeypatch.setattr(load.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(os, "times", lambda: own[0])
+    others = load.OtherCores()
+    busy[0], clock[0], own[0] = 120.0, 10.0, os.times_result((2.0, 4.0, 6.0, 8.0, 0.0))  # 10 s of ours, so 10 s of others in 10 s
+    assert others.mean() == pytest.approx(1.0)

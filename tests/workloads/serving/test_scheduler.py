@@ -89,6 +89,16 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_computed_anew_from_it
     assert young.output == 3
 
 
+def test_those_who_decode_already_go_on_where_another_preempts_the_youngest() -> None:
+    of, roomy, full, young = scheduler(blocks=6), sequence(5, 20), sequence(7, 20), sequence(7, 20)
+    for one in (roomy, full, young):
+        of.add(one)
+    compute(of)
+    compute(of)
+    plan = compute(of)
+    assert (plan.decodes, plan.preempted) == ([roomy, full], [young])
+
+
 def test_what_is_removed_gives_its_blocks_back() -> None:
     of, one = scheduler(), sequence(10)
     of.add(one)

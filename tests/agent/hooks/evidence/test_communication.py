@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gpuconsole.agent.hooks.calls import HOOKS
 from gpuconsole.agent.hooks.evidence import communication as module
 from gpuconsole.agent.hooks.evidence.communication import RATES, Exchanges
 from gpuconsole.agent.hooks.guard import switch
+from gpuconsole.agent.hooks.recorder import COMM
 from gpuconsole.agent.hooks.watch import recorder, watch
 
 
@@ -90,6 +93,40 @@ def test_on_a_cpu_ddp_times_about_one_exchange_in_a_twentieth_of_a_second(exchan
     assert [exchange.iteration for exchange in exchanges.take()] == [100]
 
 
+class Timed:
+    """A DDP module on `device_type` whose iterations DDP has timed: 30 ms of computation and 50 ms of exchange, 20 ms of them at the same time."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type, self.broadcast_buffers = device_type, False
+        self.iteration, self.asked = 0, list[int]()
+        self.logger = self.reducer = self
+
+    def _get_ddp_logging_data(self) -> Any:
+        self.iteration += 1
+        ms = {"forward_compute_time": 10, "backward_compute_time": 30, "backward_comm_time": 50, "backward_compute_comm_overlap_time": 20}
+        numbers = {name: round(time * 1e6) for name, time in ms.items()}
+        numbers |= {"iteration": self.iteration, "backward_comm_time_end": self.iteration, "total_parameter_size_bytes": 400}
+        return SimpleNamespace(ints_map=numbers, strs_map={"bucket_sizes": "400", "rebuilt_bucket_sizes": "100, 100, 200"})
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+        self.asked.append(rate)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_what_computation_hides_is_no_wait_and_on_a_gpu_ddp_times_as_seldom_as_ever(
+    device_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(0.0, 0.01)
+    monkeypatch.setattr(module, "now", lambda: next(times))
+    timed, exchanges = Timed(device_type), Exchanges()
+    exchanges.replicas = [module.Replica(0, timed)]
+    for _ in range(20):
+        exchanges.look()
+    assert {(each.forward_s, each.compute_s, each.comm_s, each.exposed_s) for each in exchanges.take()} == {(0.01, 0.03, 0.05, 0.03)}
+    assert exchanges.facts() == {"exchange.bytes": 400.0, "exchange.buckets": 3.0, "exchange.first_buckets": 1.0}
+    assert timed.asked == ([9] if device_type == "cpu" else [])
+
+
 def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges) -> None:
     model = replica()
     exchanges.made(model)
@@ -111,6 +148,21 @@ def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges)
         recorder.index += 1
         each.look()
     assert each.knobs()["sync_each_batch"] is True
+
+
+def test_collectives_that_the_program_calls_are_segments(exchanges: Exchanges) -> None:
+    own, x = ModuleType("torch.distributed.distributed_c10d"), torch.ones(2)
+    calls: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (x,), "broadcast": (x, 0), "reduce": (x, 0), "all_gather": ([torch.ones(2)], x), "barrier": (),
+        "all_gather_object": ([None], 1), "broadcast_object_list": ([1],),
+    }  # fmt: skip
+    for name in calls:
+        setattr(own, name, getattr(dist, name))
+    HOOKS[own.__name__](own)
+    for name, arguments in calls.items():
+        recorder.begin([])
+        getattr(own, name)(*arguments)
+        assert recorder.codes.count(COMM) == 1, name
 
 
 def test_buffers_that_process_0_sends_do_not_count_as_forward_pass(exchanges: Exchanges) -> None:
