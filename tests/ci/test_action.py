@@ -284,6 +284,21 @@ def test_the_action_measures_nothing_beside_a_token(tmp_path: Path, way: str) ->
     assert not (runner.folder / "measured").exists() and runner.token not in outputs["failed"]["said"]
 
 
+def test_both_checkouts_are_measured_in_turn_and_a_slower_one_fails(tmp_path: Path) -> None:
+    base, new = sides(1000, 700, runs=2)
+    where = tmp_path / "where.sh"
+    where.write_text(f'echo "$PWD" >> {tmp_path / "measured"}\n')
+    options = {"base-path": "base", "fail-below": "0.9"}
+    runner = Runner(tmp_path, [base[0], *new, base[1]], command=f"sh {where}", runs="2", **options)
+    (runner.folder / "base").mkdir()
+    code, outputs = runner.gate("7/merge", pull_request="7")
+    assert (code, outputs["failed"]["step"], outputs["decide"]["verdict"]) == (1, "Verdict", "regression"), outputs
+    old, here = str(runner.folder / "base"), str(runner.folder)
+    assert (tmp_path / "measured").read_text().split() == [old, here, here, old]
+    comment = (runner.folder / ".gpuconsole-gate/comment.md").read_text()
+    assert comment.startswith("**Regression: 0.") and "measured in turn" in comment and list(runner.cache.iterdir()) == []
+
+
 @pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(600)
