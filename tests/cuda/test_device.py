@@ -74,10 +74,9 @@ def test_a_capture_records_refuses_what_cuda_refuses_and_replays_in_one_launch(s
     assert found["no_backward"][0] == "none" and "the backward pass cannot be compiled" in found["no_backward"][1]
 
 
-@pytest.mark.matrix
 @pytest.mark.slow
 def test_contexts_are_where_a_process_works_and_fp32_has_the_peak_of_the_settings(simulated: Machines) -> None:
-    found = run_script(simulated("card h100", "card h100"), PROGRAMS / "places.py")
+    found = run_script(simulated("card h100", "card h100", "values none"), PROGRAMS / "places.py")
     places = found["places"]
     assert places == {"asked": [], "model_on_1": [1], "event_made": [1], "recorded_on_1": [1], "recorded_on_0": [0, 1]}
     assert found["devices"] == ["cuda:1", "cuda:0"], "an event belongs to the device of its first record"
