@@ -63,9 +63,7 @@ def _wrap(name: str, plain: Any) -> None:
 
 # --- functions that are segments -----------------------------------------------------------------------------
 
-COLLECTIVES = (
-    "all_reduce all_gather all_gather_into_tensor reduce_scatter_tensor broadcast barrier reduce all_gather_object broadcast_object_list"
-)
+COLLECTIVES = "all_reduce all_gather all_gather_into_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single broadcast barrier reduce all_gather_object broadcast_object_list"
 
 
 @wrappers_without_level

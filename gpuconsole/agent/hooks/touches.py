@@ -124,7 +124,7 @@ FUNCTIONS = Group(
         Touch("transformers.trainer.Trainer", "compute_loss", "phase forward", When.IMPORT),
         Touch("accelerate.optimizer.AcceleratedOptimizer", "step zero_grad", "phase optimizer", When.IMPORT),
         Touch("torch.distributed.distributed_c10d",
-              "all_reduce all_gather all_gather_into_tensor reduce_scatter_tensor broadcast barrier reduce all_gather_object broadcast_object_list",
+              "all_reduce all_gather all_gather_into_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single broadcast barrier reduce all_gather_object broadcast_object_list",
               "phase comm", When.IMPORT),
         Touch(DDP, "__init__ _sync_buffers", "the exchange of gradients; phase comm", When.IMPORT, "`__init__` has a `__qualname__` of ours."),
         Touch("torch._dynamo.eval_frame._TorchDynamoContext", "__call__", "steps and passes of compiled functions", When.IMPORT,
