@@ -30,9 +30,18 @@ class StackRecord:
 
     def __init__(self) -> None:
         self._messages: deque[Stacks] = deque(maxlen=MESSAGES)
+        self._places: tuple[float, list[Place]] | None = None
+        """The places since a time, until the next message: a view is made more often than one comes."""
 
     def add(self, event: Stacks) -> None:
         self._messages.append(event)
+        self._places = None
+
+    def places(self, begun: float) -> list[Place]:
+        """The places that the messages after the time `begun` show."""
+        if self._places is None or self._places[0] != begun:
+            self._places = begun, places_of(self.since(begun))
+        return self._places[1]
 
     def since(self, begun: float) -> list[StackSample]:
         """The samples of the messages after the time `begun`."""

@@ -18,7 +18,6 @@ from gpuconsole.session.figures.account import add_bandwidth, add_served_work, s
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak
 from gpuconsole.session.machine import devices_used
-from gpuconsole.session.places import places_of
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
 
@@ -123,7 +122,7 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
-    places = places_of(record.stacks.since(record.steady_t or 0.0))
+    places = record.stacks.places(record.steady_t or 0.0)
     return summary, ranks, places, missing, validity(record)
 
 
