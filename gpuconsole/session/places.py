@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.stacks import NATIVE, PARTS, WAITS, Place, StackSample
@@ -30,22 +31,27 @@ class StackRecord:
 
     def __init__(self) -> None:
         self._messages: deque[Stacks] = deque(maxlen=MESSAGES)
-        self._places: tuple[float, list[Place]] | None = None
-        """The places since a time, until the next message: a view is made more often than one comes."""
+        self._version = 0
+        """The number of messages so far."""
 
     def add(self, event: Stacks) -> None:
         self._messages.append(event)
-        self._places = None
+        self._version += 1
 
     def places(self, begun: float) -> list[Place]:
         """The places that the messages after the time `begun` show."""
-        if self._places is None or self._places[0] != begun:
-            self._places = begun, places_of(self.since(begun))
-        return self._places[1]
+        memo, key = _memo.get(self), (self._version, begun)
+        if memo is None or memo[0] != key:
+            memo = _memo[self] = key, places_of(self.since(begun))
+        return memo[1]
 
     def since(self, begun: float) -> list[StackSample]:
         """The samples of the messages after the time `begun`."""
         return [sample for event in self._messages if event.t > begun for sample in event.samples]
+
+
+_memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = WeakKeyDictionary()
+"""The last places of each record, with what they were made from: a view is made more often than a message comes."""
 
 
 def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
