@@ -7,7 +7,7 @@ it, with more steps. Compares stdout, stderr, exit code, the files left behind, 
 dispositions, threads, children, open files, modules. What differs between the two bare runs says nothing and is left out. A line for each program that
 differs; `--show` prints what differs. Exit code 1: a program differs.
 
-`--python`: the Python of the programs; it needs torch only. `--rows`: a JSON line for each run.
+`--python`: the Python of the programs; it needs torch only. `--rows`: the file to which a JSON line for each run is appended.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--changes", action="store_true", help="try the changes of each program too")
     parser.add_argument("--at-a-time", type=int, default=2, help="programs that run at the same time")
     parser.add_argument("--python", default=sys.executable, help="the Python of the programs")
-    parser.add_argument("--rows", type=Path, help="write a JSON line for each run to this file")
+    parser.add_argument("--rows", type=Path, help="append a JSON line for each run to this file")
     parser.add_argument("--show", action="store_true", help="print what differs")
     args = parser.parse_args()
     rows: list[Row] = []
@@ -77,12 +77,13 @@ def main() -> int:
         for of_program in pool.map(lambda name: rows_of(name, args.changes, args.python), args.only or list(PROGRAMS)):
             for row in of_program:
                 rows.append(row)
+                if args.rows is not None:
+                    with args.rows.open("a") as file:
+                        file.write(json.dumps(row._asdict()) + "\n")
                 state = row.reason or ("the same" if not row.differences else f"DIFFERS: {', '.join(row.differences)}")
                 print(f"{row.program:<36} {row.change or 'watched':<24} {state}", flush=True)
                 if args.show:
                     print("".join(map(shown, row.differences.items())), end="")
-    if args.rows is not None:
-        args.rows.write_text("".join(json.dumps(row._asdict()) + "\n" for row in rows))
     ran = [row for row in rows if not row.reason]
     differing = [row for row in ran if row.differences]
     print(f"{len(ran) - len(differing)} of {len(ran)} runs the same; {len(rows) - len(ran)} not run")
@@ -170,7 +171,15 @@ def outcome(folder: Path, program: Program, words: list[str], environment: dict[
     env.pop("PYTHONPATH", None)
     try:
         done = subprocess.run(
-            words, cwd=here, env=env, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, check=False
+            words,
+            cwd=here,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
         values = {"stdout": done.stdout, "stderr": without_ours(done.stderr), "exit code": str(done.returncode)}
     except subprocess.TimeoutExpired:
