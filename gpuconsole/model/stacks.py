@@ -9,12 +9,12 @@ PYTHON, NATIVE, WAITS = "python", "native", "waits"
 torch; it waits for a lock, for input or output, or sleeps."""
 PARTS = {
     "data_wait": "loading",
-    "feed": "before the model's call",
+    "feed": "between batch and model",
     "forward": "forward",
     "no_grad": "passes without gradients",
-    "loss": "loss",
+    "loss": "loss (after the model)",
     "backward": "backward",
-    "clip": "before the optimizer",
+    "clip": "after the backward pass",
     "optimizer": "optimizer",
     "comm": "comm",
     "logging": "logging",

@@ -17,11 +17,11 @@ LEAST_SAMPLES = 50
 MOST_PLACES = 10
 ONE_CALLER = 0.8
 """Share of a function's samples that one line must have called, to be named as its caller."""
-SCRIPT = ("feed", "clip", "between")
+SCRIPT = ("feed", "between")
 """The parts of a step between the segments, in which the program's own lines run; after the model's call the loss belongs to them where it is not torch."""
 LEAST_REST = 1 / 3
 """Share of the time after a pass without functions of torch from which on it counts as the program's own: below, it is the Python between two functions."""
-PASSES = ("forward", "no_grad", "loss", "backward")
+PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
 NOWHERE = "nowhere"
 

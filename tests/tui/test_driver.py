@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -493,3 +495,10 @@ def test_a_plain_blank_between_reversed_cells_stays_plain() -> None:
     screen.feed("\x1b[1;1H\x1b[7maB\x1b[0m \x1b[7mCd\x1b[0m\x1b[1;1H")
     shown.feed(drain(screen))
     assert shown.cells() == wanted_cells(screen)
+
+
+def test_a_job_gets_no_variable_of_the_console() -> None:
+    code = "import os, gpuconsole.tui, textual.constants; print(textual.constants.MAX_FPS, 'TEXTUAL_FPS' in os.environ)"
+    environment = {name: value for name, value in os.environ.items() if name != "TEXTUAL_FPS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "240 False\n"

@@ -103,7 +103,7 @@ def watch_class(cls: Any) -> None:
                 if not recorder.light:
                     end_pass()
                 elif len(recorder.stack) > 1:
-                    recorder.stack.pop()
+                    recorder.last = recorder.stack.pop()
         if tracing.is_compiling() or not begin_pass(self, args, kwargs):
             return call(*args, **kwargs)
         wrap = watch.wrap_forward
@@ -262,7 +262,7 @@ def on_autograd(module: Any) -> None:
             finally:
                 if recorder.light and not state.inner:
                     if len(recorder.stack) > 1:
-                        recorder.stack.pop()
+                        recorder.last = recorder.stack.pop()
                     recorder.backwards += 1
                     state.sized = False
                 else:

@@ -30,6 +30,8 @@ USUAL = frozenset((*SELDOM_MARKED, DATA, LOG, OWN, *range(LOADER, LOADER + LOADE
 """The codes of a step after which a light step may follow."""
 MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG, UNMARKED))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""
+LAST = frozenset((FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, *range(LOADER, LOADER + LOADERS)))
+"""The codes by which the time after them is named. A pass without gradients says nothing about it."""
 HEAD = struct.Struct("<IdIIdBBHI")
 """Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, flags, number of segments. Then the codes (a byte each) and the
 ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
@@ -80,6 +82,7 @@ class Recorder:
         "index",
         "keeps",
         "kind",
+        "last",
         "light",
         "loss",
         "on_stream",
@@ -118,6 +121,8 @@ class Recorder:
         self.codes: list[int] = []
         self.times: list[float] = []
         self.start = 0.0
+        self.last = GAP
+        """The last segment of LAST that has ended, in whatever step."""
         self.index = 0
         self.done: list[RawStep] = []
         self.samples = self.tokens = 0
@@ -195,8 +200,11 @@ class Recorder:
 
     def leave(self) -> None:
         """The present segment ends; the one around it goes on. The outermost one never ends."""
-        self.codes.append(self.stack.pop() if len(self.stack) > 1 else GAP)
+        code = self.stack.pop() if len(self.stack) > 1 else GAP
+        self.codes.append(code)
         self.times.append(now())
+        if code in LAST:
+            self.last = code
         if self.readings is not None and not self.ends_only:
             self.readings.append(self.read())  # type: ignore[misc]
 
@@ -217,6 +225,7 @@ class Recorder:
         end, codes = now(), self.codes
         self.codes.append(self.stack.pop() if leaves and len(self.stack) > 1 else self.stack[-1])
         self.times.append(end)
+        self.last = OPTIMIZER
         if self.readings is not None:
             self.readings.append(self.read())  # type: ignore[misc]
             if self.caught_up is not None and not self.ends_only:
@@ -246,6 +255,7 @@ class Recorder:
     def cut_light(self) -> None:
         """A light step ends here, with its optimizer step; then the agent may work."""
         end = now()
+        self.last = OPTIMIZER
         del self.stack[1:]
         self.codes.append(UNMARKED)
         self.times.append(end)

@@ -24,13 +24,14 @@ from typing import Any
 from ..forks import before_forks, in_forked_children
 from ..held import ProcFile
 from ..protocol import COUNTS
+from .guard import OWN as OWN_FILES
 from .guard import switch
 from .recorder import BACKWARD, COMM, COMPILED, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN, SAVE, UNMARKED, WHOLE, ZERO
 from .watch import is_program, place_name, recorder
 
 EVERY_S = 0.01
 """Mean seconds between two samples. A sample takes about 0.2 ms of a core."""
-SWITCH_S = 0.0003
+SWITCH_S = 0.0001
 """The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
 stack must be read by then."""
 SPELL_S, REST_S = 0.2, 0.8
@@ -38,6 +39,8 @@ SPELL_S, REST_S = 0.2, 0.8
 FIRST_S = 3.0
 """Seconds without rest at the start: a job of some seconds has samples too."""
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+TYPED = ("<string>", "<stdin>")
+"""The file names of a program that `python -c` or a pipe gives."""
 WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 """Names of functions that decorators make: the function within says more."""
 MOST_LINES = 8
@@ -90,10 +93,16 @@ class Sampler:
         self.cpu_s = 0.0
         self._random = random.Random(0)
         self._skipped = 0
+        self._usual_s = self._short_s = 0.0
+        """The interpreter's switch interval as the program has it, and as it is while a sample is waited for; 0: not known yet. A program that sets it itself is
+        left alone."""
+        self._leaves_interval = False
         self._thread = self._clock = 0
         self._state: ThreadState | None = None
         self._fast_until = 0.0
         self._stacks: dict[Stack, float] = {}
+        self._files: dict[str, str] = {}
+        """The folder of the first file with each name."""
         self._is_program: dict[str, bool] = {}
         self._forget()
         before_forks(self.stop)
@@ -116,6 +125,7 @@ class Sampler:
             self.faster(FIRST_S)
         if self._runs or switch.failed:
             return
+        self._usual_s = self._usual_s or sys.getswitchinterval()
         self._runs = self._wanted = True
         self._native_id = 0
         self._wake = wake = _thread.allocate_lock()
@@ -131,6 +141,7 @@ class Sampler:
         if wake is None:
             return
         wake.release()
+        self._own_interval()
         until = time.perf_counter() + GONE_S
         while (self._runs or os.path.exists(f"/proc/self/task/{self._native_id or 0}")) and time.perf_counter() < until:
             time.sleep(0.00005)
@@ -154,9 +165,16 @@ class Sampler:
         """The stacks since the last call: fields of `model.stacks.StackSample`."""
         taken, self._stacks = self._stacks, {}
         return [
-            (part, kind, round(weight, 2), callee, [f"{place_name(file, number)} {function}" for file, number, function in lines])
+            (part, kind, round(weight, 2), callee, [f"{self._place(file, number)} {function}" for file, number, function in lines])
             for (part, kind, callee, lines), weight in taken.items()
         ]
+
+    def _place(self, file: str, number: int) -> str:
+        """A line of the program for people, with the folder of the file where several files have its name."""
+        folder, name = os.path.split(file)
+        if self._files.setdefault(name, folder) == folder:
+            return place_name(file, number)
+        return f"{os.path.basename(folder)}/{name}:{number}"
 
     # --- in the thread of its own -------------------------------------------------------------------------------
 
@@ -175,28 +193,50 @@ class Sampler:
         while self._wanted:
             if not self.fast and wake.acquire(True, REST_S * (0.5 + self._random.random())):
                 return
-            usual_s = sys.getswitchinterval()
             try:
                 until = time.perf_counter() + SPELL_S
                 while time.perf_counter() < until:
-                    if self._sample_later(wake, usual_s):
+                    if self._sample_later(wake):
                         return
             finally:
                 self.cpu_s = time.thread_time()
 
-    def _sample_later(self, wake: Any, usual_s: float) -> bool:
-        """Wait, then take a sample. Returns whether the thread is to end. `usual_s`: the program's own switch interval."""
-        pause_s = EVERY_S * (0.5 + self._random.random())
+    def _sample_later(self, wake: Any) -> bool:
+        """Wait, then take a sample. Returns whether the thread is to end."""
+        # the gaps of a process of chance: a sample that C code has delayed stands for those that would have come meanwhile, whatever came before
+        pause_s = self._random.expovariate(1 / EVERY_S)
         due = time.perf_counter() + pause_s
-        sys.setswitchinterval(min(usual_s, SWITCH_S))
-        short_s = sys.getswitchinterval()  # rounded
+        short_s = self._switch_soon()
         over = bool(wake.acquire(True, pause_s))
-        if sys.getswitchinterval() == short_s:  # the program has not set another one meanwhile
-            sys.setswitchinterval(usual_s)  # the stack must not change while it is read
+        self._switch_as_ever(short_s)  # the stack must not change while it is read
         self._skipped = 0 if self._skipped > MOST_SKIPPED or not _collects_soon() else self._skipped + 1
         if not over and not self._skipped and recorder.thread == self._thread and not recorder.arm and recorder.kind == COUNTS:
             self._sample(time.perf_counter() - due)
         return over
+
+    def _switch_soon(self) -> float:
+        """Make the interpreter's switch interval short. Returns the value that it has then; 0 where it is left alone: a program that sets it itself may read
+        it too, and bring back later what it has read."""
+        present_s = self._own_interval()
+        self._leaves_interval = self._leaves_interval or present_s != self._usual_s
+        if self._leaves_interval or present_s <= SWITCH_S:
+            return 0.0
+        sys.setswitchinterval(SWITCH_S)
+        self._short_s = sys.getswitchinterval()  # rounded
+        return self._short_s
+
+    def _own_interval(self) -> float:
+        """The program's own switch interval. Where the program has read ours and has brought it back, the one that it would have read comes back."""
+        present_s = sys.getswitchinterval()
+        if self._usual_s and present_s == self._short_s:
+            sys.setswitchinterval(self._usual_s)
+            return self._usual_s
+        return present_s
+
+    def _switch_as_ever(self, short_s: float) -> None:
+        """Bring the program's own switch interval back, where the program has not set another one meanwhile. Then it is left alone from now on."""
+        if short_s and self._own_interval() != self._usual_s:
+            self._leaves_interval = True
 
     def _sample(self, late_s: float) -> None:
         """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
@@ -213,11 +253,10 @@ class Sampler:
 
     def _between(self) -> str:
         """The part of the step that the present moment is, where no segment is under way."""
-        if recorder.passes > recorder.backwards:
-            return LOSS
-        if recorder.backwards:
-            return CLIP
-        return FEED if any(code >= LOADER for code in recorder.codes[-4:]) else BETWEEN
+        last = recorder.last
+        if last >= LOADER:
+            return FEED
+        return {BACKWARD: CLIP, FORWARD: LOSS, WHOLE: LOSS, COMPILED: LOSS}.get(last, BETWEEN)
 
     def _lines(self, frame: FrameType | None, part: str) -> tuple[str, str, tuple[Line, ...]]:
         """The part, the library function that the innermost line of the program calls, and the lines of the program. In a light step the optimizer is no
@@ -228,17 +267,25 @@ class Sampler:
                 break
             code = frame.f_code
             file = code.co_filename
-            if self._belongs(file):
+            if self._belongs(file) or (file in TYPED and dict.get(frame.f_globals, "__name__") == "__main__"):
                 line = file, frame.f_lineno or 0, qualified(code)
                 if not lines or lines[-1] != line:  # the frame of a comprehension is that of its function
                     lines.append(line)
             elif not lines:
-                if not code.co_name.startswith("_") and code.co_name not in WRAPPERS and not file.startswith("<"):
-                    callee = f"{dict.get(frame.f_globals, '__name__', '').partition('.')[0]}.{qualified(code)}"
+                callee = self._callee(frame, callee)
                 if part in (CLIP, BETWEEN, LOSS) and "/torch/optim/" in file:
                     part = PARTS[OPTIMIZER]
             frame = frame.f_back
         return part, callee, tuple(lines)
+
+    def _callee(self, frame: FrameType, callee: str) -> str:
+        """The name of a library's function; `callee`, that of the one that it has called, where this says more: what torch does counts as torch's, whoever calls
+        it."""
+        code, module = frame.f_code, str(dict.get(frame.f_globals, "__name__", ""))
+        package = module.partition(".")[0]
+        if code.co_name.startswith("_") or code.co_name in WRAPPERS or code.co_filename.startswith(("<", OWN_FILES)):
+            return callee
+        return callee if callee.startswith("torch.") and package != "torch" else f"{package}.{qualified(code)}"
 
     def _belongs(self, file: str) -> bool:
         """Whether a file is one of the program's own."""

@@ -39,6 +39,8 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
     def judge(self, case: Case) -> Finding:
         batches = 0.0 if loader.has_loader(case) else case.value("data_wait_ratio")
         share = case.value("other_ratio") + batches
+        if case.is_job and case.has("stack.script_ratio"):  # samples over the whole run: what they do not find in the script is not there
+            share = min(share, case.value("stack.script_ratio"))
         evidence = case.evidence(("other_ratio", SHARE))
         if batches:
             evidence += case.evidence(("data_wait_ratio", SHARE))

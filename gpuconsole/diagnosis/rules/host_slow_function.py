@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
-SHARE = Threshold("share", 0.10, "ratio", "a tenth of a step: from this share on the rules about input and exchanges name a cause")
+SHARE = Threshold("share", 0.25, "ratio", "modules of a healthy model that call short operators themselves take up to 18 % of a step each")
 OWN = Threshold(
     "own", 0.4, "ratio", "with less of its time in Python or in waits, a function mostly calls operators of torch, as any model does"
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOADER, OWN
+from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
 from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
 from gpuconsole.agent.hooks.watch import recorder
 from tests.agent.listener import Listener
@@ -65,22 +65,28 @@ def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: Sa
 
 
 @pytest.mark.parametrize(
-    ("code", "passes", "backwards", "part"),
+    ("ended", "code", "part"),
     [
-        (FORWARD, 1, 0, "forward"),
-        (BACKWARD, 1, 0, "backward"),
-        (LOADER, 0, 0, "data_wait"),
-        (None, 0, 0, "between"),
-        (None, 1, 0, "loss"),
-        (None, 1, 1, "clip"),
+        ((), FORWARD, "forward"),
+        ((FORWARD,), BACKWARD, "backward"),
+        ((), LOADER, "data_wait"),
+        ((OPTIMIZER,), None, "between"),
+        ((LOADER,), None, "feed"),
+        ((FORWARD,), None, "loss"),
+        ((FORWARD, FORWARD, NO_GRAD), None, "loss"),
+        ((OPTIMIZER, NO_GRAD), None, "between"),  # generation
+        ((FORWARD, FORWARD, BACKWARD), None, "clip"),
+        ((FORWARD, BACKWARD, LOG), None, "clip"),
     ],
 )
 def test_a_sample_has_the_part_of_the_step_and_the_lines_of_the_program(
-    sampler: Sampler, code: int | None, passes: int, backwards: int, part: str
+    sampler: Sampler, ended: tuple[int, ...], code: int | None, part: str
 ) -> None:
+    for segment in ended:
+        recorder.enter(segment)
+        recorder.leave()
     if code is not None:
         recorder.enter(code)
-    recorder.passes, recorder.backwards = passes, backwards
     sampler.go_on()
     until = time.monotonic() + 10
     samples = []
@@ -165,6 +171,28 @@ def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sample
     names = Globals(time=time, __builtins__=__builtins__)
     exec(compile("for _ in range(10): time.sleep(0.02)", os.path.dirname(os.__file__) + "/a_library.py", "exec"), names)
     assert sampler.take()
+
+
+def test_the_switch_interval_is_the_programs_own_whatever_the_program_does_with_it(sampler: Sampler) -> None:
+    usual_s = sys.getswitchinterval()
+    sampler.go_on()
+    try:
+        for _ in range(300):
+            read_s = sys.getswitchinterval()
+            sys.setswitchinterval(0.02)
+            time.sleep(0.0005)
+            assert sys.getswitchinterval() == 0.02
+            sys.setswitchinterval(read_s)
+            time.sleep(0.001)
+        sampler.stop()
+        assert sys.getswitchinterval() == usual_s
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
+def test_two_files_with_one_name_are_told_apart(sampler: Sampler) -> None:
+    assert sampler._place("/a/first/utils.py", 3) == "utils.py:3"
+    assert sampler._place("/a/second/utils.py", 3) == "second/utils.py:3" and sampler._place("/a/first/utils.py", 4) == "utils.py:4"
 
 
 @pytest.mark.slow

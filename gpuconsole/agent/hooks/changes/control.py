@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from ..guard import from_outside
 from .change import Refused
-from .indices import Feed, Indices
+from .indices import Feed, Indices, RandomState
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
-from .servers import Recipe, Server, Settings, Spec, belongs_to, in_one_line, loader_of, settings_of
+from .servers import Recipe, Server, Settings, Spec, belongs_to, handles_children, in_one_line, loader_of, settings_of
 from .state import cannot_share, free_host_bytes, moved, positions, state_of
 
 IDLE_S = 60.0
@@ -38,6 +38,7 @@ FIRST_BATCHES = (
 FEW, EPOCHS = 4, 5
 """Batches of an epoch that are too few for new workers, and how many such epochs refuse a change."""
 BROKEN_OFF = "an exception of the program has ended the wait for a batch"
+CHILDREN = "the program has a handler of SIGCHLD, which would see the workers end"
 UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
 OF_ITS_OWN = (
     "the dataset changes itself with each sample, as a counter does: each worker would count for itself, so this change needs your permission:"
@@ -339,6 +340,8 @@ class Control:
         self._caches: dict[int, float] = {}
         """The lists and dictionaries that the loading of samples fills, by identity, with the bytes of a value. Each worker fills its own."""
         self._loaded = self._counts = False
+        self._numbers: RandomState | None = None
+        """The program's random generators before a batch that its own process loads."""
         """Whether a batch was loaded since the change was asked for, and whether the loading changed more of the dataset than its caches."""
         self._tried: set[Settings] = set()
         """Settings whose workers have rehearsed, on a dataset in this state."""
@@ -456,13 +459,12 @@ class Control:
             self._count_anew()
 
     def _look_at(self, dataset: Any) -> bool:
-        """A new epoch begins: new workers start where the dataset may have changed, as torch starts them for each epoch. Returns whether the dataset
-        differs from the one that the settings have rehearsed on."""
+        """A new epoch begins: new workers start, as torch starts them for each epoch: what the program has changed since the last one, in its dataset, in a
+        function that collates or in its global variables, is seen. Returns whether the dataset differs from the one that the settings have rehearsed on."""
         state = state_of(dataset, self._caches)
         same = not state.differs(self.state)
         Control.dataset_stays = same and state.complete and Control.dataset_stays is not False
-        if self.program.num_workers or not (same and state.complete):
-            self.close()
+        self.close()
         if not same:
             self._tried.clear()
         self.state = state
@@ -478,6 +480,7 @@ class Control:
             return False
         state = state_of(outer._dataset, self._caches)
         if not state.differs(self.state):
+            self._numbers = RandomState() if self.wanted is not None and epoch.indices.checked else None  # most samplers draw a seed first
             return True
         self.state = state
         Control.dataset_stays = False
@@ -495,9 +498,15 @@ class Control:
         outer = epoch.outer()
         if outer is None:
             return
+        if self._numbers is not None and self._numbers != RandomState():
+            self._loaded = self._counts = True
+            _note_random(outer._dataset, True)
+            if self.wanted is not None and not self.allows_numerics:
+                self._give_up(RANDOM)
+            return
         state = state_of(outer._dataset, self._caches)
         if not state.differs(self.state):
-            self._loaded = True
+            self._loaded = self._loaded or self._numbers is not None
             return
         if filled := state.filled_since(self.state):
             self._caches |= filled
@@ -536,6 +545,8 @@ class Control:
                 raise Refused(cannot_share(shared))
             if state_of(self.recipe.dataset, self._caches).differs(self.state):
                 raise Refused(UNSEEN)
+            if handles_children():
+                raise Refused(CHILDREN)
             self._require_room(settings.num_workers)
         return self.recipe.server(settings, aside=bool(self.program.num_workers))
 
@@ -804,8 +815,8 @@ class Control:
 
     def epoch_ended(self) -> None:
         self._drop_rehearsal()  # it begins again in the next epoch
-        if self.program.num_workers and not self._persistent:
-            self.close()
+        if not self._persistent:
+            self.close()  # also for a program that then waits for all its children
 
     def _end_idle(self, epoch: Epoch | None) -> None:
         """End workers that have long had nothing to do. `epoch`: the one under way."""

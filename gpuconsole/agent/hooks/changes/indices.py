@@ -102,6 +102,8 @@ class Indices:
         self._remember()
         self._unchecked = 0 if drawn else 1
         self._checks = 0
+        self._after: list[Any] | None = None
+        """The states of the generators after the last draw, as long as draws are checked."""
         self.random = False
 
     @property
@@ -181,11 +183,20 @@ class Indices:
             return next(self._draws)
         if self.checked:
             return next(self._draws)
-        before = RandomState()
+        before, own = RandomState(), self._now()
+        if self._after is not None and not all(map(_equal, self._after, own)):
+            self.random = True  # the program draws from the sampler's generator too, between two batches
         index = next(self._draws)
+        self._after = self._now()
         self._checks += 1
         self.random = self.random or before != RandomState()
         return index
+
+
+def _equal(state: Any, other: Any) -> bool:
+    import torch
+
+    return torch.equal(state, other)
 
 
 class Feed:

@@ -392,7 +392,7 @@ def _is_compiled(root: Any) -> bool:
 class ChannelsLast(TriedChange):
     """NHWC layout of the convolutions' weights, and of what the optimizer keeps for them. Activations follow the weights."""
 
-    knob, effect = "channels_last", SAME_SAMPLES
+    knob, effect = "channels_last", CHANGES_NUMERICS  # and the strides of weights: `weight.view(-1)` of the program fails
 
     def read(self, watch: Watch) -> Value | None:
         weights = _weights_of_convolutions(watch)

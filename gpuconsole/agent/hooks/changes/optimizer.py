@@ -116,6 +116,8 @@ class Flagged:
     def _set(self, optimizer: Any) -> None:
         self._own = [(group, _flags(group)) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
+            if FLAGS[self.name][1] and hasattr(type(group["lr"]), "data_ptr"):
+                continue  # foreach takes no tensor: the program has set one for this update
             group["fused"], group["foreach"] = FLAGS[self.name]
             move_counters(optimizer, group, FLAGS[self.name][0])
 

@@ -357,6 +357,14 @@ def signals_wait() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def handles_children() -> bool:
+    """Whether the program has a handler of SIGCHLD, also one that torch's handler calls."""
+    handler: Any = signal.getsignal(signal.SIGCHLD)
+    while str(getattr(handler, "__module__", "")).startswith("torch."):
+        handler = next((cell.cell_contents for cell in getattr(handler, "__closure__", None) or () if callable(cell.cell_contents)), None)
+    return callable(handler)
+
+
 def _put_handlers_back() -> None:
     """After the block, and in a worker."""
     while _waiting:

@@ -75,7 +75,7 @@ class Contents(NamedTuple):
 
 class State(NamedTuple):
     """`print`: equal for two equal states. `complete`: whether the print has all that the attributes hold. `shared`: what processes cannot share, with its
-    name; empty where there is nothing. `contents`: of the lists and dictionaries, by identity. Global variables of the program are not seen."""
+    name; empty where there is nothing. `contents`: of the lists and dictionaries, by identity."""
 
     print: tuple[Any, ...]
     complete: bool
@@ -104,6 +104,7 @@ def state_of(dataset: Any, caches: Collection[int] = ()) -> State:
     look = _Look(caches)
     try:
         look.add(dataset, DEPTH)
+        look.add_used(type(dataset))
     except Exception as problem:  # a class may define what equality of its classes is
         if from_outside(problem):
             raise
@@ -144,6 +145,13 @@ class _Look:
             if from_outside(problem):
                 raise
             self.complete = False
+
+    def add_used(self, kind: type) -> None:
+        """Look at the attributes of a class of the program, and at the global variables that its functions name: numbers, containers and random generators."""
+        for holder, name in _used(kind):
+            if name in holder and _is_data(value := holder[name]):
+                self.print.append(name)
+                self.add(value, 2)
 
     def _add(self, value: Any, kind: type, depth: int) -> None:
         if kind not in BUILTIN and _of_class(kind).may_be_handle and (name := _name_of_handle(value, kind)):
@@ -319,6 +327,33 @@ class OfClass(NamedTuple):
 
     slots: list[str]
     may_be_handle: bool
+
+
+_used_by: weakref.WeakKeyDictionary[type, list[tuple[Any, str]]] = weakref.WeakKeyDictionary()
+
+
+def _used(kind: type) -> list[tuple[Any, str]]:
+    """Where the data of a class is that its objects share, with the names."""
+    known = _used_by.get(kind)
+    if known is None:
+        bases = [
+            base for base in kind.__mro__ if _package(base) not in ("torch", "torchvision", "builtins", "typing", "abc", "collections")
+        ]
+        known = [(vars(base), name) for base in bases for name in vars(base) if not name.startswith("__")]
+        for base in bases:
+            functions = [getattr(value, "__func__", value) for value in vars(base).values()]
+            for function in functions:
+                if isinstance(function, types.FunctionType):
+                    known += [(function.__globals__, name) for name in function.__code__.co_names]
+        _used_by[kind] = known
+    return known
+
+
+def _is_data(value: Any) -> bool:
+    kind = type(value)
+    if kind in PLAIN or kind in BUILTIN or issubclass(kind, (collections.deque, collections.Counter)):
+        return True
+    return state_of_generator(value) is not None or issubclass(kind, sys.modules["torch"].Generator)
 
 
 _classes: weakref.WeakKeyDictionary[type, OfClass] = weakref.WeakKeyDictionary()
