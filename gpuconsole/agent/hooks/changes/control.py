@@ -463,12 +463,16 @@ class Control:
         function that collates or in its global variables, is seen. Returns whether the dataset differs from the one that the settings have rehearsed on."""
         state = state_of(dataset, self._caches)
         same = not state.differs(self.state)
-        Control.dataset_stays = same and state.complete and Control.dataset_stays is not False
+        Control.dataset_stays = same and state.complete and self._collates_as_ever() and Control.dataset_stays is not False
         self.close()
         if not same:
             self._tried.clear()
         self.state = state
         return not same
+
+    def _collates_as_ever(self) -> bool:
+        """Whether torch's own function makes the batches: one of the program may change from epoch to epoch."""
+        return str(getattr(getattr(self._loader(), "collate_fn", None), "__module__", "")).startswith("torch.")
 
     def watch_state(self, epoch: Epoch) -> bool:
         """Find out whether the program has changed the dataset since the last batch. Then the program's own loader serves from this batch on. The program's
