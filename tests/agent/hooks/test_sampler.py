@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
 from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
@@ -214,3 +216,24 @@ def test_the_shares_of_the_places_of_a_job_are_those_of_its_own_clock(tmp_path: 
         assert share == pytest.approx(truth[name], abs=0.1), name
         most = sum(sample.weight for sample in inside if sample.part == part and kind in (None, sample.kind))
         assert most >= 0.6 * share * total, name
+
+
+def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: Sampler) -> None:
+    """A trainer of another library, and a model of one, are no code of the program."""
+    names: dict[str, Any] = {"__name__": "fw.trainer", "torch": torch}
+    code = "def fit(x):\n    for _ in range(20):\n        torch.nn.functional.interpolate(x, scale_factor=4, mode='bicubic')\n"
+    exec(compile(code, "/lib/site-packages/fw/trainer.py", "exec"), names)
+    sampler.go_on()
+    callees: set[str] = set()
+    until = time.monotonic() + 20
+    while len(callees) < 1 and time.monotonic() < until:
+        names["fit"](torch.ones(1, 3, 64, 64))
+        callees |= {callee for _, _, _, callee, lines in sampler.take() if lines and "test_what_torch_does" in lines[0]}
+    assert callees == {"torch.interpolate"}
+
+
+def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: Sampler) -> None:
+    sampler.go_on()
+    names = {"__name__": "__main__", "time": time}
+    exec(compile("def wait():\n    time.sleep(0.05)\nfor _ in range(4):\n    wait()\n", "<string>", "exec"), names)
+    assert [lines for *_, lines in sampler.take() if lines and lines[0] == "<string>:2 wait"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import gc
 import multiprocessing
@@ -966,6 +967,93 @@ def test_a_dataset_that_counts_needs_the_permission_of_the_user(watch: Watch, ki
     seen += [index for _, indices in iterator for index in indices.tolist()]
     assert seen == list(range(400)) and not lost
     del loader
+
+
+LEVEL = 0
+USED: collections.Counter[int] = collections.Counter()
+DRAWS = random.Random(0)
+
+
+class Outside(Dataset):
+    """Uses what is no attribute of its own. `use`: what."""
+
+    loads = 0
+
+    def __init__(self, use: str) -> None:
+        self.use = use
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        if self.use == "counter of the class":
+            Outside.loads += 1
+        elif self.use == "global counter":
+            USED[index % 4] += 1
+        elif self.use == "global generator":
+            DRAWS.random()
+        elif self.use == "random numbers without effect":
+            torch.rand(())
+        return float(LEVEL), index
+
+
+@pytest.mark.parametrize("use", ["counter of the class", "global counter", "global generator", "random numbers without effect"])
+def test_a_dataset_that_changes_what_it_does_not_hold_needs_the_permission_of_the_user(watch: Watch, use: str) -> None:
+    iterator = iter(loader := DataLoader(Outside(use), 4))
+    next(iterator)
+    WORKERS.set(watch, 1)
+    while not (answer := refusal(watch)):
+        next(iterator)
+    assert "needs your permission" in answer and not workers_alive()
+    del loader
+
+
+def test_workers_begin_anew_with_each_epoch_and_are_gone_between_two(watch: Watch) -> None:
+    """As torch's own: they see what the program has changed, and a program may wait for all its children."""
+    global LEVEL
+    loader = DataLoader(Outside("nothing"), 4)
+    levels: list[set[float]] = []
+    try:
+        for LEVEL in range(4):
+            iterator = iter(loader)
+            if LEVEL == 1:
+                change_to(watch, iterator, 2)
+                assert len(workers_alive()) == 2
+            levels.append({level for levels, _ in iterator for level in levels.tolist()})
+            del iterator
+            assert not workers_alive()
+    finally:
+        LEVEL = 0
+    assert levels == [{0.0}, {1.0}, {2.0}, {3.0}] and WORKERS.read(watch) == 2
+
+
+def test_a_program_that_draws_from_the_generator_of_its_sampler_keeps_its_order(watch: Watch) -> None:
+    generator = torch.Generator().manual_seed(7)
+    iterator = iter(loader := DataLoader(Faultless(400), 4, shuffle=True, generator=generator))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    while not (answer := refusal(watch)):
+        next(iterator)
+        torch.rand((), generator=generator)
+    assert "draws from the program's random generators" in answer
+    del loader
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_program_that_is_told_of_its_children_gets_no_workers(watch: Watch, below: bool) -> None:
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        if below:  # torch's handler calls the one before
+            list(DataLoader(Faultless(8), 4, num_workers=1))
+        iterator = iter(loader := DataLoader(Faultless(400), 4))
+        next(iterator)
+        WORKERS.set(watch, 2)
+        while not (answer := refusal(watch)):
+            next(iterator)
+        assert "SIGCHLD" in answer
+        del loader
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_caches_for_which_the_machine_has_no_room(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

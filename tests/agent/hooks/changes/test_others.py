@@ -115,6 +115,16 @@ def test_a_fused_optimizer_with_a_scaler_of_gradients(name: str, within: bool) -
     assert plain[1] and changed[1]
 
 
+def test_an_update_for_which_the_program_sets_a_tensor_as_its_rate_runs_as_ever() -> None:
+    job, foreach = Job(foreach=False), Optimizer()
+
+    def tensor_rate() -> None:
+        job.optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)
+
+    losses(job, {3: lambda: foreach.set(job.watch, "adamw_foreach"), 6: tensor_rate})
+    assert foreach.read(job.watch) == "adamw_foreach" and job.optimizer.param_groups[0]["foreach"] is False
+
+
 def test_the_fused_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     plain = torch._fused_adamw_
