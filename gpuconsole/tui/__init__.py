@@ -2,10 +2,9 @@
 
 import os
 
-# Textual draws at its next frame. At 60 frames a second this wait is most of the latency of a key: p50 is 40 ms, and 30 ms at 240 frames.
-# Textual does not draw more often: it skips a frame in which nothing changed. It reads the variable once, and the jobs of the user do not get it.
-if "TEXTUAL_FPS" not in os.environ:
-    os.environ["TEXTUAL_FPS"] = "240"
-    import textual.constants  # noqa: F401
+from gpuconsole.engine.children.environment import OF_THE_CONSOLE
 
-    del os.environ["TEXTUAL_FPS"]
+# Textual draws at its next frame. At 60 frames a second this wait is most of the latency of a key: p50 is 40 ms, and 30 ms at 240 frames.
+# Textual does not draw more often: it skips a frame in which nothing changed.
+for _name, _value in OF_THE_CONSOLE.items():
+    os.environ.setdefault(_name, _value)

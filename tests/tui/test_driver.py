@@ -498,7 +498,10 @@ def test_a_plain_blank_between_reversed_cells_stays_plain() -> None:
 
 
 def test_a_job_gets_no_variable_of_the_console() -> None:
-    code = "import os, gpuconsole.tui, textual.constants; print(textual.constants.MAX_FPS, 'TEXTUAL_FPS' in os.environ)"
-    environment = {name: value for name, value in os.environ.items() if name != "TEXTUAL_FPS"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "240 False\n"
+    code = "import os, gpuconsole.tui, textual.constants as c, gpuconsole.engine.children.environment as e; print(c.MAX_FPS, e.without_ours(os.environ).get('TEXTUAL_FPS'))"
+    for given, seen in ((None, "240 None\n"), ("30", "30 30\n"), ("240", "240 240\n")):
+        environment = {name: value for name, value in os.environ.items() if name != "TEXTUAL_FPS"} | (
+            {"TEXTUAL_FPS": given} if given else {}
+        )
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == seen

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import gpuconsole
+
+OF_THE_CONSOLE = {"TEXTUAL_FPS": "240 "}
+"""Variables that the console sets in its own process, for a library that reads them when it is imported. The space tells ours from one of the user's."""
+
+
+def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment as the console itself has found it: for a job of the user's own."""
+    return {name: value for name, value in environment.items() if OF_THE_CONSOLE.get(name) != value}
 
 
 def own_environment() -> dict[str, str]:

@@ -26,6 +26,7 @@ import psutil
 from gpuconsole.diagnosis.models.out_of_memory import completed, headline
 from gpuconsole.engine.children.agreement import Agreement
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.engine.children.environment import without_ours
 from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.signals import signal_name
@@ -338,7 +339,7 @@ class JobChild(Child):
             stdout=self.command.stdout,
             stderr=self.command.stderr,
             start_new_session=self.command.leads,
-            env={**os.environ, **self._folder.environment(self._token)},
+            env={**without_ours(os.environ), **self._folder.environment(self._token)},
         )
         # asyncio kills a process that runs when its transport is closed or dropped: from Python 3.12 on at the end of the console. The job goes on.
         popen: Any = transport.get_extra_info("subprocess")
