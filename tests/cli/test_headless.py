@@ -23,6 +23,7 @@ def rules_that_fire(snapshot: dict) -> list[str]:  # type: ignore[type-arg]
     return [rule for rule in fires if rule not in of_this_machine]
 
 
+@pytest.mark.rates
 @pytest.mark.slow
 def test_data_starved_is_diagnosed_fixed_and_proven(cli: Cli, tmp_path: Path) -> None:
     done = cli(

@@ -206,7 +206,7 @@ SETTINGS = Group(
         Touch("random, numpy.random, torch.default_generator", "state", "passes, and batches of a change, that draw no random number of the program", When.PROBE,
               "Put back bit for bit, in a trial too."),
         Touch("sys", "setswitchinterval", "lines that run between two functions of torch", When.STEP,
-              "0.3 ms, or the program's own if that is shorter, in a fifth of the time. A value that the program sets stays."),
+              "0.1 ms, or the program's own if that is shorter, in a fifth of the time. A program that sets it itself is left alone from then on; it may read 0.1 ms before."),
         Touch("sys", "setswitchinterval", "stack samples of the thread that loads", When.SLOW,
               "10 to 200 µs while a sample is waited for. A value that the program sets meanwhile is lost."),
         Touch("torch.utils._python_dispatch", "TorchDispatchMode", "FLOPs of a step", When.COUNTED, "A mode is on in the passes of this step.", Until.ITSELF,

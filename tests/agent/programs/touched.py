@@ -143,7 +143,7 @@ def picture():
         "atexit": [named(function) for function in Registered().functions],
         "weakref.finalize": weakref.finalize._registered_with_atexit,
         "linecache": sorted(linecache.cache),
-        "switch interval": sys.getswitchinterval(),
+        "sys": sys.getswitchinterval(),
         "functions of Python": [
             named(function) for function in (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile())
         ],
