@@ -83,12 +83,7 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
 def _function_signals(samples: list[StackSample], parts: list[str], total: float) -> dict[str, Signal]:
     """The function of the program with most of the time in these parts, without that in functions of torch: its share of a step, and how much of this time is
     Python, and how much is waiting."""
-    by_function: defaultdict[tuple[str, str, str], list[StackSample]] = defaultdict(list)
-    for sample in samples:
-        if sample.part in parts and sample.lines and not sample.callee.startswith("torch."):
-            place, function = _split(sample.lines[0])
-            by_function[sample.part, place.rpartition(":")[0], function].append(sample)
-    functions = [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
+    functions = _functions((sample for sample in samples if sample.part in parts and not sample.callee.startswith("torch.")), total)
     largest = max(functions, key=lambda place: place.share_ratio, default=Place("forward", NOWHERE, NOWHERE, 0.0))
     source = f"{total:.0f} stack samples of ordinary steps"
     called = f", called by {largest.caller}" if largest.caller else ""
@@ -125,13 +120,17 @@ def places_of(samples: list[StackSample]) -> list[Place]:
     total = sum(sample.weight for sample in samples)
     if total < LEAST_SAMPLES:
         return []
+    return sorted(_functions(samples, total), key=lambda place: -place.share_ratio)[:MOST_PLACES]
+
+
+def _functions(samples: Iterable[StackSample], total: float) -> list[Place]:
+    """The functions of the program in these samples, each within one part of a step. `total`: the samples of which a share is taken."""
     by_function: defaultdict[tuple[str, str, str], list[StackSample]] = defaultdict(list)
     for sample in samples:
         if sample.lines:
             place, function = _split(sample.lines[0])
             by_function[sample.part, place.rpartition(":")[0], function].append(sample)
-    places = [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
-    return sorted(places, key=lambda place: -place.share_ratio)[:MOST_PLACES]
+    return [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
 
 
 def _place(part: str, function: str, samples: list[StackSample], total: float) -> Place:

@@ -167,6 +167,7 @@ PARTS = {
     "settings": "the settings of the program",
     "arithmetic": "the FLOPs of a step",
     "memory": "the memory of parameters, gradients and optimizer",
+    "stacks": "the lines of the program that take time",
     "communication": "exchanges of gradients",
     "copies": "copies to the GPU, and waits for it",
 }

@@ -620,7 +620,7 @@ class Agent:
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
         exchanges.look()
-        sampler.go_on()
+        switch.attempt("stacks.sample", sampler.go_on)
         switch.attempt("compiled.look", self._leave_out_compiling)
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
@@ -669,7 +669,7 @@ class Agent:
         if window.due():
             switch.attempt("parts.answer", service.answer_parts)
         self._send_notes()
-        self._send_stacks()
+        switch.attempt("stacks.send", self._send_stacks)
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
         self._every_step = recorder.index < EAGER or self._arithmetic.under_way or self._copies is not None or service.waits

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..clock import now
 
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED = range(14)
-"""Codes: a function of the program that makes a batch; a pass of a root module with gradients, and without; backward; optimizer step; zero_grad;
+"""Codes: a batch that is made without a DataLoader, which this agent does not mark; a pass of a root module with gradients, and without; backward; optimizer step; zero_grad;
 saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss; in a
 light step, all that other steps have the segments of SELDOM_MARKED for."""
 LOADER, LOADERS = 16, 8
@@ -26,7 +26,7 @@ LOADER, LOADERS = 16, 8
 SELDOM_MARKED = frozenset((GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO))
 """A light step has no segments with these codes. A mark takes 1 µs to 5 µs of the training thread, which is much for short steps. So most short steps
 are light, and the console divides their unmarked time as in the other steps, which are chosen at random."""
-USUAL = frozenset((*SELDOM_MARKED, DATA, LOG, OWN, *range(LOADER, LOADER + LOADERS)))
+USUAL = frozenset((*SELDOM_MARKED, LOG, OWN, *range(LOADER, LOADER + LOADERS)))
 """The codes of a step after which a light step may follow."""
 MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG, UNMARKED))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""

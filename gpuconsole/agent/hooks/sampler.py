@@ -120,7 +120,7 @@ class Sampler:
         """Sample the present thread from now on. Called between two steps: after a fork, Python counts the threads until the fork is over."""
         if (thread := _thread.get_ident()) != self._thread:
             self.close()
-            self._clock = time.pthread_getcpuclockid(thread)  # the clock of a thread that has ended tells so, its handle does not
+            self._clock = time.pthread_getcpuclockid(thread)  # reading it raises OSError once the thread has ended
             self._state, self._thread = ThreadState(), thread
             self.faster(FIRST_S)
         if self._runs or switch.failed:
@@ -163,14 +163,14 @@ class Sampler:
 
     def take(self) -> list[tuple[str, str, float, str, list[str]]]:
         """The stacks since the last call: fields of `model.stacks.StackSample`."""
-        taken, self._stacks = self._stacks, {}
+        taken, self._stacks = self._stacks, {}  # the sampling thread may be writing to the former one
         return [
             (part, kind, round(weight, 2), callee, [f"{self._place(file, number)} {function}" for file, number, function in lines])
-            for (part, kind, callee, lines), weight in taken.items()
+            for (part, kind, callee, lines), weight in list(taken.items())
         ]
 
     def _place(self, file: str, number: int) -> str:
-        """A line of the program for people, with the folder of the file where several files have its name."""
+        """Name a line for people: `train.py:12`. Where two files have the same name, the folder of the second file stands before the name."""
         folder, name = os.path.split(file)
         if self._files.setdefault(name, folder) == folder:
             return place_name(file, number)
@@ -189,7 +189,7 @@ class Sampler:
             self._runs = False
 
     def _sample_until_woken(self, wake: Any) -> None:
-        """Sample for a spell, rest, and so on. All pauses are random: they keep step with no rhythm of the program."""
+        """Sample for a spell, rest, and so on. All pauses are random, so that they do not follow a rhythm of the program."""
         while self._wanted:
             if not self.fast and wake.acquire(True, REST_S * (0.5 + self._random.random())):
                 return
@@ -203,7 +203,7 @@ class Sampler:
 
     def _sample_later(self, wake: Any) -> bool:
         """Wait, then take a sample. Returns whether the thread is to end."""
-        # the gaps of a process of chance: a sample that C code has delayed stands for those that would have come meanwhile, whatever came before
+        # Exponential pauses: a sample that C code has delayed stands for all samples that C code has prevented, wherever its own pause began.
         pause_s = self._random.expovariate(1 / EVERY_S)
         due = time.perf_counter() + pause_s
         short_s = self._switch_soon()
@@ -215,8 +215,8 @@ class Sampler:
         return over
 
     def _switch_soon(self) -> float:
-        """Make the interpreter's switch interval short. Returns the value that it has then; 0 where it is left alone: a program that sets it itself may read
-        it too, and bring back later what it has read."""
+        """Make the interpreter's switch interval short. Returns the short interval; 0 where the program sets the interval itself: the interval is not changed
+        then, because the program may bring back later what it has read."""
         present_s = self._own_interval()
         self._leaves_interval = self._leaves_interval or present_s != self._usual_s
         if self._leaves_interval or present_s <= SWITCH_S:
@@ -226,7 +226,7 @@ class Sampler:
         return self._short_s
 
     def _own_interval(self) -> float:
-        """The program's own switch interval. Where the program has read ours and has brought it back, the one that it would have read comes back."""
+        """The program's own switch interval. Where the program has brought back the short interval, which it had read, the usual interval is set."""
         present_s = sys.getswitchinterval()
         if self._usual_s and present_s == self._short_s:
             sys.setswitchinterval(self._usual_s)
@@ -234,7 +234,7 @@ class Sampler:
         return present_s
 
     def _switch_as_ever(self, short_s: float) -> None:
-        """Bring the program's own switch interval back, where the program has not set another one meanwhile. Then it is left alone from now on."""
+        """Bring back the program's own switch interval. Where the program has set an interval meanwhile, the sampler never changes the interval again."""
         if short_s and self._own_interval() != self._usual_s:
             self._leaves_interval = True
 
@@ -279,8 +279,8 @@ class Sampler:
         return part, callee, tuple(lines)
 
     def _callee(self, frame: FrameType, callee: str) -> str:
-        """The name of a library's function; `callee`, that of the one that it has called, where this says more: what torch does counts as torch's, whoever calls
-        it."""
+        """Name a library's function. `callee`, the name of the function that it has called, stays where `callee` is of torch: the work of torch counts as torch's,
+        whichever library calls torch."""
         code, module = frame.f_code, str(dict.get(frame.f_globals, "__name__", ""))
         package = module.partition(".")[0]
         if code.co_name.startswith("_") or code.co_name in WRAPPERS or code.co_filename.startswith(("<", OWN_FILES)):
@@ -289,12 +289,12 @@ class Sampler:
 
     def _belongs(self, file: str) -> bool:
         """Whether a file is one of the program's own."""
-        known = self._is_program.get(file)
-        if known is None:
+        belongs = self._is_program.get(file)
+        if belongs is None:
             if len(self._is_program) > MOST_FILES:
                 self._is_program.clear()
-            known = self._is_program[file] = is_program(file)
-        return known
+            belongs = self._is_program[file] = is_program(file)
+        return belongs
 
     def _kind(self, late_s: float) -> str:
         """What the sampled thread does, where this thread has come to the interpreter's lock `late_s` after its time. This thread holds the lock now: one that
@@ -348,3 +348,4 @@ def _collects_soon() -> bool:
 
 
 sampler = Sampler()
+switch.undo_part["stacks"] = sampler.stop

@@ -14,7 +14,7 @@ WITHOUT = Threshold(
     "ratio",
     "a teacher's pass takes about a quarter of a step: half of a forward and backward pass of its own size",
 )
-HIDDEN = Threshold("caught_up", 0.5, "ratio", "on a GPU that has work left in most steps, the time of the host is hidden behind it")
+HIDDEN = Threshold("caught_up", 0.5, "ratio", "where the GPU still has work at the end of most steps, the time of the host costs nothing")
 
 
 class HostSlowFunction(Rule):
@@ -29,15 +29,15 @@ class HostSlowFunction(Rule):
     )  # fmt: skip
     text = """Stack samples of the training thread show which function of the program takes most of the time within the passes: a loop over the elements of a
 batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
-of torch does not count, and neither does a function that calls large operators only. What helps: one operator for the whole batch in place of a loop
+of torch does not count. A function that calls only large operators does not count either. What helps: one operator for the whole batch in place of a loop
 over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer steps, or in another process.
 Passes without gradients within a step, such as the generation of text or a teacher's passes, are a note: whether the program needs them, only you know. What
 helps: fewer of them, states that are kept from token to token, several sequences at once."""
     ignore = "The function is the work that you want to do, and no operator does it for a whole batch."
 
     def judge(self, case: Case) -> Finding:
-        if case.on_gpu and case.get("host.caught_up_ratio", 0.0) < HIDDEN:
-            return self.clear(summary="the time of the host is hidden behind the work of the GPU, or it is not known whether it is")
+        if case.on_gpu and case.value("host.caught_up_ratio") < HIDDEN:
+            return self.clear(0.0, case.evidence(("host.caught_up_ratio", HIDDEN)), "the GPU still has work at the end of most steps")
         share, python, waits = (case.value(f"stack.function_{name}ratio") for name in ("", "python_", "waits_"))
         evidence = case.evidence(("stack.function_ratio", SHARE), ("stack.function_python_ratio", OWN), "stack.function_waits_ratio")
         without = case.value("stack.no_grad_ratio") - case.get("eval_ratio", 0.0)

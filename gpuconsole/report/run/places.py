@@ -11,7 +11,7 @@ from gpuconsole.report.parts import Column, Report, Table, heading
 
 SMALLEST = 0.01
 LARGE = 0.5
-"""Share of a place's time that is named as what the thread does there."""
+"""From this share of its samples on, a place is said to wait."""
 
 
 def places_report(run: Run) -> Report:

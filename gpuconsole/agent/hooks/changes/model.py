@@ -8,7 +8,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...caches import NotPrivate, PrivateCaches
@@ -16,8 +15,7 @@ from ...counters import compile_counters
 from ...protocol import Value
 from ..guard import from_outside, switch
 from ..structure import parameters_of, structure
-from .change import CHANGES_NUMERICS, SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_replayed
-from .servers import in_one_line
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, TriedChange, on_this_device, require_room, why_replayed
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -306,7 +304,7 @@ class TorchCompile(TriedChange):
 
     def tidy(self, after_s: float = IDLE_S) -> None:
         """Once no side of a trial has been compiled for this time: free what the changes have compiled, and the memory that their CUDA graphs keep. What
-        the program itself has compiled stays; where it has, the graphs of the changes stay too, because all have one owner."""
+        the program itself has compiled stays. Where the program has compiled something, the graphs of the changes stay too: torch keeps all graphs together."""
         before = self._codes_before
         if self._mode or before is None or time.monotonic() - self._off_since < after_s:
             return
@@ -389,52 +387,22 @@ def _is_compiled(root: Any) -> bool:
     return type(root).__name__ == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
 
 
-class ChannelsLast(TriedChange):
-    """NHWC layout of the convolutions' weights, and of what the optimizer keeps for them. Activations follow the weights."""
+class ChannelsLast(Change):
+    """NHWC layout of the convolutions' weights. Never changed here: the strides of a weight would differ, and `weight.view(-1)` of the program would fail."""
 
-    knob, effect = "channels_last", CHANGES_NUMERICS  # and the strides of weights: `weight.view(-1)` of the program fails
+    knob, effect = "channels_last", SAME_SAMPLES
 
     def read(self, watch: Watch) -> Value | None:
         weights = _weights_of_convolutions(watch)
         return None if not weights else all(map(_is_channels_last, weights))
 
     def why_fixed(self, watch: Watch) -> str:
-        if not _weights_of_convolutions(watch):
-            return "the model has no convolution of images"
-        if reason := why_replayed():
-            return reason
-        if any(type(root).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") for root in _roots(watch)):
-            return "the processes exchange gradients in the layout that the weights had when the model was wrapped"
-        return ""
+        return (
+            "the weights would have other strides, and code such as weight.view(-1) would fail: model.to(memory_format=torch.channels_last)"
+        )
 
     def set(self, watch: Watch, value: Value) -> None:
-        import torch
-
-        if reason := self.why_fixed(watch):
-            raise Refused(reason)
-        layout = torch.channels_last if value else torch.contiguous_format
-        if images := structure(watch).images:  # weights, gradients and two moments, each beside the former one
-            needed = sum(4 * weight.numel() * weight.element_size() for weight in images)
-            require_room(needed, images[0].device, "copies of the weights and of what the optimizer keeps for them")
-        put_back: list[Callable[[], object]] = []
-        try:
-            for weight in images:
-                for tensor in (weight, weight.grad):
-                    if tensor is not None:
-                        put_back.append(partial(setattr, tensor, "data", tensor.data))
-                        tensor.data = tensor.data.to(memory_format=layout)
-            for optimizer in watch.alive(watch.optimizers):
-                for parameter, state in optimizer.state.items():
-                    for name, kept in list(state.items()):
-                        if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape == parameter.shape:
-                            put_back.append(partial(state.__setitem__, name, kept))
-                            state[name] = kept.to(memory_format=layout)
-        except Exception as problem:  # there is no room, for example
-            for put in put_back:
-                put()
-            if from_outside(problem):
-                raise
-            raise Refused(f"the weights could not be converted: {in_one_line(problem)}") from None
+        raise Refused(self.why_fixed(watch))
 
 
 def _weights_of_convolutions(watch: Watch) -> list[Any]:
