@@ -18,7 +18,17 @@ from .change import Refused
 from .indices import Feed, Indices, RandomState
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
 from .servers import Recipe, Server, Settings, Spec, belongs_to, handles_children, in_one_line, loader_of, settings_of
-from .state import cannot_share, free_host_bytes, moved, positions, state_of
+from .state import (
+    State,
+    cannot_share,
+    free_host_bytes,
+    moved,
+    positions,
+    state_of,
+    state_of_samplers,
+    written_by,
+    written_here,
+)
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
@@ -44,6 +54,12 @@ OF_ITS_OWN = (
     "the dataset changes itself with each sample, as a counter does: each worker would count for itself, so this change needs your permission:"
     " N, or --allow-numerics"
 )
+OF_THE_LOOP = "the training loop changes the sampler, or what the sampler uses: asked earlier, the sampler would give other samples"
+UNKNOWN_SAMPLER = (
+    "the program's own sampler holds too much to see whether the training loop changes it, so this change needs your permission:"
+    " N, or --allow-numerics"
+)
+WRITES = "the dataset prints, or writes files, when it loads: workers would write in another order"
 FREE_SHARE = 0.5
 """The share of the free memory of the machine that the caches of new workers may take."""
 _random: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()
@@ -130,7 +146,8 @@ class Epoch:
         if not self.alone:
             known = control.watch_state(self)
             control.go_on(self)
-        files = positions() if control.watches_files and not self.alone else None
+        watches = control.watches_files and not self.alone
+        files, written = (positions(), written_here()) if watches else (None, None)
         while True:
             server = self.line[0]
             begun = time.monotonic()
@@ -156,6 +173,7 @@ class Epoch:
             control.note_loaded(self)
         if files is not None:
             control.note_files(moved(files, positions()))
+            control.note_written(written, written_here(), server.own and not control.program.num_workers)
         self.indices.delivered()
         if not self.alone:
             control.delivered(time.monotonic() - begun)
@@ -164,6 +182,8 @@ class Epoch:
             outer._num_yielded += 1
         if control.rehearsal is not None and not self.alone:
             control.served(index, batch)
+        if self.indices.sampler_changes and not self.alone:
+            control.leave_sampler(self)
         return batch
 
     def hand_over(self, server: Server) -> None:
@@ -345,6 +365,10 @@ class Control:
         """Whether a batch was loaded since the change was asked for, and whether the loading changed more of the dataset than its caches."""
         self._tried: set[Settings] = set()
         """Settings whose workers have rehearsed, on a dataset in this state."""
+        self._writes = False
+        """Whether the loading of a batch has written: lines of output, or files."""
+        self._written: list[int] = []
+        """The bytes that each of the program's own workers had written at the last batch."""
         self._file = ""
         """A file that the loading of a batch has read, and that stays open."""
         self.program = self.in_force = settings_of(loader)
@@ -421,6 +445,10 @@ class Control:
         ]
         generators = [getattr(holder, "generator", None) for holder in holders]
         return list({id(generator): generator for generator in generators if hasattr(generator, "get_state")}.values())
+
+    def _look_at_samplers(self, whole: bool) -> State | None:
+        loader = self._loader()
+        return state_of_samplers(loader, whole) if loader is not None else None
 
     def abandon(self) -> None:
         """A new epoch begins. The one before may not have come to its end."""
@@ -541,12 +569,31 @@ class Control:
         """A batch was loaded, and the file `name` was read; empty where there is none."""
         self._file = name or self._file
 
+    def note_written(self, before: int | None, after: int | None, here: bool) -> None:
+        """A batch was loaded. `before`, `after`: the bytes that this thread had written. `here`: whether this thread loaded the batch."""
+        outer = self._outer()
+        if here:
+            self._writes = self._writes or (before is not None and after is not None and after > before)
+        elif outer is not None and self.program.num_workers:
+            by_workers = written_by(getattr(outer, "_workers", ()))
+            self._writes = self._writes or (len(by_workers) == len(self._written) and by_workers != self._written)
+            self._written = by_workers
+
+    def leave_sampler(self, epoch: Epoch) -> None:
+        """The training loop changes the sampler, which must not be asked earlier than the program asks it."""
+        if len(epoch.line) > 1 or not epoch.line[0].own:
+            self.recover(epoch, OF_THE_LOOP)
+        elif self.wanted is not None:
+            self._give_up(OF_THE_LOOP)
+
     def _start(self, settings: Settings) -> Server:
         """A new server. Raises Refused where its workers would disturb those that load now, or would see another dataset."""
         if settings != self.program:
             shared = state_of(self.recipe.dataset).shared
             if shared := shared or (f"the open file {self._file}" if self._file else ""):
                 raise Refused(cannot_share(shared))
+            if self._writes:
+                raise Refused(WRITES)
             if state_of(self.recipe.dataset, self._caches).differs(self.state):
                 raise Refused(UNSEEN)
             if handles_children():
@@ -635,7 +682,7 @@ class Control:
     def attach(self, outer: Any) -> Epoch:
         """Follow the indices of the program's own iterator, which serves as before."""
         drawn = outer._send_idx if self.program.num_workers else outer._num_yielded
-        indices = Indices(outer._sampler_iter, self._generators(), drawn, outer._num_yielded, self._depth)
+        indices = Indices(outer._sampler_iter, self._generators(), self._look_at_samplers, drawn, outer._num_yielded, self._depth)
         epoch = Epoch(self, outer, indices)
         server = Server(self.module, outer, self.program, own=True)
         under_way = outer._send_idx - outer._rcvd_idx if self.program.num_workers else 0
@@ -666,7 +713,7 @@ class Control:
 
     def begin_epoch(self, outer: Any) -> None:
         """Let the server in force serve a new iterator. A program with workers draws its first indices now, without them at the first batch."""
-        epoch = Epoch(self, outer, Indices(outer._sampler_iter, self._generators(), depth=self._depth))
+        epoch = Epoch(self, outer, Indices(outer._sampler_iter, self._generators(), self._look_at_samplers, depth=self._depth))
         epoch.begin()
         if self.program.num_workers:
             epoch.indices.peek(self._depth)
@@ -743,6 +790,10 @@ class Control:
     def _begin_rehearsal(self, epoch: Epoch, wanted: Settings) -> None:
         if epoch.indices.random:
             raise Refused("the sampler draws from the program's random generators: asked earlier, it would give other samples")
+        if epoch.indices.sampler_changes:
+            raise Refused(OF_THE_LOOP)
+        if epoch.indices.sampler_unknown and not self.allows_numerics:
+            raise Refused(UNKNOWN_SAMPLER)
         if shared := state_of(self.recipe.dataset).shared:
             raise Refused(cannot_share(shared))
         loads_here = not self.program.num_workers and self.in_force == self.program

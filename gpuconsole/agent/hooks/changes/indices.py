@@ -6,11 +6,12 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ..guard import from_outside
+from .state import State
 
 # --- the random generators of the program --------------------------------------------------------------------
 
@@ -88,10 +89,18 @@ class Indices:
     would ask it.
     """
 
-    def __init__(self, draws: Iterator[Any], generators: list[Any], drawn: int = 0, delivered: int = 0, depth: int = 0) -> None:
-        """`generators`: generators of the program's own from which the sampler may draw. `drawn`, `delivered`: indices that were drawn, and batches
-        that the program got, before. `depth`: how far the program's own loader draws ahead. The first draw is not checked, because most samplers
-        draw their seed then."""
+    def __init__(
+        self,
+        draws: Iterator[Any],
+        generators: list[Any],
+        look: Callable[[bool], State | None],
+        drawn: int = 0,
+        delivered: int = 0,
+        depth: int = 0,
+    ) -> None:
+        """`generators`: generators of the program's own from which the sampler may draw. `look`: returns the state of the program's own samplers, whole or
+        not. `drawn`, `delivered`: indices that were drawn, and batches that the program got, before. `depth`: how far the program's own loader draws
+        ahead. The first draw is not checked, because most samplers draw their seed then."""
         self._draws = draws
         self._ahead: deque[Any] = deque()
         self._error: Exception | None = None
@@ -105,6 +114,13 @@ class Indices:
         self._after: list[Any] | None = None
         """The states of the generators after the last draw, as long as draws are checked."""
         self.random = False
+        self._look = look
+        self._sampler: State | None = None
+        self._whole: State | None = None
+        self.sampler_changes = False
+        """Whether the program has changed its sampler, or what the sampler uses, between two draws."""
+        self.sampler_unknown = False
+        """Whether the program may have changed it unseen: it holds too much to be compared."""
 
     @property
     def checked(self) -> bool:
@@ -167,6 +183,7 @@ class Indices:
             raise error
         if self._ended:
             raise StopIteration
+        self._compare_sampler()
         try:
             return self._checked_draw()
         except StopIteration:
@@ -176,6 +193,24 @@ class Indices:
             self._drawn += 1
             if self._generators:
                 self._remember()
+            if not self._ended:
+                self._look_at_sampler()
+
+    def _look_at_sampler(self) -> None:
+        """Note the state of the sampler after a draw, and while draws are checked all of it."""
+        self._sampler = self._look(False)
+        self._whole = self._look(True) if self._sampler is not None and not self.checked else None
+
+    def _compare_sampler(self) -> None:
+        """Whether the program has changed the sampler since the last draw."""
+        if self._sampler is None or self.sampler_changes:
+            return
+        state = self._look(False)
+        self.sampler_changes = state is None or state.print != self._sampler.print
+        if self._whole is not None and not self.sampler_changes:
+            whole = self._look(True)
+            self.sampler_changes = whole is None or whole.print != self._whole.print
+            self.sampler_unknown = whole is None or not whole.complete
 
     def _checked_draw(self) -> Any:
         if self._unchecked:

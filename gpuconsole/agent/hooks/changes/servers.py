@@ -6,12 +6,14 @@ They use private names of torch.utils.data. `missing_names` finds out whether th
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import multiprocessing
 import multiprocessing.process
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -334,13 +336,26 @@ class unregistered:
         self._signals._set_worker_pids, self._signals._set_SIGCHLD_handler = self._plain
 
 
-_waiting: dict[int, Any] = {}
+class Waiting(NamedTuple):
+    """`handler`: the program's own. `action`: what the system does with the signal, as it was before; None where it could not be read."""
+
+    handler: Any
+    action: Any
+
+
+_waiting: dict[int, Waiting] = {}
 """The program's own handlers of signals, while workers start."""
+ACTION_BYTES = 512
+"""More than the `struct sigaction` of any system takes. It is kept and put back as it is."""
 
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """The program's own handlers of signals run after this block: Python drops what they raise while it forks, and a thread may be half started."""
+    """The program's own handlers of signals run after this block: Python drops what they raise while it forks, and a thread may be half started.
+
+    Only the function that Python calls is another one in the block. What the system does with the signal stays: `signal.siginterrupt`, handlers of C
+    libraries, and the byte that Python writes to `signal.set_wakeup_fd` when the signal arrives.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers run in the main thread only
         return
@@ -348,13 +363,44 @@ def signals_wait() -> Iterator[None]:
     handlers: dict[int, Any] = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
     try:
         for number, handler in handlers.items():
-            _waiting[number] = handler
-            signal.signal(number, lambda number, _: arrived.append(number))
+            _waiting[number] = Waiting(handler, _action(number))
+            _call(number, lambda number, _: arrived.append(number))
         yield
     finally:
         _put_handlers_back()
-        for number in arrived:
-            signal.raise_signal(number)
+        _run(arrived, handlers)
+
+
+def _call(number: int, handler: Any) -> None:
+    """Let Python call `handler`. The action of the system stays."""
+    action = _waiting[number].action
+    signal.signal(number, handler)
+    if action is not None:
+        _sigaction(number, action, None)
+
+
+def _run(arrived: list[int], handlers: dict[int, Any]) -> None:
+    """Call the program's handlers of the signals that have arrived, also after one has raised. A signal sent again would write a second byte to the
+    program's wakeup descriptor."""
+    if not arrived:
+        return
+    try:
+        handlers[arrived[0]](arrived[0], sys._getframe())
+    finally:
+        _run(arrived[1:], handlers)
+
+
+def _action(number: int) -> Any:
+    """The action of the system for a signal, as it is; None where it cannot be read."""
+    action = ctypes.create_string_buffer(ACTION_BYTES)
+    return action if _sigaction(number, None, action) == 0 else None
+
+
+def _sigaction(number: int, new: Any, old: Any) -> int:
+    try:
+        return int(ctypes.PyDLL(None).sigaction(number, new, old))
+    except (AttributeError, OSError):  # a system without this function
+        return -1
 
 
 def handles_children() -> bool:
@@ -367,9 +413,9 @@ def handles_children() -> bool:
 
 def _put_handlers_back() -> None:
     """After the block, and in a worker."""
-    while _waiting:
-        number, handler = _waiting.popitem()
-        signal.signal(number, handler)
+    for number, waiting in list(_waiting.items()):
+        _call(number, waiting.handler)
+        _waiting.pop(number, None)
 
 
 in_forked_children(_put_handlers_back)

@@ -26,8 +26,10 @@ ITEMS = 32
 EXACT = (int, bool, str, bytes, type(None), range, type(...))
 """Classes whose objects are equal only if they hold the same."""
 PLAIN = (*EXACT, float, complex, slice)
-_EXACT = frozenset(map(id, EXACT))
+_EXACT, _PLAIN = frozenset(map(id, EXACT)), frozenset(map(id, PLAIN))
 """By identity: the class of an object of the program may have no hash, or one of its own."""
+WHOLE, WHOLE_BYTES = 2_000_000, 64e6
+"""Items of a container and bytes of an array that a whole look takes: about 50 ms."""
 BUILTIN = (list, tuple, dict, set, frozenset)
 """Containers without attributes."""
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, logging.LoggerAdapter, logging.Handler)
@@ -98,6 +100,26 @@ class State(NamedTuple):
         return {key: size for key, size in sizes.items() if size}
 
 
+def state_of_samplers(loader: Any, whole: bool = False) -> State | None:
+    """The state of what gives the indices of `loader`, as far as it is the program's own; None for torch's samplers, which look at nothing but their
+    generator. `whole`: with all numbers of long lists and arrays."""
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    own = {id(sampler): sampler for sampler in samplers if sampler is not None and _package(type(sampler)) != "torch"}
+    if not own:
+        return None
+    look = _Look((), whole)
+    try:
+        for sampler in own.values():
+            look.add(sampler, DEPTH)
+            look.add_used(type(sampler))
+    except Exception as problem:  # as in `state_of`
+        if from_outside(problem):
+            raise
+        look.complete = False
+    return State(tuple(look.print), look.complete, look.shared, look.contents)
+
+
 def state_of(dataset: Any, caches: Collection[int] = ()) -> State:
     """Look at the attributes of `dataset`, and at their attributes, without the program's own `__getattr__`. `caches`: the identities of lists and
     dictionaries whose contents do not count."""
@@ -113,9 +135,10 @@ def state_of(dataset: Any, caches: Collection[int] = ()) -> State:
 
 
 class _Look:
-    def __init__(self, caches: Collection[int]) -> None:
+    def __init__(self, caches: Collection[int], whole: bool = False) -> None:
         self.print: list[Any] = []
         self.complete, self.shared = True, ""
+        self._whole = whole
         self.contents: dict[int, Contents] = {}
         self._caches = caches
         self._seen: dict[int, int] = {}
@@ -149,7 +172,8 @@ class _Look:
     def add_used(self, kind: type) -> None:
         """Look at the attributes of a class of the program, and at the global variables that its functions name: numbers, containers and random generators."""
         for holder, name in _used(kind):
-            if name in holder and _is_data(value := holder[name]):
+            value = _value_of(holder, name)
+            if _is_data(value):
                 self.print.append(name)
                 self.add(value, 2)
 
@@ -166,15 +190,15 @@ class _Look:
             first = list(islice(base.__iter__(value), 2 * ITEMS))
             last = list(islice(base.__reversed__(value) if base is not tuple else reversed(tuple(value)), ITEMS))
             if base is tuple or not self._is_cache(value, length, first, last):
-                self._ends(length, first, last, depth)
+                self._ends(value, length, first, last, depth)
         elif issubclass(kind, dict):
             length = dict.__len__(value)
             first = list(islice(dict.items(value), 2 * ITEMS))
             last = list(islice(reversed(dict.items(value)), ITEMS))
             if not self._is_cache(value, length, [item for _, item in first], [item for _, item in last]):
-                self._ends(length, _flat(first), _flat(last), depth)
+                self._ends(value, length, _flat(first), _flat(last), depth)
         elif issubclass(kind, (set, frozenset)):
-            self._ends(len(value), iter(value), iter(()), depth)
+            self._ends(value, len(value), iter(value), iter(()), depth)
         elif issubclass(kind, types.FunctionType):
             self._function(value, depth)
             return
@@ -222,8 +246,13 @@ class _Look:
         self.contents[id(value)] = Contents(value, length, *identities)
         return id(value) in self._caches
 
-    def _ends(self, length: int, first: Iterable[Any], last: Iterable[Any], depth: int) -> None:
+    def _ends(self, holder: Any, length: int, first: Iterable[Any], last: Iterable[Any], depth: int) -> None:
         self.print.append(length)
+        if self._whole and 2 * ITEMS < length <= WHOLE and type(holder) in BUILTIN:
+            parts = (holder.keys(), holder.values()) if type(holder) is dict else (holder,)
+            if all(_PLAIN.issuperset(map(id, set(map(type, part)))) for part in parts):
+                self.print += [hash(tuple(part)) for part in parts]
+                return
         if length > 2 * ITEMS:
             self.complete = False
         for items in (list(islice(first, 2 * ITEMS)), list(islice(last, ITEMS if length > 2 * ITEMS else 0))):
@@ -258,6 +287,9 @@ class _Look:
 
     def _array(self, array: Any) -> None:
         self.print.append((str(array.dtype), tuple(array.shape)))
+        if self._whole and array.nbytes <= WHOLE_BYTES and not array.dtype.hasobject:
+            self.print.append(hash(array.tobytes()))
+            return
         values = array.reshape(-1) if array.flags.contiguous else array[:1].reshape(-1)
         self.complete = self.complete and (values.size == array.size <= 2 * ITEMS or not array.flags.writeable)
         if array.dtype.hasobject:
@@ -330,23 +362,51 @@ class OfClass(NamedTuple):
 
 
 _used_by: weakref.WeakKeyDictionary[type, list[tuple[Any, str]]] = weakref.WeakKeyDictionary()
+FUNCTIONS = 64
+"""Functions of the program that are followed from the functions of a class."""
+LIBRARIES = ("torch", "torchvision", "builtins", "typing", "abc", "collections", "numpy")
 
 
 def _used(kind: type) -> list[tuple[Any, str]]:
-    """Where the data of a class is that its objects share, with the names."""
+    """Where the data is that the functions of a class use beside the attributes of an object, with the names: the class, the global variables, and for
+    variables of a function around the class the function that uses them. Functions of the program that these call by name count too."""
     known = _used_by.get(kind)
     if known is None:
-        bases = [
-            base for base in kind.__mro__ if _package(base) not in ("torch", "torchvision", "builtins", "typing", "abc", "collections")
-        ]
+        bases = [base for base in kind.__mro__ if _package(base) not in LIBRARIES]
         known = [(vars(base), name) for base in bases for name in vars(base) if not name.startswith("__")]
-        for base in bases:
-            functions = [getattr(value, "__func__", value) for value in vars(base).values()]
-            for function in functions:
-                if isinstance(function, types.FunctionType):
-                    known += [(function.__globals__, name) for name in function.__code__.co_names]
+        values = [value for base in bases for value in vars(base).values()]
+        known += _used_by_functions([getattr(value, "__func__", value) for value in values])
         _used_by[kind] = known
     return known
+
+
+def _used_by_functions(found: list[Any]) -> list[tuple[Any, str]]:
+    used: dict[tuple[int, str], tuple[Any, str]] = {}
+    seen: set[int] = set()
+    while found and len(seen) < FUNCTIONS:
+        function = found.pop(0)
+        if not isinstance(function, types.FunctionType) or id(function) in seen or _root(function.__module__) in LIBRARIES:
+            continue
+        seen.add(id(function))
+        names: list[tuple[Any, str]] = [(function.__globals__, name) for name in _names(function.__code__)]
+        names += [(function, name) for name in function.__code__.co_freevars]
+        used.update({(id(holder), name): (holder, name) for holder, name in names})
+        found += [_value_of(holder, name) for holder, name in names]
+    return list(used.values())
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names of the global variables that a function may use, also those in the functions that it makes."""
+    made = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, made))
+
+
+def _value_of(holder: Any, name: str) -> Any:
+    """The value of `name` in a dictionary, or of a variable around a function; None where there is none."""
+    if isinstance(holder, types.FunctionType):
+        place = holder.__code__.co_freevars.index(name)
+        return _attribute((holder.__closure__ or ())[place], "cell_contents")
+    return holder.get(name)
 
 
 def _is_data(value: Any) -> bool:
@@ -374,7 +434,12 @@ def _slots(kind: type) -> list[str]:
 
 
 def _package(kind: type) -> str:
-    return str(kind.__module__).partition(".")[0].lstrip("_")
+    return _root(kind.__module__)
+
+
+def _root(module: Any) -> str:
+    """The package of a module, by its name."""
+    return str(module).partition(".")[0].lstrip("_")
 
 
 def _name_of_handle(value: Any, kind: type) -> str:
@@ -439,3 +504,32 @@ def moved(before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]])
         if before.get(number, (path, 0)) != (path, position):
             return os.path.basename(path)
     return ""
+
+
+# --- what a thread has written -------------------------------------------------------------------------------
+
+
+def written(thread: str = "thread-self") -> int | None:
+    """The bytes that a thread has written to files, pipes and terminals, without writes of one byte, with which multiprocessing wakes threads; None where
+    the system does not tell. `thread`: as in /proc."""
+    try:
+        with open(f"/proc/{thread}/io", encoding="ascii") as file:
+            fields = dict(line.split(": ", 1) for line in file)
+        return int(fields["wchar"]) - int(fields["syscw"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def written_here() -> int | None:
+    """What this thread has written, with what was printed until now. Streams of the program's own classes are left alone."""
+    for stream in (sys.stdout, sys.stderr):
+        if type(stream) is io.TextIOWrapper and not stream.closed:
+            stream.flush()
+    return written()
+
+
+def written_by(workers: Iterable[Any]) -> list[int]:
+    """What the main thread of each worker of a DataLoader has written. Empty where torch itself writes there, as it does to share tensors by files."""
+    if sys.modules["torch"].multiprocessing.get_sharing_strategy() != "file_descriptor":
+        return []
+    return [bytes_written for worker in workers if (bytes_written := written(f"{worker.pid}/task/{worker.pid}")) is not None]

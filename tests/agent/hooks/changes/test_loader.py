@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1036,6 +1037,149 @@ def test_a_program_that_draws_from_the_generator_of_its_sampler_keeps_its_order(
         next(iterator)
         torch.rand((), generator=generator)
     assert "draws from the program's random generators" in answer
+    del loader
+
+
+SCORES = [0.0] * 400
+
+
+class Hard(Sampler[int]):
+    """Yields the sample of the highest score. The loop of the program knows the scores."""
+
+    def __init__(self, own: list[float]) -> None:
+        self.own = own
+
+    def __len__(self) -> int:
+        return 400
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(400):
+            yield max(range(400), key=lambda index: self.own[index] + SCORES[index])
+
+
+def hard_of_a_function(scores: list[float]) -> Sampler[int]:
+    class Inner(Hard):
+        def __iter__(self) -> Iterator[int]:
+            for _ in range(400):
+                yield max(range(400), key=scores.__getitem__)
+
+    return Inner([0.0] * 400)
+
+
+def sharing(numbers: random.Random) -> Sampler[int]:
+    class Sharing(Hard):
+        def __iter__(self) -> Iterator[int]:
+            for _ in range(400):
+                yield numbers.randrange(400)
+
+    return Sharing([])
+
+
+def taught(how: str) -> tuple[Sampler[int], Callable[[int], None]]:
+    """A sampler, and what the loop does after each sample."""
+    own, numbers = [0.0] * 400, random.Random(4)
+    samplers: dict[str, tuple[Sampler[int], Callable[[int], None]]] = {
+        "attribute": (Hard(own), lambda index: own.__setitem__(index, own[index] - 1.0)),
+        "global": (Hard(own), lambda index: SCORES.__setitem__(index, SCORES[index] - 1.0)),
+        "variable of a function": (hard_of_a_function(own), lambda index: own.__setitem__(index, own[index] - 1.0)),
+        "generator": (sharing(numbers), lambda _: numbers.seed(numbers.randrange(1000))),
+    }
+    return samplers[how]
+
+
+@pytest.mark.parametrize("how", ["attribute", "global", "variable of a function", "generator"])
+@pytest.mark.parametrize("begin", ["at the beginning", "in the middle"])
+def test_a_sampler_that_reads_what_the_loop_learns_gives_the_samples_that_it_gives_alone(watch: Watch, how: str, begin: str) -> None:
+    """Workers, and a rehearsal, would ask it before the loop has learned from the batches before."""
+
+    def indices(change: bool) -> list[int]:
+        SCORES[:] = [0.0] * 400
+        sampler, learn = taught(how)
+        seen: list[int] = []
+        for step, (_, batch) in enumerate(loader := DataLoader(Faultless(400), 4, sampler=sampler)):
+            seen += batch.tolist()
+            if change and step == (1 if begin == "at the beginning" else 40):
+                WORKERS.set(watch, 2)
+            if change and step > 40 and WORKERS.read(watch) == 0:
+                with suppress(Refused):
+                    WORKERS.pending(watch)
+            for index in batch.tolist():
+                learn(index)
+        assert not change or control_of(loader) is not None
+        return seen
+
+    alone = indices(change=False)
+    assert len(set(alone)) > 20
+    assert indices(change=True) == alone and not workers_alive()
+
+
+def test_a_sampler_of_the_program_that_nobody_changes_gets_workers(watch: Watch) -> None:
+    order = random.Random(1).sample(range(400), 400)
+    loader = DataLoader(Faultless(400), 4, sampler=Ordered(order))
+    seen, answer, _ = train(watch, loader, 2)
+    assert answer is None and WORKERS.read(watch) == 2 and seen == order
+
+
+class Ordered(Sampler[int]):
+    """Counts what it gives: the loop does not change it, the draws do."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.given = order, 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        for index in self.order:
+            self.given += 1
+            yield index
+
+
+class Telling(Faultless):
+    """Prints, or appends to a file."""
+
+    def __init__(self, how: str, path: str) -> None:
+        super().__init__(400)
+        self.how, self.path = how, path
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self.how == "prints":
+            print("loads", index, file=sys.__stdout__)
+        else:
+            with open(self.path, "a", encoding="ascii") as file:
+                file.write(f"{index}\n")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_writes_gets_no_other_workers(watch: Watch, num_workers: int, tmp_path: Path) -> None:
+    """A rehearsal would write twice, and workers in another order."""
+    path = tmp_path / "loaded"
+    iterator = iter(loader := DataLoader(Telling("writes", str(path)), 4, num_workers=num_workers))
+    seen = next(iterator)[1].tolist()
+    WORKERS.set(watch, 2)
+    while not (answer := refusal(watch)):
+        seen += next(iterator)[1].tolist()
+    assert answer == control.WRITES
+    seen += [index for _, indices in iterator for index in indices.tolist()]
+    assert seen == list(range(400)) == [int(line) for line in path.read_text().split()]
+    del loader
+
+
+def test_a_dataset_that_prints_gets_no_workers(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with open(tmp_path / "output", "w", encoding="ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setattr(sys, "__stdout__", output)
+        iterator = iter(loader := DataLoader(Telling("prints", ""), 4))
+        next(iterator)
+        WORKERS.set(watch, 2)
+        while not (answer := refusal(watch)):
+            next(iterator)
+        for _ in iterator:
+            pass
+        monkeypatch.undo()
+    assert answer == control.WRITES
+    assert (tmp_path / "output").read_text().split("\n") == [f"loads {index}" for index in range(400)] + [""]
     del loader
 
 
