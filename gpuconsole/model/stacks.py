@@ -12,6 +12,7 @@ PARTS = {
     "feed": "between batch and model",
     "forward": "forward",
     "no_grad": "passes without gradients",
+    "eval": "passes in eval mode",
     "loss": "loss (after the model)",
     "backward": "backward",
     "clip": "after the backward pass",

@@ -21,6 +21,8 @@ LEAST_STREAM_STEPS = 5
 """Sampled steps. With fewer, one step decides too much; there are three to six a second, but no more than there are steps."""
 RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
 """The cumulative times of the training thread, which each message has as fields, under the names of counters."""
+EVAL_S, EVAL_WITH_GRADIENTS_S = "eval.s", "eval.with_gradients_s"
+"""Counters that `session.segments` adds to each message of a job: seconds of evaluation, and those of its passes that recorded gradients."""
 GROWTH_EVERY_S = 3.0
 """Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds."""
 COMPILE_SOURCE = "torch._dynamo's counters, since the first step"
@@ -102,6 +104,7 @@ class WorkCounts:
                 ),
                 "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
                 **_sampler_signal(gained, wall, over),
+                **_evaluation_signal(gained, over),
             }
         )
 
@@ -146,6 +149,14 @@ def _totals(event: Steps) -> dict[str, float]:
     """The counters of a message with the times of the training thread. A kernel that does not report run-queue time leaves it at 0."""
     times = {RUNQ_S: event.runq_s, CPU_S: event.cpu_s} if event.runq_s else {}
     return event.counters | times
+
+
+def _evaluation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
+    """The share of evaluation in passes that record gradients; empty without an evaluation."""
+    if not gained[EVAL_S]:
+        return {}
+    source = f"passes in eval mode with gradients that no backward pass follows, {over}"
+    return {"eval.with_gradients_ratio": Signal(gained[EVAL_WITH_GRADIENTS_S] / gained[EVAL_S], "ratio", source)}
 
 
 def _sampler_signal(gained: Counter[str], wall: float, over: str) -> dict[str, Signal]:

@@ -18,11 +18,12 @@ import msgspec
 
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.model.stacks import StackSample
+from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S
 from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, Exchanges
 from gpuconsole.session.places import LEAST_REST, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED = range(14)
+DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL = range(15)
 LOADER = 16
 HEAD = struct.Struct("<IdIIdBBHI")
 RUN_QUEUE, STREAM = 1, 2
@@ -130,6 +131,8 @@ class SegmentFold:
         """The last mark of the step before."""
         self._exchanges = Exchanges()
         self._collectives_s = self._steps = 0.0
+        self.eval_s = self.eval_with_gradients_s = 0.0
+        """Seconds of evaluation, and of its passes that recorded gradients."""
         self._backward_s: deque[float] = deque(maxlen=BACKWARD_STEPS)
         self._passed_without: deque[bool] = deque(maxlen=RECENT)
         """For each of the last steps, whether it had a pass without gradients."""
@@ -160,7 +163,13 @@ class SegmentFold:
             event.memory_bytes,
             event.dropped,
             event.rank,
-            {**event.counters, COLLECTIVES: self._collectives_s, COLLECTIVES_STEPS: self._steps},
+            {
+                **event.counters,
+                COLLECTIVES: self._collectives_s,
+                COLLECTIVES_STEPS: self._steps,
+                EVAL_S: self.eval_s,
+                EVAL_WITH_GRADIENTS_S: self.eval_with_gradients_s,
+            },
             event.exchanges,
         )
 
@@ -182,9 +191,9 @@ class SegmentFold:
     def step(self, raw: RawStep) -> Step:
         """One step with its phases. The agent's own time belongs to no phase and is not in the wall time."""
         phases, delays = [0.0] * len(PHASES), [0.0] * len(PHASES)
-        codes = self._unwrapped(raw.codes)
+        codes, with_gradients = _passes_by_use(self._unwrapped(raw.codes))
         self._learn(codes)
-        evaluated = self._evaluated(codes)
+        evaluated = self._evaluated(codes, with_gradients)
         saving = _before_saves(codes)
         fed = self._fed(codes)
         before, after = self._neighbours(codes)
@@ -205,6 +214,8 @@ class SegmentFold:
                 phase = P_CHECKPOINT
             elif i in evaluated and code not in (SAVE, LOG):
                 phase = P_EVAL
+                self.eval_s += seconds
+                self.eval_with_gradients_s += seconds if i in with_gradients else 0.0
             else:
                 phase = self._phase(code, before[i], BACKWARD if i in unseen else after[i], fed[i])
             if code in (WHOLE, FORWARD):
@@ -334,8 +345,9 @@ class SegmentFold:
             elif code in (FORWARD, WHOLE, BACKWARD, UNMARKED):
                 self._touched = self._graded = True
 
-    def _evaluated(self, codes: list[int]) -> set[int]:
-        """Segments of evaluation: batches that met only passes without gradients, and all between such passes; and evaluation loaders."""
+    def _evaluated(self, codes: list[int], in_eval_mode: set[int]) -> set[int]:
+        """Segments of evaluation: batches that met only passes without gradients, and all between such passes; and evaluation loaders. Passes in eval mode
+        are one where most steps have none, and all between them and up to the next pass of training."""
         evaluated, batch, touched, graded = set(), list[int](), False, False
         self._passed_without.append(NO_GRAD in codes)
         rare = 2 * sum(self._passed_without) <= len(self._passed_without)
@@ -356,7 +368,7 @@ class SegmentFold:
                 evaluated.add(i)
         if touched and not graded:
             evaluated.update(batch)
-        return evaluated
+        return evaluated | _from_first_to_last(codes, in_eval_mode) if rare else evaluated
 
     def _fed(self, codes: list[int]) -> list[bool]:
         """For each segment, whether it lies between a batch and the pass that uses it. Many programs zero the gradients there."""
@@ -393,6 +405,38 @@ def _moved(seconds: tuple[float, ...], share: float) -> tuple[float, ...]:
     moved = list(seconds)
     moved[P_BACKWARD], moved[P_COMM] = (1 - share) * seconds[P_BACKWARD], seconds[P_COMM] + share * seconds[P_BACKWARD]
     return tuple(moved)
+
+
+def _passes_by_use(codes: list[int]) -> tuple[list[int], set[int]]:
+    """The codes of a step in which a pass in eval mode is one of training where a backward pass follows it, before other passes and batches; else one
+    without gradients: nobody uses them. Also returns where the latter are."""
+    codes, unused, used = list(codes), set[int](), False
+    for i in range(len(codes) - 1, -1, -1):
+        code = codes[i]
+        if code == EVAL:
+            codes[i] = FORWARD if used else NO_GRAD
+            if not used:
+                unused.add(i)
+        elif code == BACKWARD:
+            used = True
+        elif code in MARKS - {ZERO} or code >= LOADER:
+            used = False
+    return codes, unused
+
+
+def _from_first_to_last(codes: list[int], passes: set[int]) -> set[int]:
+    """The passes of an evaluation, and all between them but saving, logging and passes of training."""
+    evaluated, since = set[int](), list[int]()
+    open_ = False
+    for i, code in enumerate(codes):
+        if i in passes:
+            evaluated.update((*since, i))
+            since, open_ = [], True
+        elif code in (FORWARD, WHOLE, COMPILED, BACKWARD, OPTIMIZER, UNMARKED):
+            since, open_ = [], False
+        elif open_:
+            since.append(i)
+    return evaluated
 
 
 def _before_backward(codes: list[int]) -> set[int]:

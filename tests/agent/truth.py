@@ -24,7 +24,8 @@ LOOPS = (
 UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_adam", "zipped", "dataclass_batch", "zeroed_before_backward",
            "reinforce")  # fmt: skip
 """Loops of programs/unusual.py that once were wrong."""
-UNUSUAL_TOO = ("zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first")
+UNUSUAL_TOO = ("zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first",
+                "evaluated_with_gradients", "trained_in_eval_mode")  # fmt: skip
 """More of them, for the slow tests."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",

@@ -254,6 +254,9 @@ def test_evaluation_may_cost_more_than_a_log_record() -> None:
     assert check("host.eval_stall", case(knobs=knobs, eval_ratio=0.07)).state == "clear"
     finding = check("host.eval_stall", case(knobs=knobs, eval_ratio=0.4, probe__step_no_side_work_s=0.06))
     assert [one.changes for one in finding.suggestions] == [{"eval_every": 80}, {"eval_batch_size": 0}]
+    assert "no_grad" not in finding.suggestions[0].code
+    recorded = case(knobs=knobs, eval_ratio=0.4, eval__with_gradients_ratio=0.9, probe__step_no_side_work_s=0.06)
+    assert "torch.no_grad()" in check("host.eval_stall", recorded).suggestions[0].code
 
 
 GROWTH = {

@@ -11,9 +11,11 @@ from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.segments import (
     BACKWARD,
     DATA,
+    EVAL,
     FORWARD,
     GAP,
     LOADER,
+    LOG,
     NO_GRAD,
     OPTIMIZER,
     SAVE,
@@ -53,6 +55,39 @@ def test_what_lies_between_a_batch_and_its_pass_is_the_copy(codes: list[int]) ->
     assert phases(codes, True)["h2d"] >= COPY_S
     assert phases(codes, True)["other"] == 0.0
     assert phases(codes, False)["h2d"] == 0.0
+
+
+def shares_of(*steps: list[int]) -> tuple[dict[str, float], float]:
+    """The phases of the last step in segments of 10 ms, and how many of its segments were passes of an evaluation that recorded gradients."""
+    fold, before = SegmentFold(), 0.0
+    for index, codes in enumerate(steps):
+        before = fold.eval_with_gradients_s
+        ends = [0.01 * (n + 1) for n in range(len(codes))]
+        step = fold.step(RawStep(index, 0.0, codes, ends, 8, 0, None, 0, 0))
+    return {name: 100 * s for name, s in zip(PHASES, step.phases, strict=True)}, (fold.eval_with_gradients_s - before) * 100
+
+
+TRAINED = [GAP, FORWARD, GAP, BACKWARD, OPTIMIZER]
+OFTEN = [[GAP, EVAL, *TRAINED]] * 6
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluated", "with_gradients", "forward"),
+    [
+        ([TRAINED, TRAINED, [GAP, EVAL, GAP, EVAL, GAP, *TRAINED]], 3, 2, 2),  # without a DataLoader
+        ([[LOADER, *TRAINED], [LOADER, *TRAINED], [LOADER, GAP, EVAL, LOG, EVAL, LOADER, *TRAINED]], 4, 2, 2),
+        ([TRAINED, TRAINED, [GAP, EVAL, GAP, BACKWARD, OPTIMIZER]], 0, 0, 2),  # it trains in eval mode
+        ([TRAINED, TRAINED, [GAP, EVAL, ZERO, GAP, BACKWARD, OPTIMIZER]], 0, 0, 2),
+        (OFTEN, 0, 0, 3),  # a teacher without no_grad, a policy
+        ([TRAINED, TRAINED, [GAP, EVAL, GAP, EVAL, GAP, BACKWARD, OPTIMIZER]], 0, 0, 4),  # two towers
+    ],
+)  # fmt: skip
+def test_passes_in_eval_mode_that_no_backward_pass_follows_are_an_evaluation(
+    steps: list[list[int]], evaluated: float, with_gradients: float, forward: float
+) -> None:
+    shares, recorded = shares_of(*steps)
+    assert (round(shares["eval"]), round(recorded)) == (evaluated, with_gradients)
+    assert round(shares["forward"]) == forward
 
 
 def test_zeroing_before_the_batch_is_asked_for_is_no_copy() -> None:

@@ -49,9 +49,13 @@ class Outcome(NamedTuple):
 ACCEPTED = {
     "callbacks of gc": "the agent counts pauses of the garbage collector by a callback",
     "modules": "the agent imports modules of the standard library and of torch, and those of its own",
-    "files": "the agent has the file `doorbell` open, by which the console says that a command waits",
+    "files": "the agent has the file `doorbell` open, by which the console says that a command waits; a batch of a worker lies in a file of"
+    " /dev/shm, as with any num_workers",
 }
 """What a watched program can notice, by the name of the fact, with the reason. Everything else is a difference."""
+
+
+SHARED_BATCH = re.compile(r"torch_\d+_\d+_\d+( \(deleted\))?$")
 
 
 class Row(NamedTuple):
@@ -156,7 +160,7 @@ def accepted(what: str, bare: str, watched: str) -> bool:
         return False
     added, gone = set(literal_eval(watched)) - set(literal_eval(bare)), set(literal_eval(bare)) - set(literal_eval(watched))
     own = {"doorbell"} if kind == "files" else {*sys.stdlib_module_names, "torch"}
-    return not gone and all(name.split(".")[0] in own for name in added)
+    return not gone and all(name.split(".")[0] in own or (kind == "files" and SHARED_BATCH.match(name)) for name in added)
 
 
 def outcome(folder: Path, program: Program, words: list[str], environment: dict[str, str]) -> Outcome:

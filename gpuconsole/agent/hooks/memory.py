@@ -19,7 +19,7 @@ from . import tracing
 from .evidence.memory_lines import history
 from .first_steps import first_steps
 from .guard import MARK, from_outside, put, unseen, wrappers_without_level
-from .recorder import BACKWARD, COMM, DATA, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
+from .recorder import BACKWARD, COMM, DATA, EVAL, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
 from .structure import children, has_parameters, inner_modules, parameters_of
 from .watch import is_program, program_frame, recorder, watch
 
@@ -35,6 +35,7 @@ BATCH_KNOWN = 3
 PHASES = {
     FORWARD: "forward",
     NO_GRAD: "eval",
+    EVAL: "eval",
     BACKWARD: "backward",
     OPTIMIZER: "optimizer",
     SAVE: "checkpoint",

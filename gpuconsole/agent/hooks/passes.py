@@ -16,7 +16,7 @@ from .calls import weights_version
 from .evidence.steps import own_updates
 from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
 from .memory import raised
-from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
+from .recorder import BACKWARD, EVAL, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
 from .structure import children, has_parameters, parameters_of
 from .watch import count_samples, recorder, watch
 
@@ -38,6 +38,10 @@ class State:
         """Whether an optimizer has stepped within the backward pass under way."""
         self.end_in_backward: Any = None
         """Called at the end of such a backward pass."""
+        self.in_eval = False
+        """Whether the last pass was one with gradients in eval mode."""
+        self.trains_in_eval = False
+        """Whether a backward pass has followed such a pass: the mode says nothing about the passes of this program."""
         self.counting: Any = None
         """Counts the operators of each pass: `enter` and `leave`."""
 
@@ -93,7 +97,7 @@ def watch_class(cls: Any) -> None:
         call = bind(own, self, type(self)) if own is not None else super(cls, self).__call__
         if tracing.compiles() or not recorder.thread or recorder.stack[-1] not in MAY_HOLD_FORWARD:
             return call(*args, **kwargs)
-        if recorder.light and begin_light(args, kwargs):
+        if recorder.light and begin_light(self, args, kwargs):
             try:
                 return call(*args, **kwargs)
             except RuntimeError as problem:
@@ -135,13 +139,18 @@ def repeats_closure() -> bool:
     return version != state.evaluated
 
 
+def evaluates(module: Any) -> bool:
+    """Whether a pass of `module` is one in eval mode, in a program that does not train in it."""
+    return not module.__dict__.get("training", True) and not state.trains_in_eval
+
+
 @hot_entry("passes.begin_light")
-def begin_light(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Begin a pass of a light step. Returns whether it is one: not in another thread, and not without gradients."""
+def begin_light(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Begin a pass of a light step. Returns whether it is one: not in another thread, not without gradients, and not an evaluation."""
     try:
         if recorder.light != get_ident():
             return False
-        if not tracing.grad_enabled():
+        if not tracing.grad_enabled() or evaluates(module):
             recorder.mark_all()
             return False
         recorder.passes += 1
@@ -167,8 +176,9 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
             watch.roots.append(weakref.ref(module))
         recorder.passes += 1
         grad = tracing.grad_enabled()
-        recorder.enter(FORWARD if grad else NO_GRAD)
-        if grad:
+        state.in_eval = grad and evaluates(module)
+        recorder.enter(EVAL if state.in_eval else FORWARD if grad else NO_GRAD)
+        if grad and not state.in_eval:
             watch.loader = watch.last_loader
             if not state.sized:
                 state.sized = True
@@ -295,6 +305,8 @@ def begin_backward(tensors: Any) -> bool:
             if not recorder.thread:  # given up, or the console has ended
                 return False
         recorder.enter(BACKWARD)
+        state.trains_in_eval = state.trains_in_eval or state.in_eval
+        state.in_eval = False
         if state.counting is not None:
             state.counting.enter(tensors)
         return True

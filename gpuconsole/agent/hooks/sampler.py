@@ -26,7 +26,7 @@ from ..held import ProcFile
 from ..protocol import COUNTS
 from .guard import OWN as OWN_FILES
 from .guard import switch
-from .recorder import BACKWARD, COMM, COMPILED, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN, SAVE, UNMARKED, WHOLE, ZERO
+from .recorder import BACKWARD, COMM, COMPILED, EVAL, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN, SAVE, UNMARKED, WHOLE, ZERO
 from .watch import is_program, place_name, recorder
 
 EVERY_S = 0.01
@@ -64,6 +64,7 @@ PARTS = {
     WHOLE: "forward",
     COMPILED: "forward",
     NO_GRAD: "no_grad",
+    EVAL: "eval",
     BACKWARD: "backward",
     OPTIMIZER: "optimizer",
     ZERO: "optimizer",

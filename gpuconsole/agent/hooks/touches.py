@@ -293,6 +293,7 @@ READS = Group(
         Touch("call stack and byte code", "f_code f_lineno", "the lines that make loaders and optimizers; which optimizers step together", When.MADE,
               "No frame is kept."),
         Touch("arguments of a pass", "shape dtype", "samples and tokens", When.FOUND, "A property `shape` of a class of the program runs."),
+        Touch(f"{MODULE}()", "__dict__ training", "evaluation without no_grad, which is no pass of training", When.FOUND),
         Touch(f"{MODULE}()", "parameters modules", "device, memory of the model, precision", When.STEP, "A method that the program overrides runs."),
         Touch("parameters and gradients", "device dtype _version grad data_ptr", "memory; steps without torch.optim", When.STEP,
               "Without an optimizer, copies of the four smallest weights are kept until the first update."),

@@ -39,7 +39,7 @@ TIMES_RARER = 20
 
 
 class SideWorkRule(Rule):
-    """A rule about one kind of side work. `phase` of the step breakdown, `every`: the knob that says how often it runs; one threshold."""
+    """A rule about one kind of side work. `phase` of the step breakdown, `every`: the knob that says how often it runs; the first threshold is that of the share."""
 
     phase: ClassVar[str]
     every: ClassVar[str]
@@ -53,7 +53,7 @@ class SideWorkRule(Rule):
         """`every`: steps between two runs of the work, 20 times as many as now. `predicted`: the speed-up from that change."""
 
     def judge(self, case: Case) -> Finding:
-        (limit,) = self.thresholds
+        limit = self.thresholds[0]
         signal = f"{self.phase}_ratio"
         share = case.value(signal)
         if share < limit:

@@ -7,24 +7,38 @@ from gpuconsole.diagnosis.rule import Case, Interval, Suggestion, Threshold, per
 
 SHARE = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is useful work, so it may cost more than logging")
 
+RECORDED = Threshold("with_gradients", 0.2, "ratio", "the evaluation of a second model, such as a teacher, may need its gradients")
+
 
 class HostEvalStall(host.SideWorkRule):
     id = "host.eval_stall"
     title = "Training waits for evaluation"
     clear_title = "Evaluation takes little time"
-    thresholds = (SHARE,)
+    thresholds = (SHARE, RECORDED)
     phase, every = "eval", "eval_every"
     knobs = ("eval_every", "eval_batch_size")
-    reads = ("eval_ratio", "probe.step_no_side_work_s", "step_s", "logging_ratio", "checkpoint_ratio")
+    reads = ("eval_ratio", "probe.step_no_side_work_s", "step_s", "logging_ratio", "checkpoint_ratio", "eval.with_gradients_ratio")
     text = """The share of step time in evaluation. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
 backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
-logging, checkpoints and evaluation, and so measures their total cost."""
+logging, checkpoints and evaluation, and so measures their total cost. Passes in eval mode record gradients all the same: `torch.no_grad()` or
+`torch.inference_mode()` around the evaluation saves that time, and the memory of the activations."""
 
     def summary(self, case: Case, share: float) -> str:
-        return f"evaluation takes {percent(share)} of step time (once every {case.knobs['eval_every']} steps)"
+        recorded = case.get("eval.with_gradients_ratio", 0.0)
+        often = f"evaluation takes {percent(share)} of step time (once every {case.knobs['eval_every']} steps)"
+        return (
+            f"{often}; {percent(recorded)} of it records gradients that nobody uses: torch.no_grad() is missing"
+            if recorded >= RECORDED
+            else often
+        )
 
     def suggestions(self, case: Case, every: int, predicted: Interval) -> list[Suggestion | None]:
-        code = f"if step % {every} == 0:\n    evaluate(model)"
+        inner = (
+            "with torch.no_grad():\n        evaluate(model)"
+            if case.get("eval.with_gradients_ratio", 0.0) >= RECORDED
+            else "evaluate(model)"
+        )
+        code = f"if step % {every} == 0:\n    {inner}"
         rarer = case.suggest({"eval_every": every}, predicted, "the same evaluation, 20 times less often", code)
         size, small = int(case.knobs.get("batch_size", 0)), int(case.knobs.get("eval_batch_size", 0))
         why = f"evaluate {size} samples at once instead of {small}: without a backward pass they fit into memory"

@@ -840,6 +840,33 @@ def scored_before_backward(steps):
     return model
 
 
+def evaluated_with_gradients(steps):
+    """An evaluation now and then, in eval mode, without no_grad, on tensors that no DataLoader gives."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x, y = torch.randn(256, 432), torch.randint(10, (256,))
+    for number in range(steps):
+        at = slice(16 * (number % 16), 16 * (number % 16) + 16)
+        usual_step(model, optimizer, x[at], y[at])
+        if number % 6 == 4:
+            with phase("eval"):
+                model.eval()
+                LOSSES.append(
+                    sum(F.cross_entropy(model(part), wanted).item() for part, wanted in zip(x.split(16), y.split(16), strict=True))
+                )
+                model.train()
+    return model
+
+
+def trained_in_eval_mode(steps):
+    """Fine tuning with all layers in eval mode, as many do to keep the statistics of batch normalization."""
+    model = network().eval()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in itertools.islice(batches(DataLoader(Images(), 16)), steps):
+        usual_step(model, optimizer, x, y)
+    return model
+
+
 class Listed(nn.Module):
     """A model that takes a list of images, as those of torchvision for detection do."""
 
@@ -884,6 +911,7 @@ LOOPS.update(
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
         growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing, scored_before_backward, images_in_list, time_first,
+        evaluated_with_gradients, trained_in_eval_mode,
     )
 )  # fmt: skip
 

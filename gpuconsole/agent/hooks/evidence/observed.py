@@ -21,7 +21,7 @@ from ..calls import compiled
 from ..guard import entry, from_outside, switch, unseen, wrappers_without_level
 from ..memory import tensors_of_program
 from ..passes import has_modes, state
-from ..recorder import NO_GRAD, OWN, get_ident
+from ..recorder import EVAL, NO_GRAD, OWN, get_ident
 from ..structure import parameters_of, structure
 from ..watch import place_name, program_frame, recorder, watch
 
@@ -200,6 +200,11 @@ def is_compiled() -> bool:
     return has_compiled() or structure(watch).compiles
 
 
+def evaluated() -> bool:
+    """Whether the step under way holds passes of an evaluation."""
+    return NO_GRAD in recorder.codes or EVAL in recorder.codes
+
+
 def has_compiled() -> bool:
     """Whether torch.compile was used in this process. What it compiles as one graph (`fullgraph`) it does not count as a frame."""
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -320,7 +325,7 @@ class CopyCount:
     @entry("copies.note")
     def _note(self, tensor: Any, result: Any, copies: bool, waits: bool, seconds: float) -> None:
         """A method of `tensor` has returned. Copies and waits of an evaluation are not those of a step."""
-        if tracing.capturing() or NO_GRAD in recorder.codes:
+        if tracing.capturing() or evaluated():
             return
         if copies:
             self._note_copy(tensor, result)
@@ -340,7 +345,7 @@ class CopyCount:
     @entry("copies.wait")
     def _note_wait(self, seconds: float) -> None:
         """A call of the training thread has waited for the GPU."""
-        if recorder.thread != get_ident() or recorder.stack[-1] == OWN or NO_GRAD in recorder.codes:
+        if recorder.thread != get_ident() or recorder.stack[-1] == OWN or evaluated():
             return
         frame = program_frame(sys._getframe(1))
         place = place_name(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
