@@ -545,6 +545,8 @@ class Agent:
         self._stacks_from = 0.0
         """When the samples of the stack are sent again."""
         self._every_step = True
+        self._works_at = 0.0
+        """The agent works again after a step that ends then or later."""
         self._sampler, self._light = StepSampler(), LightSteps()
         self._arithmetic = Arithmetic()
         self._copies: CopyCount | None = None
@@ -592,7 +594,7 @@ class Agent:
     @entry("job.step_ended")
     def step_ended(self) -> None:
         """Called after a step of the program that ends at `recorder.due` or later. Not while the step is captured into a CUDA graph."""
-        if tracing.capturing():
+        if tracing.capturing() or (recorder.index < COUNT_AT and recorder.start < self._works_at):
             return
         recorder.enter(OWN)
         begun = recorder.times[-1]
@@ -601,7 +603,8 @@ class Agent:
         finally:
             if recorder.on:
                 recorder.leave()
-            recorder.due = 0.0 if self._every_step else begun + self._poll_s()
+            self._works_at = 0.0 if self._every_step else begun + self._poll_s()
+            recorder.due = self._works_at if recorder.index >= COUNT_AT else 0.0  # the step after COUNT_AT is counted, whatever the time
             recorder.own_s += now() - begun
 
     def _poll_s(self) -> float:
@@ -790,7 +793,7 @@ class Agent:
         history.on = history.wanted = False
         self._inbox = Inbox()
         self._announced = ()
-        self._describe_from = 0.0
+        self._describe_from = self._works_at = 0.0
         self._every_step = True
         self._arithmetic = Arithmetic()
         steppers.reset()
