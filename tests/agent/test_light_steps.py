@@ -12,7 +12,7 @@ from tests.agent.truth import PROGRAMS, Ran, differences, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("light steps")]
 
-STEPS, FULL = 400, 100
+STEPS, FULL = 240, 100
 """At least the first FULL steps may all have marks."""
 KINDS = (
     "plain",

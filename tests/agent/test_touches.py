@@ -17,6 +17,8 @@ from gpuconsole.agent.hooks.install import AFTER_IMPORT
 from gpuconsole.agent.hooks.touches import FUNCTIONS, GROUPS, Group, Touch, Until, When, until
 from tests.agent.listener import Listener
 
+pytestmark = pytest.mark.xdist_group("touches")
+
 PROGRAM = Path(__file__).parent / "programs" / "touched.py"
 Picture = dict[str, Any]
 Label = tuple[tuple[str, ...], str]

@@ -1,9 +1,13 @@
 """Another thread or a signal ends parts of the training by an exception, many times. Each of these exceptions must arrive.
 
-The first argument: `signal`, `once` (the handler puts the default back, as for the second Ctrl-C) or `thread`. The second: `off` where the agent is off.
+Each argument is a case, in a forked process: `signal`, `once` (the handler puts the default back, as for the second Ctrl-C) or `thread`, and `-off` after
+it where the agent is off.
 """
 
+import atexit
 import ctypes
+import gc
+import os
 import random
 import signal
 import sys
@@ -17,23 +21,22 @@ class Preempted(Exception):
     pass
 
 
-how = sys.argv[1]
-raised = caught = 0
 model, x = torch.nn.Linear(64, 64), torch.ones(8, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 main = threading.get_ident()
+how, raised, caught = "", 0, 0
 
 
 def preempt(*_):
     global raised
     raised += 1
-    if how == "once":
+    if how.startswith("once"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     raise Preempted
 
 
 def plan(seconds):
-    if how == "thread":
+    if how.startswith("thread"):
         threading.Timer(seconds, raise_in_main).start()
     else:
         signal.signal(signal.SIGALRM, preempt)
@@ -46,23 +49,37 @@ def raise_in_main():
     raised += 1
 
 
-delays = random.Random(0)
-if sys.argv[2] == "off" and "_gpuconsole_agent.hooks.guard" in sys.modules:
-    optimizer.step()
-    sys.modules["_gpuconsole_agent.hooks.guard"].switch.off("", None)
-end = time.monotonic() + 20
-lost = []
-while raised < 150 and time.monotonic() < end:
-    torch.set_grad_enabled(True)
-    before = raised
-    try:
-        plan(delays.uniform(0.004, 0.04))
-        while raised == before:
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-        time.sleep(0.05)
-        lost.append(raised)
-    except Preempted:
-        caught += 1
-print("raised", raised, "lost", len(lost))
+def interrupt():
+    """Train, and have an exception raised at 250 random moments of the steps, which take less than a ms."""
+    global caught
+    delays = random.Random(0)
+    if how.endswith("-off") and "_gpuconsole_agent.hooks.guard" in sys.modules:
+        optimizer.step()
+        sys.modules["_gpuconsole_agent.hooks.guard"].switch.off("", None)
+    end = time.monotonic() + 20
+    lost = []
+    while raised < 250 and time.monotonic() < end:
+        torch.set_grad_enabled(True)
+        before = raised
+        try:
+            plan(delays.uniform(0.002, 0.010))
+            while raised == before:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            time.sleep(0.05)
+            lost.append(raised)
+        except Preempted:
+            caught += 1
+    print(how, "raised", raised, "lost", len(lost), flush=True)
+
+
+gc.freeze()
+for how in sys.argv[1:]:
+    pid = os.fork()
+    if pid == 0:
+        sys.argv[0] = how
+        interrupt()
+        atexit._run_exitfuncs()
+        os._exit(0)
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
