@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import operator
 import os
+from collections import deque
 from typing import Any
 
 from .allocator import heap_stats
@@ -14,6 +17,23 @@ from .held import ProcFile
 MEMORY_EVERY_S = 0.5
 """Period of the memory reading. One reading between two steps takes 0.1 ms, because none of its code and data is in a cache then."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MOST_STAMPS = 65_536
+"""Of garbage collections, between two readings."""
+
+
+def stamped(stamps: deque[float]) -> Any:
+    """A function for `gc.callbacks` that appends the time of the start of a collection to `stamps`, and minus the time of its end.
+
+    All of it is C. Python swallows what a callback raises, and a line of Python would run the handlers of signals that have come during the collection: an
+    exception of the program's handler, such as KeyboardInterrupt, would be lost.
+    """
+    moments: dict[str, Any] = {"start": iter(now, None), "stop": map(operator.neg, iter(now, None))}
+    noted = {
+        phase: property(functools.partial(next, map(stamps.append, times))) for phase, times in moments.items()
+    }  # next(iterator, default)
+    callback: Any = functools.partial(getattr, type("Stamps", (), noted)())  # getattr(stamps, phase, info) gets the property
+    callback.__name__ = "collected"
+    return callback
 
 
 class ProcessCounters:
@@ -23,13 +43,15 @@ class ProcessCounters:
         self._collections = 0
         self._pause_s = 0.0
         self._began = 0.0
+        self._stamps = deque[float](maxlen=MOST_STAMPS)
         self._memory_read = 0.0
         self._statm = ProcFile("/proc/self/statm")  # psutil opens the file for each reading and names all its fields: nine times as long
-        gc.callbacks.append(self.collected)
+        self._collected = stamped(self._stamps)
+        gc.callbacks.append(self._collected)
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):  # the program has emptied the list
-            gc.callbacks.remove(self.collected)
+            gc.callbacks.remove(self._collected)
         self._statm.close()
 
     def read(self) -> dict[str, float]:
@@ -38,6 +60,7 @@ class ProcessCounters:
         `host.private_bytes`: resident memory without files, without shared pages and without what the C library holds free. A leak first
         uses up the free part of the heap, and a heap that settles only enlarges that part.
         """
+        self._count_collections()
         counters = {"gc.collections": float(self._collections), "gc.pause_s": self._pause_s}
         if now() - self._memory_read >= MEMORY_EVERY_S and (pages := self._statm.numbers()):
             self._memory_read = now()
@@ -50,13 +73,15 @@ class ProcessCounters:
         free = heap.get("heap_reserved_bytes", 0.0) - heap.get("heap_allocated_bytes", 0.0)
         return max(0.0, (resident - shared) * PAGE_BYTES - free)
 
-    def collected(self, phase: str, info: dict[str, Any]) -> None:
-        """Python calls this function at the start and at the end of each collection."""
-        if phase == "start":
-            self._began = now()
-        else:
-            self._collections += 1
-            self._pause_s += now() - self._began
+    def _count_collections(self) -> None:
+        while self._stamps:
+            t = self._stamps.popleft()
+            if t >= 0:
+                self._began = t
+            elif self._began:
+                self._collections += 1
+                self._pause_s += -t - self._began
+                self._began = 0.0
 
 
 def compile_counters() -> dict[str, float]:

@@ -12,6 +12,7 @@ import time
 import traceback
 
 import torch
+import torch._dynamo  # the first step of an optimizer imports it: for a second in each process, were it not here
 from stamps import Stamps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

@@ -9,7 +9,6 @@ from types import FrameType
 from typing import NamedTuple
 
 from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
-from gpuconsole.agent.counters import ProcessCounters
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, StackSamples, rounds
 from gpuconsole.agent.protocol import Signal
@@ -138,7 +137,6 @@ class LoaderUsage:
 
 LINES_BUDGET_S = 1.0
 STEP = TrainingLoop.step.__code__
-COLLECTED = ProcessCounters.collected.__code__
 BETWEEN_PHASES = TrainingLoop.script_work.__code__
 
 
@@ -169,8 +167,7 @@ def _place(frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code is BETWEEN_PHASES:
             called = inner[-1] if inner else frame
-            called_by_loop = called.f_code is COLLECTED or not called.f_code.co_filename.startswith(str(_SOURCES))
-            own = frame if called_by_loop else called
+            own = called if called.f_code.co_filename.startswith(str(_SOURCES)) else frame
             name = Path(own.f_code.co_filename).relative_to(_SOURCES)
             return f"{name}:{own.f_lineno} {own.f_code.co_name}"
         if frame.f_code is STEP:

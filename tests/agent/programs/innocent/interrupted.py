@@ -15,6 +15,7 @@ import threading
 import time
 
 import torch
+import torch._dynamo  # the first step of an optimizer imports it: for a second in each process, were it not here
 
 
 class Preempted(Exception):
@@ -52,6 +53,8 @@ def raise_in_main():
 def interrupt():
     """Train, and have an exception raised at 250 random moments of the steps, which take less than a ms."""
     global caught
+    model(x).pow(2).mean().backward()
+    optimizer.step()  # torch imports what it needs: an exception within these imports is lost without the agent, too
     delays = random.Random(0)
     if how.endswith("-off") and "_gpuconsole_agent.hooks.guard" in sys.modules:
         optimizer.step()
