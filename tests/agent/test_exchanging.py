@@ -58,6 +58,7 @@ def job(folder: Path, kind: str) -> Job:
     return Job(ran, {finding["rule"]: finding for finding in ran.run["findings"]}, [account["losses"] for account in by_hand(folder, kind)])
 
 
+@pytest.mark.rates
 @pytest.mark.parametrize("kind", matrix(["exposed", "accumulated", "computing", "late_data"], in_ci=("accumulated",)))
 def test_the_wait_for_exchanges_agrees_with_stamps_by_hand(kind: str, tmp_path: Path) -> None:
     wrong = differences(kind, tmp_path / "first")

@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs")]
 
 PROGRAM = Path(__file__).parents[1] / "agent" / "programs" / "probed.py"
-STEPS = ("3000", "1")
+STEPS = ("1800", "1")
 
 
 def test_rules_of_a_job_conclude_from_probes_and_a_window_of_its_own_steps(tmp_path: Path) -> None:

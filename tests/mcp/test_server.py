@@ -137,27 +137,7 @@ async def whole_session(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a job")
-def test_a_client_that_vanishes_in_a_trial_leaves_the_job_as_it_was(folder: Path) -> None:
-    client = RawClient(folder, *starved(folder))
-    client.hello()
-    assert client.call("status", wait_s=60)["steady"]
-    job = job_of(client, "end")
-    client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
-    wait_until(lambda: loads(job), 30, "the side with two workers")
-    assert client.close() == 0
-    wait_until(lambda: not loads(job), 30, "the side without workers")
-    assert job.is_running()
-    (folder / "end").touch()
-    wait_until(lambda: gone(job.pid), what="the end of the job")
-    (log,) = folder.glob("gpuconsole-output-*.txt")
-    wait_until(lambda: "steps " in log.read_text(), what="the last line of the job")  # nothing disturbed it
-    cache = Path(os.environ["XDG_CACHE_HOME"], "gpuconsole", "run")
-    assert not list(cache.glob(f"*-{client.process.pid}-*"))
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("a job")
-def test_a_cancelled_trial_is_taken_back_and_the_session_goes_on(folder: Path) -> None:
+def test_a_cancelled_trial_is_taken_back_and_a_client_that_vanishes_in_the_next_one_leaves_the_job_as_it_was(folder: Path) -> None:
     client = RawClient(folder, *starved(folder))
     client.hello()
     assert client.call("status", wait_s=60)["steady"]
@@ -171,7 +151,17 @@ def test_a_cancelled_trial_is_taken_back_and_the_session_goes_on(folder: Path) -
     wait_until(lambda: not loads(job), 30, "the side without workers")
     assert client.call("settings", name="num_workers")["settings"][0]["value"] == 0
     assert "only a proven win" in client.call("keep")["error"]
-    client.close()
+    client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
+    wait_until(lambda: loads(job), 30, "the side with two workers, once more")
+    assert client.close() == 0
+    wait_until(lambda: not loads(job), 30, "the side without workers, once more")
+    assert job.is_running()
+    (folder / "end").touch()
+    wait_until(lambda: gone(job.pid), what="the end of the job")
+    (log,) = folder.glob("gpuconsole-output-*.txt")
+    wait_until(lambda: "steps " in log.read_text(), what="the last line of the job")  # nothing disturbed it
+    cache = Path(os.environ["XDG_CACHE_HOME"], "gpuconsole", "run")
+    assert not list(cache.glob(f"*-{client.process.pid}-*"))
 
 
 @pytest.mark.slow
@@ -242,7 +232,8 @@ def test_two_clients_have_two_sessions_that_do_not_know_each_other(tmp_path: Pat
 def test_a_scenario_ends_with_its_client(tmp_path: Path) -> None:
     client = RawClient(tmp_path, "data-starved")
     client.hello()
-    status = client.call("status", wait_s=30)
+    wait_until(lambda: client.call("status")["state"] == "running", 30, "the run")
+    status = client.call("status")
     assert status["run"] == "data-starved" and "permissions" not in status
     assert "a scenario needs none" in client.call("allow", what="numerics")["error"]
     children = psutil.Process(client.process.pid).children(recursive=True)

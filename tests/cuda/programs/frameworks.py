@@ -88,7 +88,7 @@ events = Events()
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), *[nn.Linear(2048, 2048), nn.ReLU()] * 3, nn.Linear(2048, 10))
+    return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), *[nn.Linear(1024, 1024), nn.ReLU()] * 3, nn.Linear(1024, 10))
 
 
 def train_plain(device="cuda", wrap=None):
