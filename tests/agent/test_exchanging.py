@@ -43,8 +43,8 @@ class Job(NamedTuple):
         return float(self.ran.run["ranks"][rank]["phases_ratio"].get(phase, 0.0))
 
 
-def torchrun(kind: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(JOB_S))
+def torchrun(kind: str, seconds: float = JOB_S) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(seconds))
 
 
 def by_hand(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -90,9 +90,12 @@ def test_exposed_communication_is_named_and_shown_as_a_phase_of_its_own(tmp_path
     assert min(found.share(rank, "comm") for rank in (0, 1)) > 0.2
     assert "DistributedDataParallel's own timer" in found.ran.run["signals"]["comm_ratio"]["source"]
     assert "no fault found" not in found.ran.err
-    alone = plain(tmp_path, *torchrun("exposed"))
+    alone = plain(tmp_path, *torchrun("exposed", seconds=3))  # the losses of the first steps are compared
     assert alone.code == 0
-    assert found.losses == [account["losses"] for account in by_hand(tmp_path, "exposed")]
+    losses = [account["losses"] for account in by_hand(tmp_path, "exposed")]
+    for ours, others in zip(found.losses, losses, strict=True):
+        both = min(len(ours), len(others))
+        assert both >= 20 and ours[:both] == others[:both]
 
 
 def test_a_job_that_computes_is_not_accused(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ def test_blocks_hold_nothing_where_the_program_keeps_their_sessions(tmp_path: Pa
             sessions.append(session)
         block()
         first = left()
-        for _ in range(9):
+        for _ in range(3):
             block()
         tell(first=first, last=left(), states=[session.status.state for session in sessions])
         """,
     )
-    assert facts["states"] == ["finished"] * 10
+    assert facts["states"] == ["finished"] * 4
     assert facts["last"] == facts["first"] and facts["last"]["agent"] == {}
