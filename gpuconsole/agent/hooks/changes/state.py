@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import io
@@ -524,7 +525,8 @@ def written_here() -> int | None:
     """What this thread has written, with what was printed until now. Streams of the program's own classes are left alone."""
     for stream in (sys.stdout, sys.stderr):
         if type(stream) is io.TextIOWrapper and not stream.closed:
-            stream.flush()
+            with contextlib.suppress(OSError):  # nobody reads the pipe any longer: the program's own next line says so
+                stream.flush()
     return written()
 
 
