@@ -7,6 +7,8 @@ import msgspec
 PYTHON, NATIVE, WAITS = "python", "native", "waits"
 """What the thread does in a sample: it runs Python, or operators too short to tell; it runs code without the interpreter's lock, such as an operator of
 torch; it waits for a lock, for input or output, or sleeps."""
+ANOMALY = "torch.anomaly_mode"
+"""The callee of a sample in which anomaly mode keeps the stack of an operator."""
 PARTS = {
     "data_wait": "loading",
     "feed": "between batch and model",

@@ -17,6 +17,16 @@ WINDOW = 150
 """Messages kept: half a minute, or a minute while the worker sends at its low rate."""
 MEMORY_POINTS = 400
 LEAST_STEPS = 50
+LEAST_LOOKS = 4
+"""Looks at the modes of torch that a share needs. There are about two a second."""
+MODES = {
+    "anomaly": "torch.is_anomaly_enabled",
+    "check_nan": "torch.is_anomaly_check_nan_enabled",
+    "profiler": "torch.autograd._profiler_enabled",
+    "deterministic": "torch.are_deterministic_algorithms_enabled",
+    "cudnn_deterministic": "torch.backends.cudnn.deterministic",
+}
+"""Modes of torch, and where the agent in a job reads each."""
 LEAST_STREAM_STEPS = 5
 """Sampled steps. With fewer, one step decides too much; there are three to six a second, but no more than there are steps."""
 RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
@@ -93,6 +103,7 @@ class WorkCounts:
         return (
             exchanges
             | _stream_signals(gained)
+            | _mode_signals(gained)
             | {
                 "gc.pause_ratio": Signal(
                     gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
@@ -165,6 +176,19 @@ def _sampler_signal(gained: Counter[str], wall: float, over: str) -> dict[str, S
         return {}
     return {
         "loader.sampler_ratio": Signal(gained["loader.sampler_s"] / wall, "ratio", f"the sampler's first indices of each epoch, {over}")
+    }
+
+
+def _mode_signals(gained: Counter[str]) -> dict[str, Signal]:
+    """How often each mode of torch was on; empty where there were too few looks."""
+    looks = gained["mode.looks"]
+    if looks < LEAST_LOOKS:
+        return {}
+    return {
+        f"mode.{name}_ratio": Signal(
+            gained[f"mode.{name}"] / looks, "ratio", f"{read}, on in {gained[f'mode.{name}']:.0f} of {looks:.0f} looks"
+        )
+        for name, read in MODES.items()
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.stacks import NATIVE, PARTS, WAITS, Place, StackSample
+from gpuconsole.model.stacks import ANOMALY, NATIVE, PARTS, WAITS, Place, StackSample
 from gpuconsole.wire.events import Stacks
 
 MESSAGES = 150
@@ -71,6 +71,8 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
         "stack.script_ratio": Signal(sum(by_line.values()) / total, "ratio", f"{source}: in the script, outside of named phases"),
         "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {line}, {PARTS[part]}"),
     }
+    anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
+    signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     if most:
         waits = sum(sample.weight for sample in own if (sample.lines[0], sample.part) == (line, part) and sample.kind == WAITS)

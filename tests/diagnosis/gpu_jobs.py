@@ -198,7 +198,7 @@ def _second(state: SessionState, job: GpuJob, t: float) -> None:
             for index in range(before, done)
         ]
         counters = {
-            "work.steps": float(done), "stream.steps": float(done), "stream.caught_up": job.caught_up * done, "gc.collections": 0.0,
+            "work.steps": float(done), "mode.looks": float(done), "stream.steps": float(done), "stream.caught_up": job.caught_up * done, "gc.collections": 0.0,
             "gc.pause_s": 0.0, "host.private_bytes": 4e9, **_loader(job, done), **{name: value * done for name, value in job.counters.items()},
         }  # fmt: skip
         total = CARDS[job.card]["hbm_total_bytes"]

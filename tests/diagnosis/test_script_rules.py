@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gpuconsole.diagnosis.engine import Steadied, evaluate
@@ -357,3 +359,58 @@ def test_only_jobs_have_such_functions() -> None:
 def test_fixed_costs_of_small_batches_are_not_claimed_where_a_function_of_the_program_takes_the_time() -> None:
     entries = [(entry.loser, entry.winner) for entry in PRECEDENCE]
     assert ("gpu.small_batch", "host.slow_function") in entries and ("gpu.elementwise_membw", "host.slow_function") in entries
+
+
+def modes(anomaly: float = 0.0, profiler: float = 0.0, deterministic: float = 0.0, cudnn: float = 0.0, **more: float) -> Case:
+    """A job, and the share of looks that have found each mode of torch."""
+    on = {"mode__anomaly_ratio": anomaly, "mode__check_nan_ratio": anomaly, "mode__profiler_ratio": profiler}
+    found = case(**on, mode__deterministic_ratio=deterministic, mode__cudnn_deterministic_ratio=cudnn, **more)
+    return dataclasses.replace(found, is_job=True)
+
+
+def test_anomaly_mode_is_named_with_the_share_that_its_stack_traces_take() -> None:
+    finding = check("host.debug_mode", modes(anomaly=1.0, stack__anomaly_ratio=0.3))
+    assert (finding.state, finding.title, finding.recoverable_ratio) == ("fires", "Anomaly mode is on in every step", 0.3)
+    assert "at least 30 % of each step" in finding.summary and "set_detect_anomaly(False)" in finding.summary
+    unknown = check("host.debug_mode", modes(anomaly=1.0))
+    assert (unknown.state, unknown.recoverable_ratio, unknown.confidence) == ("fires", 0.0, "medium")
+    assert "of each step" not in unknown.summary, "no share is invented"
+    assert check("host.debug_mode", modes(stack__anomaly_ratio=0.3)).state == "clear"
+
+
+def test_a_profiler_that_records_some_steps_is_no_fault() -> None:
+    assert check("host.debug_mode", modes(profiler=0.2)).state == "clear"
+    finding = check("host.debug_mode", modes(profiler=1.0))
+    assert (finding.title, finding.recoverable_ratio) == ("A profiler runs in every step", 0.0)
+    assert "Its cost is not known" in finding.summary
+
+
+def test_modes_that_were_not_read_are_not_guessed() -> None:
+    for rule in ("host.debug_mode", "host.deterministic"):
+        with pytest.raises(Missing, match="mode"):
+            check(rule, case())
+
+
+def test_rules_about_passes_and_the_optimizer_yield_to_a_mode_for_debugging() -> None:
+    slow = {"probe__batch_cost_ratio": 0.4, "stack__anomaly_ratio": 0.3}
+    found = {finding.rule: finding for finding in evaluate(modes(anomaly=1.0, **slow))}
+    assert found["host.debug_mode"].state == "fires" and found["gpu.small_batch"].title == "Covered by host.debug_mode"
+    assert {finding.rule: finding for finding in evaluate(modes(**slow))}["gpu.small_batch"].state == "fires"
+    optimizer = [entry for entry in PRECEDENCE if (entry.loser, entry.winner) == ("gpu.optimizer_unfused", "host.debug_mode")]
+    assert optimizer[0].when is not None and optimizer[0].when(modes(profiler=1.0)) and not optimizer[0].when(modes(anomaly=1.0))
+
+
+def test_deterministic_algorithms_are_a_note_without_a_share() -> None:
+    finding = check("host.deterministic", modes(deterministic=1.0))
+    assert finding.state == "fires" and finding.note and "what they cost here is not known" in finding.summary
+    assert "cudnn.deterministic = True" in check("host.deterministic", modes(cudnn=1.0)).summary
+    assert check("host.deterministic", modes()).state == "clear"
+
+
+def test_the_processes_of_a_host_share_its_cores() -> None:
+    """Eight processes with 32 threads each, on 32 cores."""
+    finding = check("host.cpu_contention", case(runq_ratio=0.5, threads=32.0, cores=32.0, host__processes=8.0, host__others_cpu_ratio=0.0))
+    assert "8 processes with 32 threads and 0 workers each for 32 cores" in finding.summary
+    assert finding.suggestions[0].changes == {"num_threads": 4}
+    enough = check("host.cpu_contention", case(runq_ratio=0.5, threads=4.0, cores=32.0, host__processes=8.0, host__others_cpu_ratio=0.0))
+    assert enough.note and "other processes" in enough.summary

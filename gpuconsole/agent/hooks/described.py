@@ -36,6 +36,14 @@ def place() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
 
 
+def processes_here() -> int:
+    """How many of the job's processes share this host, as the launcher says; all of them where it does not say."""
+    try:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return place()[1]
+
+
 @unseen
 def observed_knobs() -> Knobs:
     """The settings of the program, under the names of the knob catalogue; only those that were seen."""
@@ -88,10 +96,10 @@ def notes(knobs: Knobs) -> dict[str, str]:
 
 @unseen
 def facts() -> dict[str, float]:
-    """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads and processes."""
+    """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads, and processes in all and on this host."""
     import torch
 
-    numbers = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1])}
+    numbers = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1]), "local_processes": float(processes_here())}
     optimizers = watch.alive(watch.optimizers)
     trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     if not optimizers:

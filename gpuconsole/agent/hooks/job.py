@@ -49,6 +49,7 @@ from .evidence.steps import iterations, own_updates
 from .guard import entry, from_outside, switch, unseen, without_failures
 from .memory import at_end, memory
 from .memory import raised as memory_raised
+from .modes import modes
 from .optimizer import steppers
 from .recorder import OWN
 from .sampler import sampler
@@ -215,6 +216,7 @@ class JobLoop:
 
     def counters(self) -> dict[str, float]:
         counters = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
+        counters |= switch.attempt("settings.modes", modes.read) or {}
         if self.account.stream is not None:
             counters |= {"stream.steps": float(self.account.stream.steps), "stream.caught_up": float(self.account.stream.caught_up)}
         if "torch._dynamo.utils" in sys.modules:
@@ -798,6 +800,7 @@ class Agent:
         self._arithmetic = Arithmetic()
         steppers.reset()
         loading.reset()
+        modes.reset()
         window.forget()
         exchanges.reset()
 

@@ -16,6 +16,7 @@ from .calls import weights_version
 from .evidence.steps import own_updates
 from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
 from .memory import raised
+from .modes import modes
 from .recorder import BACKWARD, EVAL, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
 from .structure import children, has_parameters, parameters_of
 from .watch import count_samples, recorder, watch
@@ -307,6 +308,8 @@ def begin_backward(tensors: Any) -> bool:
         recorder.enter(BACKWARD)
         state.trains_in_eval = state.trains_in_eval or state.in_eval
         state.in_eval = False
+        if recorder.times[-1] >= modes.due:
+            switch.attempt("settings.modes", modes.look)
         if state.counting is not None:
             state.counting.enter(tensors)
         return True

@@ -43,6 +43,9 @@ TYPED = ("<string>", "<stdin>")
 """The file names of a program that `python -c` or a pipe gives."""
 WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 """Names of functions that decorators make: the function within says more."""
+ANOMALY, STACK_OF_ANOMALY = "torch.anomaly_mode", ("format_stack", "/torch/fx/traceback.py")
+"""Name of the library function in which anomaly mode keeps the stack of an operator, whichever function of torch has called the operator; the function of
+torch that this is, and the end of its file's name."""
 MOST_LINES = 8
 MOST_FRAMES = 300
 MOST_STACKS = 500
@@ -272,7 +275,7 @@ class Sampler:
                 line = file, frame.f_lineno or 0, qualified(code)
                 if not lines or lines[-1] != line:  # the frame of a comprehension is that of its function
                     lines.append(line)
-            elif not lines:
+            elif not lines and callee != ANOMALY:
                 callee = self._callee(frame, callee)
                 if part in (CLIP, BETWEEN, LOSS) and "/torch/optim/" in file:
                     part = PARTS[OPTIMIZER]
@@ -283,6 +286,8 @@ class Sampler:
         """Name a library's function. `callee`, the name of the function that it has called, stays where `callee` is of torch: the work of torch counts as torch's,
         whichever library calls torch."""
         code, module = frame.f_code, str(dict.get(frame.f_globals, "__name__", ""))
+        if code.co_name == STACK_OF_ANOMALY[0] and code.co_filename.endswith(STACK_OF_ANOMALY[1]):
+            return ANOMALY
         package = module.partition(".")[0]
         if code.co_name.startswith("_") or code.co_name in WRAPPERS or code.co_filename.startswith(("<", OWN_FILES)):
             return callee

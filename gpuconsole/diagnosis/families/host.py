@@ -29,7 +29,27 @@ def threads_wait_for_each_other(case: Case) -> bool:
     left = case.get("cores", math.inf)
     if case.has("host.others_cpu_ratio", "cores"):
         left -= round(case.value("host.others_cpu_ratio") * left)
-    return waits_for_core(case) and case.get("threads", 0.0) > left
+    return waits_for_core(case) and case.get("threads", 0.0) * max(1.0, case.get("host.processes", 1.0)) > left
+
+
+# --- modes for debugging -----------------------------------------------------------------------------------------
+
+ON = Threshold("on", 0.5, "ratio", "a profiler with a schedule records some steps only; a mode that was left on is on in each step")
+
+
+def in_anomaly_mode(case: Case) -> bool:
+    """Whether anomaly mode is on in most steps: each operator of a forward pass, and each gradient, takes longer than without it."""
+    return case.get("mode.anomaly_ratio", 0.0) >= ON
+
+
+def is_profiled(case: Case) -> bool:
+    """Whether a profiler of the program's own records most steps: each operator takes longer than without it, also those of the optimizer."""
+    return case.get("mode.profiler_ratio", 0.0) >= ON
+
+
+def is_debugged(case: Case) -> bool:
+    """Whether a mode for debugging is on in most steps. The times of passes are then not those of the program alone."""
+    return in_anomaly_mode(case) or is_profiled(case)
 
 
 # --- side work: a share of step time that shrinks if the work runs less often ----------------------------------

@@ -79,6 +79,8 @@ def run_signals(
     if record.others_ratio is not None:
         signals["host.others_cpu_ratio"] = Signal(record.others_ratio, "ratio", "/proc: busy cores without this console and its children")
     signals["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
+    if record.facts.get("local_processes", 1.0) > 1:
+        signals["host.processes"] = Signal(record.facts["local_processes"], "", "processes of the job on this host (LOCAL_WORLD_SIZE)")
     signals["is_gpu"] = Signal(float(run.device != "cpu"), "", "device")
     if summary.mfu_ratio is not None:
         mfu = summary.mfu_ratio / max(0.05, 1 - lost_to_others)

@@ -1,0 +1,72 @@
+"""Modes of torch that slow each step: anomaly mode, a running profiler, deterministic algorithms.
+
+One look takes some attributes of torch, at the start of a backward pass: a program may turn a mode on for its passes only, as `with
+torch.autograd.detect_anomaly()` does. The looks are counted, and so are those that find a mode. The console takes differences: a mode that the program turns
+off again is no cause of later steps.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..clock import now
+from ..protocol import COUNTS
+from .guard import unseen
+from .recorder import OWN
+from .watch import recorder
+
+EVERY_S = 0.4
+"""Seconds between two looks at least. A look takes 2 µs."""
+
+
+class Modes:
+    """`due`: when the next look is."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As in a process that has not trained yet."""
+        self.due = 0.0
+        self._looks = self._sent = 0
+        self._found: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Look which modes are on, at the start of a backward pass of the program."""
+        if OWN not in recorder.stack:
+            self._count()
+
+    def read(self) -> dict[str, float]:
+        """The counters: all looks, and those that have found each mode. A program without backward passes of torch.autograd has no look in one: the modes
+        between two steps count then."""
+        if self._looks == self._sent and now() >= self.due:
+            self._count()
+        self._sent = self._looks
+        return {"mode.looks": float(self._looks), **{f"mode.{name}": float(count) for name, count in self._found.items()}}
+
+    def _count(self) -> None:
+        """Not in steps of a probe or a trial: a profiler there may be ours."""
+        self.due = now() + EVERY_S
+        if recorder.kind != COUNTS or recorder.arm:
+            return
+        self._looks += 1
+        for name in _present():
+            self._found[name] = self._found.get(name, 0) + 1
+
+
+@unseen
+def _present() -> list[str]:
+    """The modes that are on in this thread."""
+    torch = sys.modules["torch"]
+    profiles = getattr(torch._C._autograd, "_profiler_enabled", None)  # no public way to this flag (torch 2.13)
+    found = {
+        "anomaly": torch.is_anomaly_enabled(),
+        "check_nan": torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled(),
+        "profiler": profiles is not None and profiles(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": recorder.on_stream and torch.backends.cudnn.deterministic,
+    }
+    return [name for name, is_on in found.items() if is_on]
+
+
+modes = Modes()
