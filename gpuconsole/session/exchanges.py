@@ -27,6 +27,9 @@ LEAST = 2
 COLLECTIVES, COLLECTIVES_STEPS = "comm.collectives_s", "comm.collectives_steps"
 """Counters that `session.segments` adds to each message: seconds of the collectives that the training thread itself has called, and the steps they
 are of."""
+OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS = "comm.outside_s", "comm.outside_calls", "comm.outside_steps"
+"""Counters too: seconds and number of those collectives that exchange no gradients, and the steps that have some."""
+KINDS = (COLLECTIVES_STEPS, COLLECTIVES, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS)
 
 
 class Exchanges:
@@ -36,11 +39,11 @@ class Exchanges:
         self.by_model: dict[int, deque[Exchange]] = {}
         self.first: dict[int, Exchange] = {}
         """DDP's first iteration of each module."""
-        self._collectives: deque[tuple[float, float]] = deque(maxlen=MESSAGES)
+        self._collectives: deque[dict[str, float]] = deque(maxlen=MESSAGES)
 
     def add(self, exchanges: Sequence[Exchange], counters: Mapping[str, float] | None = None) -> None:
         if counters and COLLECTIVES in counters:
-            self._collectives.append((counters[COLLECTIVES_STEPS], counters[COLLECTIVES]))
+            self._collectives.append({name: counters.get(name, 0.0) for name in KINDS})
         for exchange in exchanges:
             if exchange.iteration > WARM_UP:
                 self.by_model.setdefault(exchange.model, deque(maxlen=KEPT)).append(exchange)
@@ -74,10 +77,26 @@ class Exchanges:
 
     def collectives_s(self) -> float:
         """Seconds in a step of collectives that the training thread itself calls, over the last messages."""
+        return self._in_a_step(COLLECTIVES)
+
+    def outside_s(self) -> float:
+        """The part of that for collectives that exchange no gradients."""
+        return self._in_a_step(OUTSIDE)
+
+    def outside_calls(self) -> float:
+        """The number of those collectives in a step."""
+        return self._in_a_step(OUTSIDE_CALLS)
+
+    def outside_steps(self) -> float:
+        """The share of steps that have some of them."""
+        return self._in_a_step(OUTSIDE_STEPS)
+
+    def _in_a_step(self, counter: str) -> float:
         if not self._collectives:
             return 0.0
-        (first_steps, first_s), (last_steps, last_s) = self._collectives[0], self._collectives[-1]
-        return (last_s - first_s) / (last_steps - first_steps) if last_steps > first_steps else 0.0
+        first, last = self._collectives[0], self._collectives[-1]
+        steps = last[COLLECTIVES_STEPS] - first[COLLECTIVES_STEPS]
+        return (last[counter] - first[counter]) / steps if steps > 0 else 0.0
 
 
 def in_common(processes: Sequence[Exchanges], model: int) -> list[tuple[Exchange, ...]]:

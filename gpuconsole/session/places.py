@@ -73,6 +73,14 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
     }
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
     signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
+    if inside := [sample for sample in samples if sample.part == "comm" and sample.lines]:
+        line, _ = _heaviest((sample.lines[0], sample.weight) for sample in inside)
+        caller, called = _heaviest(
+            (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in inside if sample.lines[0] == line
+        )
+        by = f", called by {caller}" if caller and called >= ONE_CALLER * sum(s.weight for s in inside if s.lines[0] == line) else ""
+        share = sum(sample.weight for sample in inside) / total
+        signals["stack.comm_ratio"] = Signal(share, "ratio", f"{source}: in collectives, most of them at {line}{by}")
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     if most:
         waits = sum(sample.weight for sample in own if (sample.lines[0], sample.part) == (line, part) and sample.kind == WAITS)

@@ -159,7 +159,21 @@ class Ranks:
             source += "; exchanges of gradients: in each one, the process that waited least (DistributedDataParallel's own timer)"
         else:
             least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
-        return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
+        outside = min(exchanges.outside_s() for exchanges in timed) * len(common)
+        return {
+            "ranks.least_comm_ratio": Signal(least / wall, "ratio", source),
+            "comm.outside_ratio": Signal(
+                min(outside, least) / wall,
+                "ratio",
+                "step breakdown: collectives that exchange no gradients, of the process that spends the least time in them",
+            ),
+            "comm.outside_steps_ratio": Signal(
+                min(exchanges.outside_steps() for exchanges in timed), "ratio", "steps with such a collective, over all steps"
+            ),
+            "comm.outside_calls_per_step": Signal(
+                min(exchanges.outside_calls() for exchanges in timed), "", "calls of those collectives on the training thread"
+            ),
+        }
 
     def _sampled(self, rank: int) -> list[Step]:
         """The last steps for which run-queue delay was read; empty while there are fewer than LEAST_STEPS."""

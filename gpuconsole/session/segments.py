@@ -19,7 +19,7 @@ import msgspec
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S
-from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, Exchanges
+from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS, Exchanges
 from gpuconsole.session.places import LEAST_REST, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
@@ -133,6 +133,8 @@ class SegmentFold:
         self._collectives_s = self._steps = 0.0
         self.eval_s = self.eval_with_gradients_s = 0.0
         """Seconds of evaluation, and of its passes that recorded gradients."""
+        self._outside_s, self._outside_calls, self._outside_steps = 0.0, 0, 0
+        """Seconds and number of the collectives that exchange no gradients, and the steps that have some."""
         self._backward_s: deque[float] = deque(maxlen=BACKWARD_STEPS)
         self._passed_without: deque[bool] = deque(maxlen=RECENT)
         """For each of the last steps, whether it had a pass without gradients."""
@@ -169,6 +171,9 @@ class SegmentFold:
                 COLLECTIVES_STEPS: self._steps,
                 EVAL_S: self.eval_s,
                 EVAL_WITH_GRADIENTS_S: self.eval_with_gradients_s,
+                OUTSIDE: self._outside_s,
+                OUTSIDE_CALLS: float(self._outside_calls),
+                OUTSIDE_STEPS: float(self._outside_steps),
             },
             event.exchanges,
         )
@@ -198,7 +203,7 @@ class SegmentFold:
         fed = self._fed(codes)
         before, after = self._neighbours(codes)
         unseen = _before_backward(codes)
-        begun, own, part = raw.start, 0.0, 0
+        begun, own, part, outside_before = raw.start, 0.0, 0, self._outside_calls
         unmarked_s, seldom = [0.0, 0.0], ([0.0] * len(PHASES), [0.0] * len(PHASES))
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
             seconds, begun = end - begun, end
@@ -208,6 +213,9 @@ class SegmentFold:
             if code == UNMARKED:
                 unmarked_s[part] += seconds
                 continue
+            if code == COMM and not self._exchanges_gradients(codes, i, before[i], after[i]):
+                self._outside_s += seconds
+                self._outside_calls += 1
             if code == DATA or code >= LOADER:
                 part = 1
             if code == GAP and i in saving:
@@ -229,6 +237,7 @@ class SegmentFold:
                     seldom[part][phase] += share * seconds
                 if raw.runq is not None:
                     delays[phase] += share * (raw.runq[i + 1] - raw.runq[i])
+        self._outside_steps += self._outside_calls > outside_before
         wall = raw.ends[-1] - raw.start - own
         if UNMARKED in codes:
             for part, seconds in enumerate(unmarked_s):
@@ -251,6 +260,14 @@ class SegmentFold:
             raw.arm,
             kind,
         )
+
+    def _exchanges_gradients(self, codes: list[int], place: int, before: int | None, after: int | None) -> bool:
+        """Whether a collective may exchange gradients, or belongs to a pass: it lies within the pass; or between the backward pass and the optimizer, where
+        DistributedDataParallel does not exchange them."""
+        around = {codes[place - 1] if place else None, codes[place + 1] if place + 1 < len(codes) else None}
+        if len(around) == 1 and around <= {FORWARD, NO_GRAD, BACKWARD, COMPILED, OPTIMIZER}:
+            return True
+        return before == BACKWARD and after == OPTIMIZER and not self._exchanges
 
     def _divided(self, unmarked_s: float, part: int) -> list[float]:
         """The unmarked time of a part of a light step by phase, in the proportions of the last FULL_STEPS steps with all segments; of those with about

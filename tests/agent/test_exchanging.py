@@ -132,3 +132,16 @@ def test_the_cause_and_its_remedy(kind: str, rule: str, change: dict[str, Any], 
     found = job(tmp_path, kind)
     assert found.faults[0] == rule
     assert found.findings[rule]["suggestions"][0]["changes"] == change
+
+
+@pytest.mark.parametrize("kind", matrix(["each", "20"], in_ci=("each",)))
+def test_metrics_that_are_reduced_in_each_step_are_named_with_their_line(kind: str, tmp_path: Path) -> None:
+    program = PROGRAM.with_name("reduced.py")
+    ran = watched(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(program), kind, str(JOB_S))
+    assert ran.code == 0, ran.err
+    finding = next(finding for finding in ran.run["findings"] if finding["rule"] == "comm.outside_backward")
+    assert finding["state"] == ("fires" if kind == "each" else "clear"), finding
+    if kind == "each":
+        assert "11 collectives" in finding["summary"] and "log_all, called by reduced.py:" in finding["summary"]
+        assert not finding.get("suggestions")
+        assert "rank" not in next(other for other in ran.run["findings"] if other["rule"] == "comm.straggler").get("summary", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -13,8 +14,10 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Exchange, Step, Summary
+from gpuconsole.session.segments import BACKWARD, COMM, FORWARD, GAP, OPTIMIZER, RawStep, SegmentFold
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, RankJoined, RunOpened, Started, Steps
+from tests.diagnosis.cases import case, check
 
 KNOBS: Knobs = {"nproc": 2, "sharding": "ddp", "bucket_cap_mb": 25.0, "gradient_accumulation_steps": 1, "precision": "fp32"}
 FACTS = {"threads": 1.0, "world_size": 2.0, "exchange.bytes": 2e7, "trainable_parameters": 5e6}
@@ -134,3 +137,58 @@ def test_sharded_models_have_no_figure() -> None:
     signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.001), {"sharding": "zero3"}, {"exchange.bytes": 0.0}, per_step=0)
     assert "comm.exposed_s" not in signals
     assert findings["comm.exposed"].state == "cant_tell" and findings["comm.exposed"].missing == ("comm.exposed_s",)
+
+
+def reduced(outside: float, steps: float = 1.0, least: float = 0.6, **more: float) -> Case:
+    """A job of two processes under DistributedDataParallel whose exchange of gradients takes 2 ms of a step of 100 ms."""
+    on = {"comm__outside_ratio": outside, "comm__outside_steps_ratio": steps, "comm__outside_calls_per_step": 11.0 * steps}
+    times = {"comm__exposed_s": 0.002, "comm__pass_s": 0.03, "comm__pass_alone_s": 0.028, "ranks__least_comm_ratio": least}
+    times |= {"comm__bytes_per_step": 2e7, "comm__straggler_ratio": 1.01, "comm__late_s": 0.0003, "comm__straggler_spread": 0.001}
+    found = case(knobs=KNOBS, **{**times, **on, "ranks__busiest": 0.0, **more})
+    place = Signal(
+        0.6,
+        "ratio",
+        "400 stack samples of ordinary steps: in collectives, most of them at train.py:9 log_all, called by train.py:30 <module>",
+    )
+    return dataclasses.replace(found, is_job=True, signals={**found.signals, "stack.comm_ratio": place})
+
+
+def test_metrics_that_are_reduced_in_each_step_are_named_with_their_line_and_never_advised_no_sync() -> None:
+    findings = {finding.rule: finding for finding in evaluate(reduced(0.55))}
+    finding = findings["comm.outside_backward"]
+    assert finding.state == "fires" and finding.recoverable_ratio == pytest.approx(0.55 * 0.95)
+    assert "11 collectives" in finding.summary and "train.py:9 log_all, called by train.py:30 <module>" in finding.summary
+    assert not finding.suggestions and "no_sync" not in finding.summary
+    assert findings["comm.exposed"].state == "clear"
+
+
+@pytest.mark.parametrize("found", [reduced(0.05), reduced(0.3, steps=0.05), reduced(0.0)])
+def test_metrics_that_are_reduced_seldom_are_no_fault(found: Case) -> None:
+    assert check("comm.outside_backward", found).state == "clear"
+
+
+def test_exchanges_of_gradients_still_count_beside_metrics() -> None:
+    findings = {finding.rule: finding for finding in evaluate(reduced(0.2, comm__exposed_s=0.03))}
+    assert findings["comm.exposed"].state == findings["comm.outside_backward"].state == "fires"
+    assert findings["comm.exposed"].suggestions[0].changes == {"gradient_accumulation_steps": 4}
+
+
+def test_no_process_is_slow_where_collectives_divide_their_time_unevenly() -> None:
+    assert check("comm.straggler", reduced(0.55, ranks__busy_ratio=1.21)).state == "clear"
+    late = check("comm.straggler", reduced(0.02, ranks__busy_ratio=1.5))
+    assert late.state == "fires" and "rank 0" in late.summary
+
+
+def test_collectives_between_backward_pass_and_optimizer_may_exchange_gradients() -> None:
+    fold = SegmentFold()
+
+    def step(*codes: int) -> None:
+        fold.step(RawStep(1, 0.0, list(codes), [float(n + 1) for n in range(len(codes))], 1, 0, None, 0, 0))
+
+    step(FORWARD, BACKWARD, GAP, COMM, GAP, OPTIMIZER)
+    step(FORWARD, COMM, FORWARD, BACKWARD, OPTIMIZER)  # buffers of DistributedDataParallel, within the pass
+    assert fold._outside_calls == 0
+    step(FORWARD, BACKWARD, GAP, OPTIMIZER, GAP, COMM, GAP, COMM, GAP)
+    assert (fold._outside_calls, fold._outside_s, fold._outside_steps) == (2, 2.0, 1)
+    step(FORWARD, GAP, COMM, GAP, BACKWARD, OPTIMIZER)
+    assert fold._outside_calls == 3

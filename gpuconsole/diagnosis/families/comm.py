@@ -44,8 +44,14 @@ def share_of_gradients(case: Case) -> float:
 
 def _exposed_of_a_pass(case: Case) -> float:
     lost = lost_to_small_buckets(case) if buckets_can_be_small(case) else 0.0
-    in_steps = case.get("ranks.least_comm_ratio", 0.0) / max(1.0, case.get("comm.exchanges_per_step", 1.0))
+    in_steps = max(0.0, case.get("ranks.least_comm_ratio", 0.0) - outside_ratio(case)) / max(1.0, case.get("comm.exchanges_per_step", 1.0))
     return (1 - lost) * max(case.value("comm.exposed_s") / case.value("step_s"), in_steps)
+
+
+def outside_ratio(case: Case) -> float:
+    """Share of a step in collectives of a job's program that exchange no gradients, such as metrics: neither fewer exchanges of gradients nor other buckets
+    change it."""
+    return case.get("comm.outside_ratio", 0.0)
 
 
 def buckets_can_be_small(case: Case) -> bool:
@@ -65,6 +71,7 @@ def late_alone(case: Case) -> float:
 
 
 def late_outside(case: Case) -> float:
-    """The same outside of passes, from the account. 1 where that is not certain."""
+    """The same outside of passes, from the account. 1 where that is not certain: the time in collectives is divided between the processes as the system wakes
+    them, so a difference that is small beside that time is none."""
     outside = case.get("ranks.busy_ratio", 1.0)
-    return outside if outside >= LATE_OUTSIDE else 1.0
+    return outside if outside >= LATE_OUTSIDE and 1 - 1 / outside >= outside_ratio(case) / 2 else 1.0

@@ -18,6 +18,7 @@ class CommExposed(Rule):
     reads = (
         "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s", "comm.pass_s", "comm.pass_alone_s",
         "comm.exposed_spread_s", "comm.bytes_per_step", "optimizer_ratio", "comm.exchange_large_s", "comm.exchange_now_s",
+        "comm.outside_ratio",
     )  # fmt: skip
     text = """Probe P7 runs passes on a resident batch with and without communication, alternately and on all processes at once (DDP: no_sync(); sharded
 models and split matrices: collectives that return local data). The exposed time is the time of a pass with communication minus the time of
@@ -25,7 +26,7 @@ the slowest process without it: no computation hides this part. In ordinary step
 other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
 In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
 of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
-With FSDP it is not known.
+With FSDP it is not known. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
 Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""

@@ -17,7 +17,7 @@ class CommStraggler(Rule):
     knobs = ("straggler_ms",)
     reads = (
         "step_s", "comm.straggler_ratio", "comm.straggler_spread", "ranks.busy_ratio", "comm.late_s", "comm.pass_alone_s",
-        "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest",
+        "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest", "comm.outside_ratio",
     )  # fmt: skip
     text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process is visible. Step times are
 equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the step breakdown: the time

@@ -17,7 +17,7 @@ class GpuComputeBoundHealthy(Rule):
     clear_title = "Not at the compute limit"
     thresholds = (device.MFU, device.MFU_CAUSAL)
     reads = (
-        "mfu_ratio", "data_wait_ratio", "logging_ratio", "checkpoint_ratio", "step_s", "ranks.least_comm_ratio",
+        "mfu_ratio", "data_wait_ratio", "logging_ratio", "checkpoint_ratio", "step_s", "ranks.least_comm_ratio", "comm.outside_ratio",
         "comm.exchanges_per_step", "comm.exposed_s", "mbu_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "threads", "cores",
         "is_gpu", "mfu_causal_ratio",
     )  # fmt: skip

@@ -41,9 +41,10 @@ def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, 
     least, busy, busiest = (signals.get(name) for name in ("ranks.least_comm_ratio", "ranks.busy_ratio", "ranks.busiest"))
     if least is None or busy is None or busiest is None or not least.value:
         return {}
+    outside = signals["comm.outside_ratio"].value if "comm.outside_ratio" in signals else 0.0
     passes, step_s = int(record.run.knobs.get("gradient_accumulation_steps", 1)), signals["step_s"].value
-    exposed = least.value * step_s
-    alone = step_s - exposed
+    exposed = max(0.0, least.value - outside) * step_s
+    alone = step_s * (1 - least.value)
     source = "step breakdown: a whole step"
     passive = {
         "comm.exposed_s": Signal(exposed, "s", f"{least.source}; collectives that the program calls"),
