@@ -36,7 +36,7 @@ EFFECTS = {
 class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     """The line of the user's program that made an object: where a patch would change something.
 
-    `kind`: `loader`, `optimizer`, `ddp` or `compile`. `file` is the path that Python has, `line` the first line of the call (from 1).
+    `kind`: `loader`, `optimizer`, `ddp`, `compile`, or `iterator`: a line that makes an iterator of a DataLoader for each batch. `file` is the path that Python has, `line` the first line of the call (from 1).
     `function`: the function around the line. `library`: the package (for example `transformers`) where no line of the program itself made
     the object. `again`: the line has made another one since the training began, as in each epoch.
     """

@@ -114,6 +114,7 @@ class WorkCounts:
                     f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
                 ),
                 "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
+                **_epoch_signal(gained, over),
                 **_sampler_signal(gained, wall, over),
                 **_evaluation_signal(gained, over),
             }
@@ -168,6 +169,18 @@ def _evaluation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
         return {}
     source = f"passes in eval mode with gradients that no backward pass follows, {over}"
     return {"eval.with_gradients_ratio": Signal(gained[EVAL_WITH_GRADIENTS_S] / gained[EVAL_S], "ratio", source)}
+
+
+def _epoch_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
+    """`loader.calls_per_epoch`: known in a job of the user's own."""
+    if not gained["loader.batches"] or not gained["loader.restarts"]:
+        return {}
+    calls = gained["loader.batches"] / gained["loader.restarts"]
+    return {
+        "loader.calls_per_epoch": Signal(
+            calls, "", f"calls of next() for each iterator of the DataLoader, {over}; a loop has one more than batches"
+        )
+    }
 
 
 def _sampler_signal(gained: Counter[str], wall: float, over: str) -> dict[str, Signal]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
+import torch
 
 from gpuconsole.diagnosis.engine import Steadied, evaluate
+from gpuconsole.diagnosis.families import loader as loader_family
 from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case, Missing
 from gpuconsole.model.finding import Signal
@@ -414,3 +417,57 @@ def test_the_processes_of_a_host_share_its_cores() -> None:
     assert finding.suggestions[0].changes == {"num_threads": 4}
     enough = check("host.cpu_contention", case(runq_ratio=0.5, threads=4.0, cores=32.0, host__processes=8.0, host__others_cpu_ratio=0.0))
     assert enough.note and "other processes" in enough.summary
+
+
+def test_an_iterator_in_each_step_is_named_with_its_line_and_comes_before_processes_that_stay() -> None:
+    on = {
+        "data_wait_ratio": 0.6,
+        "data_wait_excess_ratio": 0.1,
+        "data_wait_typical_ratio": 0.55,
+        "loader__restart_ratio": 0.6,
+        "loader__restarts": 90.0,
+    }
+    found = case(knobs={**WORKERS, "num_workers": 2}, **on, loader__calls_per_epoch=1.0, **FAST)
+    line = Signal(1.0, "", "calls of next() for each iterator of the DataLoader, over 5 s; iter() at train.py:25 drawn")
+    found = dataclasses.replace(found, signals={**found.signals, "loader.calls_per_epoch": line})
+    finding = check("input.epoch_restart", found)
+    assert (finding.state, finding.title) == ("fires", "A new iterator of the DataLoader in every step")
+    assert "at train.py:25 drawn: 60 % of the time. Each one starts 2 worker processes" in finding.summary
+    assert finding.suggestions[0].changes == {"persistent_workers": True} and "second best" in finding.suggestions[0].why
+    one_batch = check("input.epoch_restart", case(knobs=WORKERS, **on, loader__calls_per_epoch=2.0, **FAST))
+    assert one_batch.title == "Every epoch restarts the loader processes", "a loop over a loader whose epoch is one batch"
+    no_workers = check("input.epoch_restart", case(**on, loader__calls_per_epoch=1.0, loader__sampler_ratio=0.01, **FAST))
+    assert no_workers.state == "clear", "the batch is loaded in any case"
+
+
+def test_rows_of_tensors_that_are_fetched_one_by_one_are_indexed_at_once() -> None:
+    loads = loader(rate=200.0, plus_1=300.0, cpu=0.9)
+    found = case(data_wait_ratio=0.8, loader__row_bytes=132.0, **loads)
+    finding = check("input.one_by_one", found)
+    assert finding.state == "fires" and "BatchSampler(RandomSampler(dataset), 16, drop_last=False), batch_size=None)" in finding.summary
+    assert [other.rule for other in evaluate(found) if other.state == "fires" and other.rule.startswith("input.")] == ["input.one_by_one"]
+    for other in (
+        case(data_wait_ratio=0.8, loader__row_bytes=1e6, **loads),
+        case(data_wait_ratio=0.8, **loads),
+        case(loader__row_bytes=132.0),
+    ):
+        assert check("input.one_by_one", other).state == "clear"
+
+
+def test_workers_for_a_stream_that_does_not_divide_its_samples_come_with_the_lines_that_divide_them() -> None:
+    slow = {"data_wait_ratio": 0.6, **loader(rate=60.0, plus_1=120.0, cpu=0.1)}
+    code = check("input.slow_storage", case(**slow, loader__unsharded=1.0)).suggestions[0].code
+    assert code.index("get_worker_info()") < code.index("DataLoader(")
+    assert "get_worker_info" not in check("input.slow_storage", case(**slow, loader__unsharded=0.0)).suggestions[0].code
+
+
+def test_the_lines_that_divide_a_stream_give_each_sample_once() -> None:
+    names: dict[str, object] = {"torch": torch, "itertools": itertools}
+    exec(loader_family.SHARDING, names)
+    stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": names["__iter__"], "samples": lambda self: iter(range(10))})
+    workers: tuple[int, ...] = (0, 2)
+    for number in workers:
+        batches = torch.utils.data.DataLoader(
+            stream(), batch_size=None, num_workers=number, multiprocessing_context="fork" if number else None
+        )
+        assert sorted(int(sample) for sample in batches) == list(range(10))

@@ -13,10 +13,10 @@ from .changes.control import Control
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
-from .guard import unseen
+from .guard import ask, unseen
 from .structure import structure
 from .trackers import open_runs
-from .watch import cell_of, watch
+from .watch import cell_of, is_program, watch
 
 DDP = "DistributedDataParallel"
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
@@ -110,7 +110,27 @@ def facts() -> dict[str, float]:
         numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
         numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
         numbers["linear_parameters"] = float(model.linear_parameters)
-    return numbers | model.transformer | _tf32() | communication.exchanges.facts()
+    return numbers | model.transformer | _dataset() | _tf32() | communication.exchanges.facts()
+
+
+def _dataset() -> dict[str, float]:
+    """What decides whether workers, or indices of a whole batch, are a remedy: the bytes of a sample where the training's DataLoader fetches the rows of a
+    TensorDataset one by one; and whether an IterableDataset of the program's own divides its samples among workers."""
+    loader, _ = training_loader(watch)
+    data = sys.modules.get("torch.utils.data")
+    if loader is None or data is None:
+        return {}
+    dataset = loader.dataset
+    if issubclass(type(dataset), data.IterableDataset):
+        own = [kind for kind in type(dataset).__mro__ if is_program(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")]
+        if not own or type(dataset) is not own[0]:  # one of a library divides its samples in its own way
+            return {}
+        names = {name for kind in own for value in vars(kind).values() for name in getattr(ask(value, "__code__"), "co_names", ())}
+        return {"loader.unsharded": float("get_worker_info" not in names)}
+    plain = type(dataset) is data.TensorDataset and loader.batch_sampler is not None and loader.collate_fn is data.default_collate
+    if not plain or hasattr(type(dataset), "__getitems__"):
+        return {}
+    return {"loader.row_bytes": float(sum(tensor.element_size() * tensor[:1].numel() for tensor in dataset.tensors))}
 
 
 def _tf32() -> dict[str, float]:

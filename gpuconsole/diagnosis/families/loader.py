@@ -73,6 +73,24 @@ def restarting(case: Case) -> bool:
     return bool(_workers(case)) and restart_ratio(case) >= least_restart(case).value and _most_of_wait(case, restart_ratio(case), 0.5)
 
 
+FEW_CALLS = Threshold(
+    "calls", 1.2, "", "a loop over a loader calls next() at least twice for each iterator, also where an epoch is one batch"
+)
+
+
+def renewing(case: Case) -> bool:
+    """Whether the program makes a new iterator for each batch: iter(loader) in every step."""
+    return case.get("loader.restarts", 0.0) >= RESTARTS and case.get("loader.calls_per_epoch", 2.0) <= FEW_CALLS
+
+
+SMALL_ROW = Threshold("row", 65536.0, "B", "to copy a row of 64 KiB takes as long as to fetch it in Python: some microseconds")
+
+
+def fetching_rows(case: Case) -> bool:
+    """Whether the step waits while the loader fetches small rows of tensors one by one, and stacks them."""
+    return waits(case) and 0 < case.get("loader.row_bytes", 0.0) <= SMALL_ROW
+
+
 def ordering(case: Case) -> bool:
     """Whether the sampler, which runs in the training process, causes most of the wait at the starts of epochs: it sorts all samples, or draws by weight.
     Neither workers nor their processes that stay shorten that."""
@@ -216,4 +234,14 @@ def worker_code(case: Case, workers: int) -> str:
     """The call. Workers that stay over the epochs do not see what a program changes in its dataset, so only those of a job stay that stay already."""
     prefetch = case.knobs.get("prefetch_factor", 2)
     stay = "persistent_workers=True, " if case.knobs.get("persistent_workers", not case.is_job) else ""
-    return f"DataLoader(dataset, ..., num_workers={workers}, {stay}prefetch_factor={prefetch})"
+    call = f"DataLoader(dataset, ..., num_workers={workers}, {stay}prefetch_factor={prefetch})"
+    return f"{SHARDING}\n{call}" if case.get("loader.unsharded", 0.0) else call
+
+
+SHARDING = """# first, in the IterableDataset: each worker has a copy of it, and would load all samples
+def __iter__(self):
+    worker = torch.utils.data.get_worker_info()
+    number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    for sample in itertools.islice(self.samples(), number, None, count):
+        yield sample   # self.samples(): what __iter__ gives now
+# then:"""

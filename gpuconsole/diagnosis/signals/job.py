@@ -33,7 +33,26 @@ in the training thread, because the agent reads the clocks of that thread at som
 def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
     """The passive signals over these steady steps. `signals`: those of the run so far."""
     stacks = signals_of(record.stacks.since(steps[0].t))
-    return _side_work(steps, signals) | _loader(record, steps, signals) | stacks
+    return _side_work(steps, signals) | _loader(record, steps, signals) | _program(record, signals) | stacks
+
+
+def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
+    """What the agent has read of the training's dataset, and the line that makes an iterator for each batch."""
+    passive = {}
+    if record.facts.get("loader.row_bytes"):
+        passive["loader.row_bytes"] = Signal(
+            record.facts["loader.row_bytes"], "B", "torch.utils.data.TensorDataset, stacked by default_collate: a sample"
+        )
+    if "loader.unsharded" in record.facts:
+        source = "an IterableDataset of the program: whether its class never asks get_worker_info"
+        passive["loader.unsharded"] = Signal(record.facts["loader.unsharded"], "", source)
+    sites = record.run.job.sites if record.run.job is not None else []
+    site = next((site for site in sites if site.kind == "iterator"), None)
+    calls = signals.get("loader.calls_per_epoch")
+    if site is not None and calls is not None:
+        line = f"{site.file.rpartition('/')[2]}:{site.line} {site.function}"
+        passive["loader.calls_per_epoch"] = Signal(calls.value, calls.unit, f"{calls.source}; iter() at {line}")
+    return passive
 
 
 def _side_work(steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:

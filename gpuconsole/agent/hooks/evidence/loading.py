@@ -23,6 +23,9 @@ WORKERS_EVERY_S = 0.25
 """Seconds between two readings of the loader's processes at least, apart from those of each message: 5 µs for each process."""
 MOST_PLACES = 512
 """Places that are told apart. The oldest is forgotten then: it may be one of a class of datasets that the program no longer has."""
+FEW, EPOCHS_SEEN = 1.2, 4
+"""Calls of `next` in an epoch, on average over so many epochs at least, below which the program makes an iterator for each batch. A loop over a loader calls
+it once more than there are batches, so an epoch of one batch has two."""
 FRAMES = 2
 """Calls in the program that tell places apart: the call that makes the loader, and the call of the function around it. One helper may make the loader
 of the training and the one of the evaluation."""
@@ -34,6 +37,8 @@ class Place:
     def __init__(self, code: int) -> None:
         self.code = code
         self.batches = self.epochs = 0
+        self.renews = False
+        """Whether the program makes an iterator for each batch, and the line is known."""
         self.opened: float | None = None
         """The seconds that the start of an epoch has taken so far, where it has no batch yet."""
 
@@ -110,6 +115,9 @@ class Loading:
         place = self.place_of(loader)
         place.epochs = max(place.epochs, int(place.batches > 0)) + 1
         place.opened = seconds
+        if not place.renews and place.epochs > EPOCHS_SEEN and place.batches <= FEW * (place.epochs - 1):
+            place.renews = True
+            watch.note_made("iterator", loader)
         if place is self.place:
             self._read_workers(now())
 
@@ -156,7 +164,12 @@ class Loading:
         if self.place is None:
             return {}
         self._read_workers(now())
-        counters = {"loader.restarts": float(self._restarts), "loader.restart_s": self._restart_s, "loader.sampler_s": self._sampler_s}
+        counters = {
+            "loader.batches": float(self.place.batches),
+            "loader.restarts": float(self._restarts),
+            "loader.restart_s": self._restart_s,
+            "loader.sampler_s": self._sampler_s,
+        }
         for who, totals in (("here", self._here), ("workers", self._workers)):
             counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
         return counters
