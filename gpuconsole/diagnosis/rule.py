@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
+from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Resource, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.knobs.knob import Value
@@ -82,7 +83,7 @@ class Case:
     """The input of all rules about one run. `signals` by name; `serves`: a model server under load, not training.
 
     `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has only the settings that the server reports.
-    `is_job`: a job of the user's own, in which some probes measure more and some less.
+    `is_job`: a job of the user's own, in which some probes measure more and some less. `loop`: the framework that runs its loop, see `JobFacts`.
     `read` collects the names of the requested signals, measured or not, in the order of the first request.
     """
 
@@ -91,13 +92,14 @@ class Case:
     serves: bool = False
     elsewhere: bool = False
     is_job: bool = False
+    loop: str = ""
     read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
         """The case of `run` with its present `signals`."""
         seen = {name.removeprefix(SEEN): int(signal.value) for name, signal in signals.items() if name.startswith(SEEN)}
-        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere, run.is_job)
+        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere, run.is_job, run.job.loop if run.job is not None else "")
 
     def setting(self, name: str) -> Value:
         """A knob of the model server. Raises CantTell where the server does not report the setting."""
@@ -161,6 +163,9 @@ class Case:
         if predicted is not None:
             low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))
             predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
+        framework = code_for(self.loop, changes)
+        if framework not in code:
+            code = framework
         return Suggestion(changes, predicted, f"{describe_changes(changes, self.knobs)}: {why}", code)
 
 

@@ -81,6 +81,8 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     sites: list[Site] = []
     trackers: list[TrackerRun] = []
     lines: dict[str, str] = {}
+    loop: str = ""
+    """The framework that runs the training loop: `transformers` (its Trainer) or `lightning`; empty where the program does."""
     dataset_stays: bool = False
     """Whether the dataset was the same at the start of each epoch since its workers were changed. Only such a dataset may have persistent workers."""
 

@@ -459,6 +459,9 @@ def test_workers_for_a_stream_that_does_not_divide_its_samples_come_with_the_lin
     code = check("input.slow_storage", case(**slow, loader__unsharded=1.0)).suggestions[0].code
     assert code.index("get_worker_info()") < code.index("DataLoader(")
     assert "get_worker_info" not in check("input.slow_storage", case(**slow, loader__unsharded=0.0)).suggestions[0].code
+    trainer = dataclasses.replace(case(**slow, loader__unsharded=1.0), is_job=True, loop="transformers")
+    code = check("input.slow_storage", trainer).suggestions[0].code
+    assert code.index("get_worker_info()") < code.index("TrainingArguments(..., dataloader_num_workers=")
 
 
 def test_the_lines_that_divide_a_stream_give_each_sample_once() -> None:
@@ -471,3 +474,30 @@ def test_the_lines_that_divide_a_stream_give_each_sample_once() -> None:
             stream(), batch_size=None, num_workers=number, multiprocessing_context="fork" if number else None
         )
         assert sorted(int(sample) for sample in batches) == list(range(10))
+
+
+SLOW_STREAM = {"data_wait_ratio": 0.6, **loader(rate=60.0, plus_1=120.0, cpu=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "rule", "changes", "code"),
+    [
+        ("transformers", "input.slow_storage", SLOW_STREAM, "TrainingArguments(..., dataloader_num_workers="),
+        ("lightning", "input.slow_storage", SLOW_STREAM, "DataLoader(dataset, ..., num_workers="),
+        ("lightning", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "Trainer(..., log_every_n_steps=20)"),
+        ("transformers", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "logging_steps=20)"),
+        ("", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "if step % 20 == 0:"),
+    ],
+)
+def test_where_a_framework_runs_the_loop_the_code_is_its_own_setting(loop: str, rule: str, changes: dict[str, float], code: str) -> None:
+    finding = check(rule, dataclasses.replace(case(**changes), is_job=True, loop=loop))
+    assert code in finding.suggestions[0].code, finding.suggestions
+    assert "log_every is" not in finding.summary, "the program has no setting of that name"
+
+
+def test_a_larger_batch_without_a_loader_is_no_line_of_a_loader() -> None:
+    small = case(probe__batch_cost_ratio=0.4)
+    assert check("gpu.small_batch", small).suggestions[0].code == "DataLoader(dataset, batch_size=64, ...)"
+    without = {name: value for name, value in small.knobs.items() if name != "num_workers"}
+    found = check("gpu.small_batch", dataclasses.replace(small, knobs=without, is_job=True))
+    assert found.suggestions[0].code.startswith("batch_size = 64")

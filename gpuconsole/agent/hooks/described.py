@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -34,6 +35,22 @@ def place() -> tuple[int, int]:
     if group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
     return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
+
+
+LOOPS = {"transformers.trainer": "transformers", "lightning.pytorch.loops": "lightning", "pytorch_lightning.loops": "lightning"}
+"""The begins of the names of modules that run a training loop, and their frameworks."""
+
+
+def loop() -> str:
+    """The framework whose loop the present step belongs to; empty for a loop of the program's own. Called on the training thread, between two steps."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = str(dict.get(frame.f_globals, "__name__", ""))
+        for module, framework in LOOPS.items():
+            if name.startswith(module):
+                return framework
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 def processes_here() -> int:
@@ -128,9 +145,10 @@ def _dataset() -> dict[str, float]:
         names = {name for kind in own for value in vars(kind).values() for name in getattr(ask(value, "__code__"), "co_names", ())}
         return {"loader.unsharded": float("get_worker_info" not in names)}
     plain = type(dataset) is data.TensorDataset and loader.batch_sampler is not None and loader.collate_fn is data.default_collate
-    if not plain or hasattr(type(dataset), "__getitems__"):
+    tensor_class = sys.modules["torch"].Tensor
+    if not plain or hasattr(type(dataset), "__getitems__") or any(type(tensor) is not tensor_class for tensor in dataset.tensors):
         return {}
-    return {"loader.row_bytes": float(sum(tensor.element_size() * tensor[:1].numel() for tensor in dataset.tensors))}
+    return {"loader.row_bytes": float(sum(tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in dataset.tensors))}
 
 
 def _tf32() -> dict[str, float]:
@@ -187,6 +205,7 @@ def job_facts() -> dict[str, Any]:
         "sites": sites(),
         "trackers": open_runs(),
         "lines": {file: lines for file, lines in watch.lines.items() if lines},
+        "loop": loop(),
         "dataset_stays": bool(Control.dataset_stays),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
 from gpuconsole.diagnosis.signals.job import IN_TIME
 
@@ -71,6 +72,13 @@ def restarting(case: Case) -> bool:
     if ordering(case):
         return True
     return bool(_workers(case)) and restart_ratio(case) >= least_restart(case).value and _most_of_wait(case, restart_ratio(case), 0.5)
+
+
+def batch_code(case: Case, batch: int) -> str:
+    """The line that sets the size of a batch."""
+    if case.is_job and not has_loader(case):
+        return f"batch_size = {batch}   # where the program makes its batches"
+    return f"DataLoader(dataset, batch_size={batch}, ...)"
 
 
 FEW_CALLS = Threshold(
@@ -234,7 +242,8 @@ def worker_code(case: Case, workers: int) -> str:
     """The call. Workers that stay over the epochs do not see what a program changes in its dataset, so only those of a job stay that stay already."""
     prefetch = case.knobs.get("prefetch_factor", 2)
     stay = "persistent_workers=True, " if case.knobs.get("persistent_workers", not case.is_job) else ""
-    call = f"DataLoader(dataset, ..., num_workers={workers}, {stay}prefetch_factor={prefetch})"
+    own = f"DataLoader(dataset, ..., num_workers={workers}, {stay}prefetch_factor={prefetch})"
+    call = code_for(case.loop, {"num_workers": workers}) or own
     return f"{SHARDING}\n{call}" if case.get("loader.unsharded", 0.0) else call
 
 

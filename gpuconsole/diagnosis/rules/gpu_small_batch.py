@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import passes
+from gpuconsole.diagnosis.families import loader, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, high_if
 
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch takes 3.1x the time or less: fixed cost is 30 % or more of the step")
@@ -46,7 +46,7 @@ like fixed cost: host.cpu_contention then fires instead."""
         batch = int(case.knobs["batch_size"]) * factor
         interval = Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR))
         why = "more samples/s. This changes training: scale the learning rate, or check the loss per sample"
-        larger = case.suggest({"batch_size": batch}, interval, why, f"DataLoader(dataset, batch_size={batch}, ...)")
+        larger = case.suggest({"batch_size": batch}, interval, why, loader.batch_code(case, batch))
         changes = [larger if room else None]
         confidence = high_if(cost + case.get("probe.batch_cost_spread", 0.1) <= COST + 0.1)
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=changes)

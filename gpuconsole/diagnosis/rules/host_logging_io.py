@@ -20,8 +20,16 @@ and evaluation, and so measures their total cost. Predicted for records N times 
 of logging."""
 
     def summary(self, case: Case, share: float) -> str:
-        return f"log records take {percent(share)} of step time (log_every is {case.knobs['log_every']})"
+        return f"log records take {percent(share)} of step time ({_how_often(case)})"
 
     def suggestions(self, case: Case, every: int, predicted: Interval) -> list[Suggestion | None]:
         code = f"if step % {every} == 0:\n    logger.log(metrics)   # or hand records to a writer thread"
         return [case.suggest({"log_every": every}, predicted, "the same records, 20 times less often", code)]
+
+
+def _how_often(case: Case) -> str:
+    """The knob of a built-in run; in a job, what the steps show: the program has no setting of that name."""
+    every = int(case.knobs["log_every"])
+    if not case.is_job:
+        return f"log_every is {every}"
+    return "in each step" if every <= 1 else f"in one of {every} steps"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import loader
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of device memory (PyTorch profiler 90 %, TraceML 92 %)")
@@ -28,6 +29,5 @@ may fail at the next larger input. On a GPU, the caching allocator also starts t
         code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
         again = case.suggest({"gradient_checkpointing": True}, None, why, code)
         batch = int(case.knobs.get("batch_size", 1)) // 2
-        code = f"DataLoader(dataset, batch_size={batch}, ...)"
-        smaller = case.suggest({"batch_size": batch}, None, "half of the activations", code) if batch else None
+        smaller = case.suggest({"batch_size": batch}, None, "half of the activations", loader.batch_code(case, batch)) if batch else None
         return self.note(used / USED, evidence, summary, confidence="high", suggestions=[again, smaller])

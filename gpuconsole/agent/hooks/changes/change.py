@@ -115,12 +115,16 @@ FIXED: dict[str, Fixed] = {
     "comm_hook": Fixed("DistributedDataParallel takes one hook, before the first pass", "model.register_comm_hook(None, ...)", "ddp"),
     "bucket_cap_mb": Fixed(BUCKETS, "DistributedDataParallel(model, bucket_cap_mb=...)", "ddp"),
 }  # fmt: skip
+NO_LOADER = Fixed("the program makes its batches itself", "")
+"""For the size of a batch, where the program has no DataLoader."""
 OTHERS = Fixed("the program sets it when it starts", "")
 
 
 def why(knob: str, watch: Watch) -> str:
     """The reason, and the code with file and line, in one line."""
     fixed = FIXED.get(knob, OTHERS)
+    if knob == "batch_size" and watch.loader is None and watch.last_loader is None:
+        fixed = NO_LOADER
     place = site(watch, fixed.kind)
     code = f": {fixed.code}" if fixed.code else ""
     return f"{fixed.reason}{code}{f' at {place}' if place else ''}"

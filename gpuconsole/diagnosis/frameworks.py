@@ -1,0 +1,40 @@
+"""What the user of a framework writes for a change, where the framework runs the training loop: the framework's own setting, not a line of a loop that is not the
+user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuconsole.model.knobs.catalogue import Knobs, Value
+
+TRAINER, LIGHTNING = "transformers", "lightning"
+"""Values of `JobFacts.loop`."""
+CALLS = {TRAINER: "TrainingArguments", LIGHTNING: "Trainer"}
+ARGUMENTS: dict[str, dict[str, Callable[[Value], str]]] = {
+    TRAINER: {
+        "num_workers": lambda value: f"dataloader_num_workers={value}",
+        "prefetch_factor": lambda value: f"dataloader_prefetch_factor={value}",
+        "persistent_workers": lambda value: f"dataloader_persistent_workers={value}",
+        "pin_memory": lambda value: f"dataloader_pin_memory={value}",
+        "batch_size": lambda value: f"per_device_train_batch_size={value}",
+        "gradient_accumulation_steps": lambda value: f"gradient_accumulation_steps={value}",
+        "gradient_checkpointing": lambda value: f"gradient_checkpointing={value}",
+        "log_every": lambda value: f'logging_strategy="steps", logging_steps={value}',
+        "save_every": lambda value: f'save_strategy="steps", save_steps={value}',
+        "eval_every": lambda value: f'eval_strategy="steps", eval_steps={value}',
+    },
+    LIGHTNING: {
+        "gradient_accumulation_steps": lambda value: f"accumulate_grad_batches={value}",
+        "log_every": lambda value: f"log_every_n_steps={value}",
+        "eval_every": lambda value: f"val_check_interval={value}, check_val_every_n_epoch=None",
+    },
+}
+"""The argument of the call for each knob. With Lightning, the DataLoader is the user's own."""
+
+
+def code_for(loop: str, changes: Knobs) -> str:
+    """The call of the framework that runs the loop; empty where there is none, or where it has no argument for one of the changes."""
+    arguments = ARGUMENTS.get(loop, {})
+    if not changes or not changes.keys() <= arguments.keys():
+        return ""
+    return f"{CALLS[loop]}(..., {', '.join(arguments[name](value) for name, value in changes.items())})"
