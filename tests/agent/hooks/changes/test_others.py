@@ -374,6 +374,8 @@ def test_the_buckets_of_ddp_are_known_and_do_not_change(monkeypatch: pytest.Monk
 def test_settings_that_cannot_change_say_why_and_show_code() -> None:
 
     job = Job()
+    assert "DataLoader" not in change.why("batch_size", job.watch), "the program has none"
+    job.watch.loader = lambda: object()
     assert "DataLoader(dataset, batch_size=...)" in change.why("batch_size", job.watch)
     assert "torchrun" in change.why("nproc", job.watch)
 
