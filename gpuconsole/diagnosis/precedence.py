@@ -80,13 +80,19 @@ _MORE_TO_GAIN = "that finding still gains time"
 _NAMED = "that finding names what the device is busy with"
 _FILLED = "that finding names what fills the memory"
 _OWN_CODE = "that finding names the program's own code that takes this time"
+_LOCKED = "each operator waits for another Python thread of the program: the times of the passes are not those of the program alone"
 _DEBUGGED = "a mode for debugging makes each operator slower: the times of the passes are not those of the program alone"
 PRECEDENCE = (
     Yields("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
+    Yields("gpu.optimizer_unfused", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.fp32_no_tensor_core", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("gpu.fp32_no_tensor_core", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.small_batch", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("gpu.small_batch", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields(
         "gpu.small_batch",
         "host.cpu_contention",
@@ -95,6 +101,7 @@ PRECEDENCE = (
     ),
     Yields("gpu.small_batch", "host.slow_function", _OWN_CODE),
     Yields("host.launch_bound", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("host.launch_bound", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields(
         "host.launch_bound",
         "host.cpu_contention",
@@ -104,8 +111,10 @@ PRECEDENCE = (
         ),  # with the lead, the rule takes the delay off itself
     ),
     Yields("gpu.elementwise_membw", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("gpu.elementwise_membw", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.elementwise_membw", "host.slow_function", _OWN_CODE),
     Yields("gpu.compute_bound_healthy", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),

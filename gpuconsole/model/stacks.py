@@ -9,6 +9,8 @@ PYTHON, NATIVE, WAITS = "python", "native", "waits"
 torch; it waits for a lock, for input or output, or sleeps."""
 ANOMALY = "torch.anomaly_mode"
 """The callee of a sample in which anomaly mode keeps the stack of an operator."""
+THREAD = "thread"
+"""In place of a part of a step, for a stack of another thread of the program."""
 PARTS = {
     "data_wait": "loading",
     "feed": "between batch and model",

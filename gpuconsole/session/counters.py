@@ -115,6 +115,7 @@ class WorkCounts:
                 ),
                 "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
                 **_epoch_signal(gained, over),
+                **_idle_signal(gained, wall, over),
                 **_sampler_signal(gained, wall, over),
                 **_evaluation_signal(gained, over),
             }
@@ -161,6 +162,14 @@ def _totals(event: Steps) -> dict[str, float]:
     """The counters of a message with the times of the training thread. A kernel that does not report run-queue time leaves it at 0."""
     times = {RUNQ_S: event.runq_s, CPU_S: event.cpu_s} if event.runq_s else {}
     return event.counters | times
+
+
+def _idle_signal(gained: Counter[str], wall: float, over: str) -> dict[str, Signal]:
+    """The share of time in which the training thread neither ran nor waited for a core; empty where its times are not known."""
+    if not gained[CPU_S]:
+        return {}
+    idle = max(0.0, 1 - (gained[CPU_S] + gained[RUNQ_S]) / wall)
+    return {"host.training_idle_ratio": Signal(idle, "ratio", f"time less CPU time and run-queue delay of the training thread, {over}")}
 
 
 def _evaluation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:

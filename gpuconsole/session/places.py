@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.stacks import ANOMALY, NATIVE, PARTS, WAITS, Place, StackSample
+from gpuconsole.model.stacks import ANOMALY, NATIVE, PARTS, PYTHON, THREAD, WAITS, Place, StackSample
 from gpuconsole.wire.events import Stacks
 
 MESSAGES = 150
@@ -46,8 +46,12 @@ class StackRecord:
         return memo[1]
 
     def since(self, begun: float) -> list[StackSample]:
-        """The samples of the messages after the time `begun`."""
-        return [sample for event in self._messages if event.t > begun for sample in event.samples]
+        """The samples of the training thread in the messages after the time `begun`."""
+        return [sample for event in self._messages if event.t > begun for sample in event.samples if sample.part != THREAD]
+
+    def of_others(self, begun: float) -> list[StackSample]:
+        """The samples of the program's other threads in the messages after the time `begun`."""
+        return [sample for event in self._messages if event.t > begun for sample in event.samples if sample.part == THREAD]
 
 
 _memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = WeakKeyDictionary()
@@ -88,6 +92,19 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
             1 - waits / most, "ratio", f"{most:.0f} stack samples in this line: whether the thread ran"
         )
     return signals
+
+
+def thread_signals(others: list[StackSample], training: list[StackSample]) -> dict[str, Signal]:
+    """How often another thread of the program was in Python, or waited for the interpreter's lock to go on, for each sample of the training thread; with its
+    line. Empty with too few samples."""
+    total = sum(sample.weight for sample in training)
+    if total < LEAST_SAMPLES:
+        return {}
+    inside = [sample for sample in others if sample.kind == PYTHON]
+    by_function = sorted(_functions(inside, total), key=lambda place: -place.share_ratio)
+    where = f"{by_function[0].function} at {by_function[0].line}" if by_function else NOWHERE
+    share = min(1.0, sum(sample.weight for sample in inside) / total)
+    return {"stack.thread_ratio": Signal(share, "ratio", f"{total:.0f} stack samples: another thread in Python, most of them in: {where}")}
 
 
 def _function_signals(samples: list[StackSample], parts: list[str], total: float) -> dict[str, Signal]:

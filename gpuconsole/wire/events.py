@@ -271,7 +271,7 @@ class MemoryLines(Event, frozen=True):
 
 
 class Stacks(Event, frozen=True):
-    """Stacks of the training thread since the last message, outside of trials and probes (`agent.hooks.sampler`)."""
+    """Stacks of the training thread, and of other threads that compute, since the last message, outside of trials and probes (`agent.hooks.sampler`)."""
 
     rank: int
     samples: list[StackSample]

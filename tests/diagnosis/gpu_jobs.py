@@ -88,6 +88,7 @@ QUIET_HOLDS = (
 )  # fmt: skip
 NO_SYNC = {"sync.calls": 0.0, "sync.wait_s": 0.0}
 NO_SLOW_FUNCTION = {
+    "stack.thread_ratio": 0.0,
     "stack.function_ratio": 0.02,
     "stack.function_python_ratio": 0.5,
     "stack.function_waits_ratio": 0.0,

@@ -403,6 +403,19 @@ def test_rules_about_passes_and_the_optimizer_yield_to_a_mode_for_debugging() ->
     assert optimizer[0].when is not None and optimizer[0].when(modes(profiler=1.0)) and not optimizer[0].when(modes(anomaly=1.0))
 
 
+def test_a_thread_that_holds_the_lock_is_accused_before_the_passes() -> None:
+    held = {"stack__thread_ratio": 0.9, "host__training_idle_ratio": 0.7}
+    finding = check("host.gil", case(**held))
+    assert (finding.state, finding.confidence, finding.recoverable_ratio) == ("fires", "high", pytest.approx(0.7, abs=0.05))
+    assert check("host.gil", case(**held, data_wait_ratio=0.6)).state == "clear", "the training thread waits for data"
+    assert check("host.gil", case(stack__thread_ratio=0.1, host__training_idle_ratio=0.7)).state == "clear"
+    assert check("host.gil", case(stack__thread_ratio=0.9, host__training_idle_ratio=0.1)).state == "clear"
+    found = {finding.rule: finding for finding in evaluate(modes(**held, probe__batch_cost_ratio=0.4))}
+    assert found["gpu.small_batch"].title == "Covered by host.gil"
+    optimizer = [entry for entry in PRECEDENCE if (entry.loser, entry.winner) == ("gpu.optimizer_unfused", "host.gil")]
+    assert optimizer[0].when is not None and optimizer[0].when(case(**held))
+
+
 def test_deterministic_algorithms_are_a_note_without_a_share() -> None:
     finding = check("host.deterministic", modes(deterministic=1.0))
     assert finding.state == "fires" and finding.note and "what they cost here is not known" in finding.summary

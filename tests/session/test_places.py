@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.session.places import StackRecord, places_of, signals_of, torch_ratio
+from gpuconsole.session.places import StackRecord, places_of, signals_of, thread_signals, torch_ratio
 from gpuconsole.wire.events import Stacks
 
 MAIN = "train.py:40 main"
@@ -41,6 +41,20 @@ def test_the_lines_of_a_function_are_added_up_within_each_part() -> None:
 def test_a_function_with_several_callers_names_none() -> None:
     places = places_of([sample(30, "train.py:8 update", caller=MAIN), sample(25, "train.py:8 update", caller="train.py:60 other")])
     assert places[0].caller == ""
+
+
+def test_other_threads_take_no_share_of_a_step_and_count_where_they_are_in_python() -> None:
+    others = [
+        sample(40, "train.py:70 plot", "thread"),
+        sample(10, "train.py:71 plot", "thread"),
+        sample(20, "train.py:90 load", "thread", "native"),
+    ]
+    record = StackRecord()
+    record.add(Stacks(1.0, 0, [sample(50, "train.py:8 update"), REST, *others]))
+    assert [place.share_ratio for place in record.places(0.0)] == [0.5, 0.5]
+    signal = thread_signals(record.of_others(0.0), record.since(0.0))["stack.thread_ratio"]
+    assert signal.value == pytest.approx(0.5) and signal.source.endswith(": plot at train.py:70")
+    assert thread_signals([], record.since(0.0))["stack.thread_ratio"].value == 0.0
 
 
 def test_too_few_samples_say_nothing() -> None:

@@ -1,5 +1,7 @@
 """Samples of the training thread's stack: which lines of the program take the time of each part of a step.
 
+The other threads of the program are looked at too: one that computes in Python holds the interpreter's lock, and the training thread waits for it.
+
 A bare thread reads the stack of the training thread about 20 times a second: 100 times a second in a fifth of a second, then it rests. While it waits for a
 sample, the interpreter's switch interval is short: with the usual 5 ms a sample would come with the next function of torch, which releases the lock, and
 never find the program's own lines before it. In the rest of the time the interval is the program's own.
@@ -34,6 +36,9 @@ EVERY_S = 0.01
 SWITCH_S = 0.0001
 """The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
 stack must be read by then."""
+SHORT_S = 1e-6 * int(1e6 * SWITCH_S)
+"""What Python says of an interval of SWITCH_S: it keeps whole microseconds. To ask Python right after the change would be wrong: the program may have set
+another interval by then."""
 SPELL_S, REST_S = 0.2, 0.8
 """Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
 FIRST_S = 3.0
@@ -59,6 +64,10 @@ NAP_S, STOOD_NS = 0.0002, 20_000
 OBJECTS = 60
 """More than a sample makes: a garbage collection, and with it finalizers of the program, must not run in this thread."""
 MOST_SKIPPED = 5
+BUSY = 0.2
+"""The share of a core that another thread takes before its stack is read."""
+MOST_THREADS = 32
+"""Other threads whose CPU time is read each second. Of more, so many are drawn."""
 GONE_S = 0.05
 """The longest wait for the end of the thread."""
 
@@ -76,6 +85,8 @@ PARTS = {
     COMM: "comm",
 }
 """The part of a step that a segment is, by its code. Those of the time between the segments are LOSS, CLIP, FEED and BETWEEN."""
+THREAD = "thread"
+"""In place of a part of a step, for a stack of another thread."""
 LOSS, CLIP, FEED, BETWEEN, DATA_WAIT = "loss", "clip", "feed", "between", "data_wait"
 """From the end of the model's call to the backward pass; from the backward pass to the optimizer; from a batch to the model's call; from the optimizer
 to the next batch or call."""
@@ -97,9 +108,8 @@ class Sampler:
         self.cpu_s = 0.0
         self._random = random.Random(0)
         self._skipped = 0
-        self._usual_s = self._short_s = 0.0
-        """The interpreter's switch interval as the program has it, and as it is while a sample is waited for; 0: not known yet. A program that sets it itself is
-        left alone."""
+        self._usual_s = 0.0
+        """The interpreter's switch interval as the program has it; 0: not known yet. A program that sets it itself is left alone."""
         self._leaves_interval = False
         self._thread = self._clock = 0
         self._state: ThreadState | None = None
@@ -108,6 +118,7 @@ class Sampler:
         self._files: dict[str, str] = {}
         """The folder of the first file with each name."""
         self._is_program: dict[str, bool] = {}
+        self._others = OtherThreads()
         self._forget()
         before_forks(self.stop)
         in_forked_children(self._forget)
@@ -198,6 +209,7 @@ class Sampler:
             if not self.fast and wake.acquire(True, REST_S * (0.5 + self._random.random())):
                 return
             try:
+                self._others.look({self._thread, _thread.get_ident()})
                 until = time.perf_counter() + SPELL_S
                 while time.perf_counter() < until:
                     if self._sample_later(wake):
@@ -223,16 +235,15 @@ class Sampler:
         then, because the program may bring back later what it has read."""
         present_s = self._own_interval()
         self._leaves_interval = self._leaves_interval or present_s != self._usual_s
-        if self._leaves_interval or present_s <= SWITCH_S:
+        if self._leaves_interval or present_s <= SWITCH_S or not self._wanted:
             return 0.0
         sys.setswitchinterval(SWITCH_S)
-        self._short_s = sys.getswitchinterval()  # rounded
-        return self._short_s
+        return SHORT_S
 
     def _own_interval(self) -> float:
         """The program's own switch interval. Where the program has brought back the short interval, which it had read, the usual interval is set."""
         present_s = sys.getswitchinterval()
-        if self._usual_s and present_s == self._short_s:
+        if self._usual_s and present_s == SHORT_S:
             sys.setswitchinterval(self._usual_s)
             return self._usual_s
         return present_s
@@ -245,15 +256,24 @@ class Sampler:
     def _sample(self, late_s: float) -> None:
         """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
         code, between = recorder.stack[-1], self._between()
-        frame = sys._current_frames().get(self._thread)
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
         if frame is None or code == OWN:
             return
+        for thread, native_id in self._others.busy.items():
+            if (other := frames.get(thread)) is not None:
+                _, callee, lines = self._lines(other, THREAD)
+                self._count((THREAD, NATIVE if runs(native_id) else PYTHON, callee, lines), 1 + late_s / EVERY_S)
+            del other
+        frames.clear()
         part, callee, lines = self._lines(frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT))
         del frame  # before the lock goes: nothing of the program may be freed here
-        stack = part, self._kind(late_s), callee, lines
+        self._count((part, self._kind(late_s), callee, lines), 1 + late_s / EVERY_S)
+
+    def _count(self, stack: Stack, weight: float) -> None:
         if stack not in self._stacks and len(self._stacks) >= MOST_STACKS:
-            stack = part, stack[1], callee, lines[:1]
-        self._stacks[stack] = self._stacks.get(stack, 0.0) + 1 + late_s / EVERY_S
+            stack = *stack[:3], stack[3][:1]
+        self._stacks[stack] = self._stacks.get(stack, 0.0) + weight
 
     def _between(self) -> str:
         """The part of the step that the present moment is, where no segment is under way."""
@@ -337,6 +357,58 @@ class ThreadState:
 
     def close(self) -> None:
         self._file.close()
+
+
+class OtherThreads:
+    """The threads that the program has made by `threading`, beside the training thread. `busy`: those that computed lately, with their native ids."""
+
+    def __init__(self) -> None:
+        self.busy: dict[int, int] = {}
+        self._cpu_s: dict[int, float] = {}
+        self._t = 0.0
+
+    def look(self, but: set[int]) -> None:
+        """Find out which threads have taken BUSY of a core since the last look."""
+        module, t = sys.modules.get("threading"), time.perf_counter()
+        if module is None:
+            return
+        # Without a lock, and without an attribute that a class of the program may define.
+        made = {number: vars(thread).get("_native_id") for number, thread in list(module._active.items()) if number not in but}
+        numbers = list(made)
+        if len(numbers) > MOST_THREADS:
+            numbers = random.Random(int(t)).sample(numbers, MOST_THREADS)
+        cpu_s = {number: cpu for number in numbers if made[number] and (cpu := cpu_of(made[number])) is not None}
+        least_s = BUSY * (t - self._t)
+        self.busy = {
+            number: made[number] for number, cpu in cpu_s.items() if number in self._cpu_s and cpu - self._cpu_s[number] >= least_s
+        }
+        self._cpu_s, self._t = cpu_s, t
+
+
+def cpu_of(native_id: int) -> float | None:
+    """The CPU seconds of a thread of this process; None where it has ended."""
+    try:
+        return time.clock_gettime(_clock_of(native_id))
+    except OSError:
+        return None
+
+
+def runs(native_id: int) -> bool:
+    """Whether a thread of this process computes now. Called with the interpreter's lock: a thread that runs does so without it."""
+    clock, until_ns = _clock_of(native_id), time.perf_counter_ns() + SPIN_NS
+    try:
+        begun_ns = time.clock_gettime_ns(clock)
+        while time.perf_counter_ns() < until_ns:
+            pass
+        return time.clock_gettime_ns(clock) - begun_ns > SPIN_NS / 2
+    except OSError:  # the thread has ended
+        return False
+
+
+def _clock_of(native_id: int) -> int:
+    """The CPU clock of a thread, as Linux numbers it (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED in include/linux/posix-timers.h). `time.pthread_getcpuclockid` would
+    read the memory of a thread that may have ended."""
+    return (~native_id << 3) | 6
 
 
 def qualified(code: Any) -> str:

@@ -283,6 +283,8 @@ READS = Group(
     (
         Touch("gc", "get_objects", "the modules that the program calls, once or twice after the first steps", When.STEP, "One look takes about 60 ms."),
         Touch("sys", "_current_frames", "lines of the program", When.FOUND),
+        Touch("threading", "_active _native_id", "another thread that computes in Python, with its function", When.FOUND,
+              "The CPU clocks of at most 32 threads are read each second, and the stacks of those that compute. No method of a thread runs."),
         Touch("sys", "last_exc last_value exc_info", "why the program ended; the line of a failed allocation", When.ENDS,
               "Texts and numbers are kept, no frame."),
         Touch("signal", "getsignal", "exceptions of the program's own handlers, which pass through", When.RAISED,

@@ -52,6 +52,31 @@ def is_debugged(case: Case) -> bool:
     return in_anomaly_mode(case) or is_profiled(case)
 
 
+# --- the interpreter's lock ------------------------------------------------------------------------------------
+
+OTHER_THREAD = Threshold("other_thread", 0.3, "ratio", "a thread that reports, or moves batches, is in Python in a few percent of the time")
+IDLE = Threshold("idle", 0.15, "ratio", "as the run-queue delay: below, the other rules need no correction")
+CAUGHT_UP = Threshold(
+    "caught_up", 0.5, "ratio", "where the GPU still has work at the end of most steps, the time of the host costs nothing"
+)
+SLEEPS = ("data_wait", "comm", "logging", "checkpoint")
+"""The phases in which the training thread sleeps for another reason."""
+
+
+def idle_ratio(case: Case) -> float:
+    """The share of time in which the training thread neither runs nor waits for a core, without phases in which it sleeps for another reason. Raises Missing."""
+    return case.value("host.training_idle_ratio") - sum(case.get(f"{phase}_ratio", 0.0) for phase in SLEEPS)
+
+
+def waits_for_lock(case: Case) -> bool:
+    """Whether another thread of the program keeps the training thread waiting for the interpreter's lock, as far as it is known."""
+    if not case.has("stack.thread_ratio", "host.training_idle_ratio") or (
+        case.on_gpu and case.get("host.caught_up_ratio", 0.0) < CAUGHT_UP
+    ):
+        return False
+    return case.value("stack.thread_ratio") >= OTHER_THREAD and idle_ratio(case) >= IDLE
+
+
 # --- side work: a share of step time that shrinks if the work runs less often ----------------------------------
 
 SIDE_WORK = Threshold("share", 0.05, "ratio", "5 % of step time (train-doctor 2 %, gpu-idle and TraceML 5 %)")

@@ -11,7 +11,7 @@ import statistics
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.places import signals_of
+from gpuconsole.session.places import signals_of, thread_signals
 from gpuconsole.session.run import RunRecord
 
 SIDE_WORK = ("logging", "checkpoint", "eval")
@@ -32,7 +32,8 @@ in the training thread, because the agent reads the clocks of that thread at som
 
 def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
     """The passive signals over these steady steps. `signals`: those of the run so far."""
-    stacks = signals_of(record.stacks.since(steps[0].t))
+    training = record.stacks.since(steps[0].t)
+    stacks = signals_of(training) | thread_signals(record.stacks.of_others(steps[0].t), training)
     return _side_work(steps, signals) | _loader(record, steps, signals) | _program(record, signals) | stacks
 
 
