@@ -221,7 +221,7 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
     finding = check("host.python_overhead", found)
     assert finding.state == "fires" and finding.title == "The script's own Python code slows every step"
     assert finding.summary == (
-        "55 % of step time is the script's own code, most of it at train.py:12 ask. This code runs before the forward pass, where a program without a DataLoader makes its batches"
+        "55 % of step time is the script's own code, most of it at train.py:12 ask. This code runs after a step and before the next forward pass"
     )
     assert [check(f"input.{rule}", found).state for rule in INPUT] == ["clear"] * len(INPUT), "there is no loader that could be at fault"
     with pytest.raises(Missing, match=r"stack\.script_ratio"):

@@ -17,7 +17,7 @@ MET = Threshold(
 GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: the collector is the cause, not the lines around it")
 
 
-BATCHES = ". This code runs before the forward pass, where a program without a DataLoader makes its batches"
+BATCHES = ". This code runs after a step and before the next forward pass"
 WAITS = Threshold("waits", 0.5, "ratio", "a line that uses the CPU for less than half of its time waits")
 
 
