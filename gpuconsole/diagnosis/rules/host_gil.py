@@ -35,7 +35,7 @@ work in a function that lets go of the lock (numpy, torch), less of the work, pa
             return self.clear(level, evidence)
         where = case.signal("stack.thread_ratio").source.rpartition(": ")[2]
         summary = (
-            f"the training thread neither runs nor waits for a core in {percent(idle)} of the time, while another thread of the program computes"
-            f" in Python: {where}. Move its work to another process"
+            f"{where} computes in another thread: the training thread neither runs nor waits for a core in {percent(idle)} of the time. Move this work"
+            " to another process"
         )
         return self.fires(level, evidence, summary, recoverable=min(MOST, idle), confidence=high_if(idle >= 2 * host.IDLE and other >= 0.5))
