@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.diagnosis.families import device, host, loader, serving
+from gpuconsole.diagnosis.families import device, host, loader, serving, trend
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.model.finding import Finding
@@ -82,9 +82,20 @@ _FILLED = "that finding names what fills the memory"
 _OWN_CODE = "that finding names the program's own code that takes this time"
 _LOCKED = "each operator waits for another Python thread of the program: the times of the passes are not those of the program alone"
 _DEBUGGED = "a mode for debugging makes each operator slower: the times of the passes are not those of the program alone"
+_GROWS = "that finding names what makes each step longer than the one before"
+_CLOCK = "a clock that falls makes the steps longer"
 PRECEDENCE = (
+    Yields("host.slowing_down", "hw.thermal", _CLOCK),
+    Yields("host.slowing_down", "hw.power", _CLOCK),
+    Yields("host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"),
+    Yields("meta.not_steady", "host.slowing_down", "that finding says how the step time drifts", when=trend.slows),
+    Yields("host.python_overhead", "host.slowing_down", _GROWS, when=trend.claims_in("other", "data_wait")),
+    Yields("host.logging_io", "host.slowing_down", _GROWS, when=trend.claims_in("logging")),
+    Yields("host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")),
+    Yields("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
     Yields("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Yields("host.slow_function", "host.slowing_down", _GROWS, when=trend.claims_in("forward", "backward", "optimizer")),
     Yields("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
@@ -116,6 +127,7 @@ PRECEDENCE = (
     Yields("gpu.compute_bound_healthy", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
+    Yields("gpu.compute_bound_healthy", "host.slowing_down", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),

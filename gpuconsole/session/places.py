@@ -53,6 +53,15 @@ class StackRecord:
         """The samples of the program's other threads in the messages after the time `begun`."""
         return [sample for event in self._messages if event.t > begun for sample in event.samples if sample.part == THREAD]
 
+    def between(self, begun: float, ended: float) -> list[StackSample]:
+        """The samples of the messages after the time `begun`, up to the time `ended`."""
+        return [sample for event in self._messages if begun < event.t <= ended for sample in event.samples]
+
+    @property
+    def first_t(self) -> float:
+        """The time of the first message that is kept; infinite without one."""
+        return self._messages[0].t if self._messages else float("inf")
+
 
 _memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = WeakKeyDictionary()
 """The last places of each record, with what they were made from: a view is made more often than a message comes."""
@@ -148,6 +157,22 @@ def places_of(samples: list[StackSample]) -> list[Place]:
     if total < LEAST_SAMPLES:
         return []
     return sorted(_functions(samples, total), key=lambda place: -place.share_ratio)[:MOST_PLACES]
+
+
+def growing(early: list[StackSample], late: list[StackSample], early_s: float, late_s: float) -> tuple[Place, float] | None:
+    """The function of the program whose time in a step grows most, as the later samples show it, and the seconds by which it grows. None with too few samples,
+    or where no function grows. `early_s`, `late_s`: the time of a step when the samples were taken."""
+    totals = [sum(sample.weight for sample in samples) for samples in (early, late)]
+    if min(totals) < LEAST_SAMPLES:
+        return None
+    before = {_key(place): place.share_ratio * early_s for place in _functions(early, totals[0])}
+    grown = [(place.share_ratio * late_s - before.get(_key(place), 0.0), place) for place in _functions(late, totals[1])]
+    seconds, place = max(grown, key=lambda entry: entry[0], default=(0.0, None))
+    return (place, seconds) if place is not None and seconds > 0 else None
+
+
+def _key(place: Place) -> tuple[str, str, str]:
+    return place.part, place.line.rpartition(":")[0], place.function
 
 
 def _functions(samples: Iterable[StackSample], total: float) -> list[Place]:

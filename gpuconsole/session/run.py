@@ -21,6 +21,7 @@ from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.exchanges import Exchanges, exposed_of_each, least_exposed_s
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
+from gpuconsole.session.figures.trend import StepBlocks
 from gpuconsole.session.machine import Energy
 from gpuconsole.session.places import StackRecord
 from gpuconsole.session.serving import ServingRecord
@@ -206,6 +207,7 @@ LIVE_STEPS = 1500
 """Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
 STEADY_EVERY_S = 0.5
 LIVE_EVERY_S = 1.0
+MOST_DELAY = 0.95
 STEP_TIMES = 1000
 """Number of recent steps whose durations are in a view; in a serving run, of recent requests."""
 
@@ -252,6 +254,10 @@ class RunRecord:
         """Measurement overhead in seconds, and number of steps, at the first message."""
         self.probe_signals: dict[str, Signal] = {}
         self.stacks = StackRecord()
+        self.blocks = StepBlocks()
+        """The steps of the whole run of a user's job: steps before the run is steady count too."""
+        self._delay_before: tuple[float, float] | None = None
+        """Of the last message: its time, and the seconds so far in which the training thread waited for a core."""
         self.ranks = Ranks()
         self.serving = ServingRecord() if self.run.serves else None
         self.compiled = CompileCounts()
@@ -381,6 +387,8 @@ class RunRecord:
         if counted and self.first_step_t is None:
             self.first_step_t = counted[0].t
         self.steps.extend(counted)
+        if self.run.is_job:
+            self.blocks.add(counted, self._delay_ratio(event))
         self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
         self.energy.add_tokens(sum(step.tokens for step in event.steps))
         if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
@@ -390,6 +398,13 @@ class RunRecord:
             self._live_t = event.t
             self.live = self.serving.copied(), self.summary_steps(LIVE_STEPS)
             self.live_version += 1
+
+    def _delay_ratio(self, event: Steps) -> float:
+        """The share of the time since the last message in which the training thread waited for a core. On a GPU it is hidden, and counts as 0."""
+        before, self._delay_before = self._delay_before, (event.t, event.runq_s)
+        if before is None or self.run.device != "cpu" or event.t <= before[0]:
+            return 0.0
+        return min(MOST_DELAY, max(0.0, (event.runq_s - before[1]) / (event.t - before[0])))
 
     def tried(self, begun: float, ended: float) -> None:
         """Record the end of a trial. The model server's reports during the trial belong to both sides."""
@@ -446,7 +461,7 @@ class RunRecord:
         self.archived = summarized
         self.steps.clear()
         self.ranks.clear()
-        self.work, self.stacks = WorkCounts(), StackRecord()
+        self.work, self.stacks, self.blocks = WorkCounts(), StackRecord(), StepBlocks()
         if self.serving is not None:
             self.serving, self.live = ServingRecord(), None
 

@@ -366,11 +366,11 @@ def test_the_memory_limit_of_a_job_is_known_without_the_agent() -> None:
 
 @pytest.mark.parametrize(
     ("job", "before", "now"),
-    [(FP32_GPT, 6, 0), (BF16_CONVOLUTIONS, 8, 2), (LAUNCH_BOUND, 7, 0)],
+    [(FP32_GPT, 6, 1), (BF16_CONVOLUTIONS, 8, 2), (LAUNCH_BOUND, 7, 0)],
     ids=["fp32", "bf16 convolutions", "launch-bound"],
 )
 def test_how_many_rules_cannot_tell_with_the_allowed_probes(job: GpuJob, before: int, now: int) -> None:
-    """`before`: with the agent and the rules that needed a probe for each of these causes."""
+    """`before`: with the agent and the rules that needed a probe for each of these causes. Steps of 0.3 s are too few for a trend in this time."""
     assert len(watched(job, probes=True).undecided) <= now < before
 
 

@@ -514,3 +514,65 @@ def test_a_larger_batch_without_a_loader_is_no_line_of_a_loader() -> None:
     without = {name: value for name, value in small.knobs.items() if name != "num_workers"}
     found = check("gpu.small_batch", dataclasses.replace(small, knobs=without, is_job=True))
     assert found.suggestions[0].code.startswith("batch_size = 64")
+
+
+GROWS = {
+    "trend__per_100_steps_s": 0.0015, "trend__per_100_steps_low_s": 0.0013, "trend__per_100_steps_high_s": 0.0017, "trend__growth_ratio": 2.0,
+    "trend__start_s": 0.005, "trend__steps": 700.0, "trend__rises_ratio": 1.0, "trend__jump_ratio": 0.3, "trend__fall_ratio": 0.0,
+    "trend__late_ratio": 1.0, "trend__work_ratio": 0.0, "trend__other_s": 0.0014,
+}  # fmt: skip
+"""A step that takes three times as long as at the start, in lines of the program."""
+
+
+def of_job(a_case: Case, place: str = "") -> Case:
+    signals = dict(a_case.signals)
+    if place:
+        signals["trend.place_ratio"] = Signal(0.9, "ratio", f"stack samples, most growth at {place}")
+    return Case({}, signals, is_job=True)
+
+
+def test_steps_that_become_longer_are_a_finding_with_the_function_that_grows() -> None:
+    finding = check("host.slowing_down", of_job(case(**GROWS), "metric.py:27 compute, between two steps"))
+    assert finding.state == "fires" and not finding.note and finding.recoverable_ratio == pytest.approx(2 / 3)
+    assert finding.summary.startswith(
+        "each 100 steps make the step 1.50 ms longer [1.30, 1.70]: from 5 ms to 15 ms in 700 steps. 90 % of the growth is at metric.py:27"
+    )
+    assert "loss.item()" in finding.summary
+    without = check("host.slowing_down", of_job(case(**GROWS)))
+    assert "Most of the growth is in the time between the phases" in without.summary
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"trend__growth_ratio": 0.1}, {"trend__per_100_steps_low_s": 0.0}, {"trend__rises_ratio": 0.7}, {"trend__jump_ratio": 0.9},
+        {"trend__fall_ratio": 0.5}, {"trend__late_ratio": 0.3}, {"trend__work_ratio": 0.8},
+    ],
+)  # fmt: skip
+def test_noise_shifts_clocks_and_longer_batches_are_no_trend(differs: dict[str, float]) -> None:
+    assert check("host.slowing_down", of_job(case(**{**GROWS, **differs}))).state == "clear"
+
+
+def test_a_trend_is_said_where_the_run_is_not_steady_because_of_it() -> None:
+    grows = {name.replace("__", "."): Signal(value, "", "test") for name, value in GROWS.items()}
+    unsteady = Case({}, {"seconds_not_steady": Signal(40.0, "s", "test"), **grows}, is_job=True)
+    assert [finding.rule for finding in evaluate(unsteady) if finding.state == "fires"] == ["host.slowing_down"]
+
+
+@pytest.mark.parametrize("script", [0.6, 0.95])
+def test_the_growth_claims_the_time_of_the_lines_that_grow(script: float) -> None:
+    lines = {"other_ratio": script, "stack__script_ratio": script, "stack__line_ratio": script}
+    firing = [finding for finding in evaluate(of_job(case(**GROWS, **lines))) if finding.state == "fires" and finding.recoverable_ratio]
+    assert [finding.rule for finding in firing] == ["host.slowing_down"]
+
+
+def test_where_the_growth_is_a_small_part_of_other_work_the_work_is_the_finding_and_the_growth_a_note() -> None:
+    lines = {"other_ratio": 0.8, "stack__script_ratio": 0.8, "stack__line_ratio": 0.8}
+    firing = {f.rule: f for f in evaluate(of_job(case(**{**GROWS, "trend__growth_ratio": 0.3}, **lines))) if f.state == "fires"}
+    assert firing["host.python_overhead"].recoverable_ratio > 0.7 and firing["host.slowing_down"].note
+
+
+def test_a_loader_that_becomes_slower_keeps_its_own_finding() -> None:
+    waits = Case({"num_workers": 0}, of_job(case(**{**GROWS, "trend__other_s": 0.0}, trend__data_wait_s=0.0014)).signals, is_job=True)
+    finding = check("host.slowing_down", waits)
+    assert finding.note and "the dataset" in finding.summary

@@ -8,6 +8,7 @@ import msgspec
 
 from gpuconsole.diagnosis.signals.communication import communication_signals
 from gpuconsole.diagnosis.signals.job import job_signals
+from gpuconsole.diagnosis.signals.trend import trend_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.text import percent
@@ -36,6 +37,8 @@ def run_signals(
     if record.first_step_t is not None and record.steps:
         waited = 0.0 if record.steady_t is not None else record.steps[-1].t - record.first_step_t
         signals["seconds_not_steady"] = Signal(waited, "s", "step breakdown")
+    if run.is_job:  # of the whole run, whether it is steady or not: a step time that grows is not steady
+        signals |= trend_signals(record.blocks, record.stacks)
     if record.serving is not None and record.serving.outages.current is not None:
         return signals  # while a server does not answer, its last reports describe another situation
     if not steps:

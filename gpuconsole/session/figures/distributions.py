@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from gpuconsole.model.run import Distribution
 
@@ -83,22 +84,46 @@ KEEPS_ON = 0.5
 """A leak has a constant slope. If the slope of the second half of the points is below this share of the first half's slope, the growth slows down."""
 
 
+class Slope(NamedTuple):
+    """A slope by Theil and Sen, the median over all pairs of points, with its 95 % interval by Kendall's statistic (Sen, 1968)."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope:
+    """The slope of at most MOST_POINTS of the points. Raises ValueError for fewer than LEAST_POINTS points."""
+    if len(times) < LEAST_POINTS:
+        raise ValueError(f"{len(times)} points are too few")
+    times, values = _thinned(times), _thinned(values)
+    slopes = _slopes(times, values)
+    n = len(times)
+    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties; ties make it smaller
+    at = max(0, math.floor((len(slopes) - spread) / 2))
+    return Slope(slopes[at], statistics.median(slopes), slopes[len(slopes) - 1 - at])
+
+
 def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:
     """The lower end of the 95 % interval of the slope per unit of time, if it is positive and the growth does not slow down; else 0.
 
     Raises ValueError for fewer than LEAST_POINTS points.
     """
-    every = max(1, math.ceil(len(times) / MOST_POINTS))
-    times, values = times[::-every][::-1], values[::-every][::-1]
+    low = slope_of(times, values).low
+    times, values = _thinned(times), _thinned(values)
     half = len(times) // 2
-    if len(times) < LEAST_POINTS:
-        raise ValueError(f"{len(times)} points are too few")
-    early, late = (statistics.median(_slopes(t, v)) for t, v in ((times[:half], values[:half]), (times[half:], values[half:])))
-    slopes = _slopes(times, values)
-    n = len(times)
-    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties; ties make it smaller
-    low = slopes[max(0, math.floor((len(slopes) - spread) / 2))]
+    early, late = (median_slope(t, v) for t, v in ((times[:half], values[:half]), (times[half:], values[half:])))
     return low if low > 0 and late >= KEEPS_ON * early else 0.0
+
+
+def median_slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """The slope by Theil and Sen alone."""
+    return statistics.median(_slopes(_thinned(times), _thinned(values)))
+
+
+def _thinned(points: Sequence[float]) -> Sequence[float]:
+    """At most MOST_POINTS of the points at equal distances, with the last one."""
+    return points[:: -max(1, math.ceil(len(points) / MOST_POINTS))][::-1]
 
 
 def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
