@@ -71,10 +71,12 @@ class Shown(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A suggested change. `effect`: what it does to the numbers of the job. `not_possible`: why it cannot be tried from here."""
+    """A suggested change. `effect`: what it does to the numbers of the job. `not_possible`: why it cannot be tried from here. `tried`: what a trial in this run
+    measured; there is no prediction then."""
 
     changes: Knobs
     predicted_speedup: Interval | None = None
+    tried: Speedup | None = None
     effect: str = ""
     why: str = ""
     not_possible: str = ""

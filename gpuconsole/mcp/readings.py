@@ -170,9 +170,11 @@ def needs(finding: Finding, run: Run) -> list[str]:
 
 
 def change(suggestion: Suggestion, run: Run, short: bool = False) -> Change:
+    tried = suggestion.tried
     return Change(
         suggestion.changes,
         predicted(suggestion.predicted_speedup),
+        Speedup(*(rounded(value) or 0.0 for value in (tried.estimate, tried.low, tried.high))) if tried is not None else None,
         run.effect(suggestion.changes),
         why="" if short else name(suggestion.why),
         not_possible=name(run.why_not(suggestion.changes), 160),

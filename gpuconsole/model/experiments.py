@@ -4,11 +4,12 @@ values of knobs)."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
-from gpuconsole.model.finding import Interval
+from gpuconsole.model.finding import Finding, Interval, Suggestion, Tried
 from gpuconsole.model.knobs.catalogue import Knobs
 
 # --- a trial -------------------------------------------------------------------------------------------------
@@ -155,6 +156,52 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
             and self.checked
             and not any(cost is not None and cost.too_high for cost in (self.perplexity, self.held_out_loss))
         )
+
+
+# --- what was measured in a run --------------------------------------------------------------------------------
+
+
+def last_trial(trials: Iterable[Trial], run: str, changes: Knobs) -> Trial | None:
+    """The last ended trial of exactly these changes on this run. No other function decides what was tried there."""
+    return next(
+        (trial for trial in reversed(list(trials)) if (trial.baseline_run, trial.changes) == (run, changes) and trial.state != "running"),
+        None,
+    )
+
+
+def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str) -> list[Finding]:
+    """The findings of a run with what its trials measured: a suggestion that was measured has that in place of its prediction, and stands behind the others of
+    its finding unless it gains. The findings that recover something change places by their weight."""
+    trials = list(trials)
+    if not any(trial.baseline_run == run for trial in trials):
+        return list(findings)
+    measured = [_with_trials(finding, trials, run) for finding in findings]
+    places = [at for at, finding in enumerate(measured) if finding.state == "fires" and not finding.note and finding.recoverable_ratio > 0]
+    ranked = sorted((measured[at] for at in places), key=lambda finding: -finding.weight)
+    for at, finding in zip(places, ranked, strict=True):
+        measured[at] = finding
+    return measured
+
+
+def _with_trials(finding: Finding, trials: Sequence[Trial], run: str) -> Finding:
+    suggestions = sorted((_tried(suggestion, trials, run) for suggestion in finding.suggestions), key=_place)
+    return msgspec.structs.replace(finding, suggestions=tuple(suggestions)) if suggestions else finding
+
+
+def _tried(suggestion: Suggestion, trials: Sequence[Trial], run: str) -> Suggestion:
+    trial = last_trial((trial for trial in trials if trial.speedup is not None), run, suggestion.changes)
+    if trial is None or trial.speedup is None:
+        return suggestion
+    speedup = trial.speedup
+    tried = Tried(speedup.estimate, speedup.low, speedup.high, trial.verdict or "undecided", trial.id)
+    return msgspec.structs.replace(suggestion, predicted_speedup=None, tried=tried)
+
+
+def _place(suggestion: Suggestion) -> int:
+    """First what is proven to gain, then what was not tried, then the rest."""
+    if suggestion.tried is None:
+        return 1
+    return 0 if suggestion.tried.gains else 2
 
 
 # --- a sweep -------------------------------------------------------------------------------------------------

@@ -43,14 +43,30 @@ class Interval(msgspec.Struct, frozen=True):
         return float((self.low * self.high) ** 0.5)
 
 
-class Suggestion(msgspec.Struct, frozen=True):
+class Tried(msgspec.Struct, frozen=True):
+    """What a trial of a suggestion measured in the same run: throughput with the change over throughput without it, with its 95 % interval, and the verdict of the
+    trial with this id."""
+
+    estimate: float
+    low: float
+    high: float
+    verdict: str
+    trial: str
+
+    @property
+    def gains(self) -> bool:
+        return self.low > 1
+
+
+class Suggestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change of knobs. `predicted_speedup` is the throughput after the change over the throughput before; `code` is the code that a
-    user would write."""
+    user would write. A change that was measured in this run has `tried` in place of a prediction (experiments.with_trials)."""
 
     changes: Knobs
     predicted_speedup: Interval | None
     why: str
     code: str
+    tried: Tried | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -79,5 +95,10 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> float:
-        """The weight for the ranking of findings."""
-        return float(self.recoverable_ratio * CONFIDENCE_WEIGHT[self.confidence])
+        """The weight for the ranking of findings. A measured gain takes the place of the estimate. Where all suggestions were measured and none gains, the
+        cause may still be right, with low confidence."""
+        tried = [suggestion.tried for suggestion in self.suggestions if suggestion.tried is not None and self.resource == "time"]
+        if gains := [measured.estimate for measured in tried if measured.gains]:
+            return 1 - 1 / max(gains)
+        failed = bool(tried) and len(tried) == len(self.suggestions)
+        return float(self.recoverable_ratio * CONFIDENCE_WEIGHT["low" if failed else self.confidence])

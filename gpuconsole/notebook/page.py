@@ -90,6 +90,8 @@ def _finding(finding: Conclusion) -> str:
 def _suggestion(change: Change) -> str:
     predicted = change.predicted_speedup
     gain = f": {units.interval(predicted.low, predicted.high)} predicted" if predicted is not None else ""
+    if (tried := change.tried) is not None:
+        gain = f": {units.measured(tried.estimate, tried.low, tried.high)} measured"
     return f"{describe_changes(change.changes)}{gain}" + (f" ({change.not_possible})" if change.not_possible else "")
 
 

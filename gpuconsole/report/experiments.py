@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
-from gpuconsole.model.finding import Interval
+from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, place, show
 from gpuconsole.model.run import Distribution, Run
@@ -39,15 +39,26 @@ def measured(trial: Trial) -> str:
     return units.measured(speedup.estimate, speedup.low, speedup.high) if speedup else "not measured"
 
 
+def promised(suggestion: Suggestion) -> str:
+    """`tried: 0.76x [0.59, 0.99], slower` where the change was measured in this run, else `predicted 1.45-1.69x`."""
+    tried = suggestion.tried
+    if tried is None:
+        return predicted(suggestion.predicted_speedup)
+    return f"tried: {units.measured(tried.estimate, tried.low, tried.high)}, {RESULTS.get(tried.verdict, UNFINISHED)}"
+
+
+RESULTS = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undecided": "undecided"}
+"""The words of each verdict."""
+UNFINISHED = "not finished"
+
+
 def verdict(trial: Trial) -> str:
     """`faster: kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
     if trial.state == "running":
         return "on trial"
     if trial.state in ("failed", "cancelled"):
         return trial.state
-    result = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undecided": "undecided"}.get(
-        trial.verdict or "", "not finished"
-    )
+    result = RESULTS.get(trial.verdict or "", UNFINISHED)
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
     return f"{result}: {'kept' if trial.kept else 'reverted'}"

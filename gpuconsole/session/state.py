@@ -9,7 +9,7 @@ import msgspec
 
 from gpuconsole.model import summary_figures
 from gpuconsole.model.certificate import Tuning
-from gpuconsole.model.experiments import Trial
+from gpuconsole.model.experiments import Trial, with_trials
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.metrics import series_key
@@ -132,6 +132,7 @@ class SessionState(MachineState):
         for record in self.records:
             if record.run.id == event.trial.baseline_run and event.trial.state != "running":
                 record.tried(begun, event.t)
+                record.run.findings = with_trials(record.run.findings, self.trials.values(), record.run.id)
 
     def timed_trials(self) -> list[Trial]:
         """The trials, each with the session times at which it began and was last reported."""
@@ -145,7 +146,8 @@ class SessionState(MachineState):
                 if isinstance(event, Compared):
                     record.run.baseline = event.baseline
                 else:
-                    record.run.findings, record.run.signals = event.findings, event.signals
+                    record.run.findings = with_trials(event.findings, self.trials.values(), record.run.id)
+                    record.run.signals = event.signals
 
     def _open(self, event: RunOpened) -> None:
         before = self.record

@@ -15,7 +15,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, 
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, cut, visible
 from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, panel, row_width, shorter, spread, wrap
-from gpuconsole.report.experiments import NO_CAUSE, predicted
+from gpuconsole.report.experiments import NO_CAUSE, promised
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
 from gpuconsole.report.run.account import attainable_report
@@ -166,24 +166,36 @@ def _headline(number: int, finding: Finding, width: int) -> list[Row]:
 
 
 def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool) -> Row:
-    """The instruction, the flag beside it where there is room, and the predicted gain. `free`: the run is active without a trial, so Enter
+    """The instruction, the flag beside it where there is room, and the predicted gain, or what a trial measured. `free`: the run is active without a trial, so Enter
     starts one."""
-    predicted = suggestion.predicted_speedup
-    right: list[Segment] = []
-    if predicted is not None:
-        right.append((f"  {units.interval(predicted.low, predicted.high)}", "good"))
+    instruction = in_words(suggestion.changes)
+    gain = _gain(suggestion, width - cell_width(instruction) - LEAST_BESIDE)
+    right: list[Segment] = [gain] if gain is not None else []
     if not facts.can_try(run, suggestion):
         right.append(("  restart", "dim"))
     else:
         right.append(("  [Enter]" if chosen and free else "         ", "key"))
     flag = describe_changes(suggestion.changes, run.settings if run else {})
-    instruction = in_words(suggestion.changes)
     room = width - 2 - row_width(right)
     style = "title" if chosen else ""
     for shown, beside in ((instruction, f"  {flag}"), (instruction, f"  {shorter(flag, 0)}"), (instruction, ""), (shorter(flag, room), "")):
         if cell_width(shown) + cell_width(beside) <= room:
             break
     return spread(width, [("> " if chosen else "  ", "key"), (shown, style), (beside, "dim")], right)
+
+
+LEAST_BESIDE = 13
+"""Columns beside an instruction and its gain: the mark of a selection, spaces and the key."""
+
+
+def _gain(suggestion: Suggestion, room: int) -> Segment | None:
+    """What a trial in this run measured, without its interval where there is no room; else the predicted gain."""
+    predicted, tried = suggestion.predicted_speedup, suggestion.tried
+    if tried is not None:
+        whole = f"tried: {units.measured(tried.estimate, tried.low, tried.high)}"
+        shown = whole if cell_width(whole) <= room else f"tried: {units.speedup(tried.estimate).strip()}"
+        return f"  {shown}", "good" if tried.gains else "alert"
+    return (f"  {units.interval(predicted.low, predicted.high)}", "good") if predicted is not None else None
 
 
 def _effect(suggestion: Suggestion, run: Run | None, width: int) -> list[Row]:
@@ -398,7 +410,8 @@ def stake(finding: Finding) -> str:
     if finding.note and finding.suggestions:
         first = finding.suggestions[0]
         gain = first.predicted_speedup
-        about = [*side_effects(first.changes), *([units.interval(gain.low, gain.high)] if gain is not None else [])]
+        gains = [promised(first)] if first.tried is not None else [units.interval(gain.low, gain.high)] if gain is not None else []
+        about = [*side_effects(first.changes), *gains]
         return ": ".join(filter(None, ("optional", ", ".join(about))))
     if finding.note:
         return "nothing to recover"
@@ -462,7 +475,7 @@ def _evidence(evidence: Sequence[Evidence]) -> Table:
 
 
 def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:
-    gain, changes = [(predicted(suggestion.predicted_speedup), "accent")], describe_changes(suggestion.changes, run.settings)
+    gain, changes = [(promised(suggestion), "accent")], describe_changes(suggestion.changes, run.settings)
     report: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
     report.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
     if effect := run.effect(suggestion.changes):

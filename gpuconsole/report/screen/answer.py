@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpuconsole.diagnosis.engine import still_measuring
 from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
-from gpuconsole.model.experiments import Trial
+from gpuconsole.model.experiments import Trial, last_trial
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.job import AGENT, CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, side_effects
@@ -222,14 +222,10 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
     parts = _change(suggestion.changes, run)
     if trial is not None and trial.changes == suggestion.changes:
         return [*parts, ("on trial", "accent"), *_tuning(view)]
-    done = [
-        finished
-        for finished in facts.current_trials(view)
-        if finished.baseline_run == run.id and finished.changes == suggestion.changes and finished.state != "running"
-    ]
-    if done:
-        outcome = f"{measured(done[-1])} {verdict(done[-1])}" if done[-1].speedup else verdict(done[-1])
-        effect = [effect_on_numbers(run, suggestion.changes)] if done[-1].state == "failed" else []  # a trial may show another effect
+    done = last_trial(view.trials, run.id, suggestion.changes)
+    if done is not None:
+        outcome = f"{measured(done)} {verdict(done)}" if done.speedup else verdict(done)
+        effect = [effect_on_numbers(run, suggestion.changes)] if done.state == "failed" else []  # a trial may show another effect
         return [*parts, (f"tried: {outcome}", "dim"), *effect]
     predicted = suggestion.predicted_speedup
     parts.append((f"predicted {units.interval(predicted.low, predicted.high)}", "good") if predicted else ("no prediction", "dim"))

@@ -14,7 +14,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
-from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, predicted, setting, verdict
+from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, promised, setting, verdict
 from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
 from gpuconsole.report.run.runs import rates_apart
 from gpuconsole.session import facts
@@ -151,9 +151,7 @@ def _untried(finding: Finding, run: Run) -> list[list[Segment]]:
     if not finding.suggestions:
         return []
     first = finding.suggestions[0]
-    return [
-        [("not tried: ", ""), (describe_changes(first.changes, run.settings), "title"), (f"  {predicted(first.predicted_speedup)}", "")]
-    ]
+    return [[("not tried: ", ""), (describe_changes(first.changes, run.settings), "title"), (f"  {promised(first)}", "")]]
 
 
 def sweep_answer(sweep: Sweep) -> Answer:

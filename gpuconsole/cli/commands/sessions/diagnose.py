@@ -16,6 +16,7 @@ from gpuconsole.cli.values import writable
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.models.run import with_figures
 from gpuconsole.diagnosis.rule import Case
+from gpuconsole.model.experiments import with_trials
 from gpuconsole.model.peaks import published_of
 from gpuconsole.report.session import run_text
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     snapshot, raw = read_snapshot_with_unknown(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         with in_range(args.file):
-            run.findings = evaluate(Case.of(run, run.signals))
+            run.findings = with_trials(evaluate(Case.of(run, run.signals)), snapshot.trials, run.id)
             figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
             page = "" if args.json else run_text(figured, snapshot.trials, output.paint(sys.stdout))
         stored["findings"] = msgspec.to_builtins(run.findings)
