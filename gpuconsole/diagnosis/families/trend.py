@@ -20,7 +20,10 @@ LATE = Threshold(
     "late", 0.7, "ratio", "a clock that falls as a processor becomes warm falls more and more slowly; a list grows at a constant rate"
 )
 WORK = Threshold(
-    "work", 0.33, "ratio", "attention makes a step longer by more than its tokens: a third of the growth in tokens explains it"
+    "work",
+    0.33,
+    "ratio",
+    "the time of attention grows with the square of the tokens: half of its growth, as logarithms; a third leaves room for noise",
 )
 SURE = Threshold("interval", 0.5, "ratio", "the lower end of the 95 % interval must be half of the slope")
 MOST_OF_IT = 0.5

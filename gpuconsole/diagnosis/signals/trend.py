@@ -37,7 +37,7 @@ def trend_signals(blocks: StepBlocks, stacks: StackRecord) -> dict[str, Signal]:
         "trend.fall_ratio": Signal(trend.fall, "ratio", f"{parts}: the largest fall, as a share of all growth"),
         "trend.late_ratio": Signal(trend.late, "ratio", f"{source}: slope of the second half over that of the first half"),
         "trend.work_ratio": Signal(
-            trend.work, "ratio", f"{source}: growth of the samples or tokens in a step, as a share of the growth of its time"
+            trend.work, "ratio", f"{source}: growth of the samples or tokens in a step against that of its time, as logarithms"
         ),
     }
     if trend.growth < WORTH_PHASES:

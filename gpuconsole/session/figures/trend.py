@@ -11,6 +11,7 @@ quarter of the run (no level shift, no warm-up) and never falls back (no sawtoot
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -51,7 +52,7 @@ class Trend(NamedTuple):
 
     `start_s`: the step time at the start, by the slope. `rises`: the share of the quarters that keep on rising. `jump`: the largest growth within a
     quarter, `fall`: the largest fall from one part to a later one, both as shares of the growth. `late`: the slope of the second half over that of the first half. `work`: the
-    growth of the samples or of the tokens in a step, as a share of the growth of the time.
+    factor by which the samples or the tokens in a step grow against that of the time, as logarithms: 0.5 where the time grows with their square.
     """
 
     blocks: Sequence[Block]
@@ -131,7 +132,9 @@ class StepBlocks:
         late = late_slope / early_slope if early_slope > 0 else float(late_slope > 0)
         growth = slope.middle * span / start_s
         work = max(_growth(blocks, [block.samples for block in blocks]), _growth(blocks, [block.tokens for block in blocks]))
-        return Trend(blocks, start_s, slope, rises / len(quarters), jump / gained, fall / gained, late, work / growth)
+        return Trend(
+            blocks, start_s, slope, rises / len(quarters), jump / gained, fall / gained, late, math.log1p(work) / math.log1p(growth)
+        )
 
 
 def _slope(blocks: Sequence[Block], values: Sequence[float]) -> Slope:
