@@ -140,7 +140,7 @@ def test_no_title_of_a_rule_in_order_is_cut(state: Literal["clear", "cant_tell"]
     base = gpu_view(trials=())
     shown = msgspec.structs.replace(base, runs=(msgspec.structs.replace(base.runs[-1], findings=findings, changes={}),))
     side = plan(USUAL, 40).side
-    painted = text(paint_diagnosis(shown, "", side, len(findings) + 4, True))
+    painted = text(paint_diagnosis(shown, "", side, 2 * len(findings), True))
     if state == "clear":  # one line, which the details open
         row = painted.splitlines()[1]
         assert f"✓ {len(findings)} checks passed" in row and "d lists them" in row
