@@ -42,6 +42,10 @@ def test_an_outcome_has_output_exit_code_and_files_without_our_own_lines(tmp_pat
         ("callbacks of gc (1)", "0", "2", False),
         ("callbacks of gc", "0", "", False),
         ("threads", "['MainThread']", "['MainThread', 'x']", False),
+        ("files", "['null']", "['doorbell', 'null', 'torch_17726_2779089207_149 (deleted)']", True),
+        ("files", "['null']", "['null', 'torch_weights.bin']", False),
+        ("threads", "['MainThread']", "['MainThread', 'QueueFeederThread']", True),
+        ("threads", "['MainThread']", "['MainThread', 'Thread-1']", False),
     ],
 )
 def test_only_named_additions_are_accepted(fact: str, bare: str, watched: str, is_accepted: bool) -> None:

@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
 ACCEPTED = {
     "callbacks of gc": "the agent counts pauses of the garbage collector by a callback",
     "modules": "the agent imports modules of the standard library and of torch, and those of its own",
+    "threads": "an epoch with workers that is not over has a thread for each queue of indices, as with any num_workers",
     "files": "the agent has the file `doorbell` open, by which the console says that a command waits; a batch of a worker lies in a file of"
     " /dev/shm, as with any num_workers",
 }
@@ -159,7 +160,7 @@ def accepted(what: str, bare: str, watched: str) -> bool:
     if kind not in ACCEPTED:
         return False
     added, gone = set(literal_eval(watched)) - set(literal_eval(bare)), set(literal_eval(bare)) - set(literal_eval(watched))
-    own = {"doorbell"} if kind == "files" else {*sys.stdlib_module_names, "torch"}
+    own = {"files": {"doorbell"}, "threads": {"QueueFeederThread"}}.get(kind, {*sys.stdlib_module_names, "torch"})
     return not gone and all(name.split(".")[0] in own or (kind == "files" and SHARED_BATCH.match(name)) for name in added)
 
 
