@@ -33,12 +33,9 @@ from .watch import is_program, place_name, recorder
 
 EVERY_S = 0.01
 """Mean seconds between two samples. A sample takes about 0.2 ms of a core."""
-SWITCH_S = 0.0001
+SWITCH_S = 0.000101
 """The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
-stack must be read by then."""
-SHORT_S = 1e-6 * int(1e6 * SWITCH_S)
-"""What Python says of an interval of SWITCH_S: it keeps whole microseconds. To ask Python right after the change would be wrong: the program may have set
-another interval by then."""
+stack must be read by then. Python keeps whole microseconds, and cuts: 100 µs that a program reads and sets again are 99 µs then, 101 µs stay 101 µs."""
 SPELL_S, REST_S = 0.2, 0.8
 """Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
 FIRST_S = 3.0
@@ -128,6 +125,7 @@ class Sampler:
         self._runs = self._wanted = False
         self._native_id = 0
         self._wake: Any = None
+        self._own_interval()
         self.close()
         self._stacks = {}
 
@@ -238,12 +236,12 @@ class Sampler:
         if self._leaves_interval or present_s <= SWITCH_S or not self._wanted:
             return 0.0
         sys.setswitchinterval(SWITCH_S)
-        return SHORT_S
+        return SWITCH_S
 
     def _own_interval(self) -> float:
         """The program's own switch interval. Where the program has brought back the short interval, which it had read, the usual interval is set."""
         present_s = sys.getswitchinterval()
-        if self._usual_s and present_s == SHORT_S:
+        if self._usual_s and present_s == SWITCH_S:
             sys.setswitchinterval(self._usual_s)
             return self._usual_s
         return present_s

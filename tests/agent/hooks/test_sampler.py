@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
-from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
+from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, SWITCH_S, WAITS, Sampler
 from gpuconsole.agent.hooks.watch import recorder
 from tests.agent.listener import Listener
 
@@ -173,6 +173,18 @@ def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sample
     names = Globals(time=time, __builtins__=__builtins__)
     exec(compile("for _ in range(10): time.sleep(0.02)", os.path.dirname(os.__file__) + "/a_library.py", "exec"), names)
     assert sampler.take()
+
+
+def test_the_short_switch_interval_is_the_same_after_a_program_has_read_and_set_it() -> None:
+    """Python cuts to whole microseconds: 100 µs would come back as 99 µs, and nobody would know whose they are."""
+    usual_s = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(SWITCH_S)
+        for _ in range(2):
+            assert sys.getswitchinterval() == SWITCH_S
+            sys.setswitchinterval(sys.getswitchinterval())
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def test_the_switch_interval_is_the_programs_own_whatever_the_program_does_with_it(sampler: Sampler) -> None:
