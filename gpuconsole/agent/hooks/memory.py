@@ -35,7 +35,7 @@ BATCH_KNOWN = 3
 PHASES = {
     FORWARD: "forward",
     NO_GRAD: "eval",
-    EVAL: "eval",
+    EVAL: "forward",  # as long as it keeps its tensors for a backward pass, whatever the mode
     BACKWARD: "backward",
     OPTIMIZER: "optimizer",
     SAVE: "checkpoint",
