@@ -254,16 +254,16 @@ class Sampler:
     def _sample(self, late_s: float) -> None:
         """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
         code, between = recorder.stack[-1], self._between()
-        frames = sys._current_frames()
-        frame = frames.get(self._thread)
+        busy = self._others.busy
+        # No variable holds the dictionary: it has the frame of this function too, and both would keep each other and the program's objects alive.
+        frame, *others = map(sys._current_frames().get, (self._thread, *busy))
         if frame is None or code == OWN:
             return
-        for thread, native_id in self._others.busy.items():
-            if (other := frames.get(thread)) is not None:
-                _, callee, lines = self._lines(other, THREAD)
+        while others:
+            native_id = list(busy.values())[len(others) - 1]
+            _, callee, lines = self._lines(others.pop(), THREAD)
+            if lines or callee:
                 self._count((THREAD, NATIVE if runs(native_id) else PYTHON, callee, lines), 1 + late_s / EVERY_S)
-            del other
-        frames.clear()
         part, callee, lines = self._lines(frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT))
         del frame  # before the lock goes: nothing of the program may be freed here
         self._count((part, self._kind(late_s), callee, lines), 1 + late_s / EVERY_S)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
+from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
 from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, SWITCH_S, WAITS, Sampler
 from gpuconsole.agent.hooks.watch import recorder
 from tests.agent.listener import Listener
@@ -173,6 +174,30 @@ def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sample
     names = Globals(time=time, __builtins__=__builtins__)
     exec(compile("for _ in range(10): time.sleep(0.02)", os.path.dirname(os.__file__) + "/a_library.py", "exec"), names)
     assert sampler.take()
+
+
+def test_a_sample_keeps_nothing_of_the_program_alive(sampler: Sampler) -> None:
+    """The frames of all threads, with that of the sampling function itself among them, would keep each other and all their variables alive."""
+
+    class Tensor:
+        pass
+
+    def step() -> weakref.ref[Tensor]:
+        tensor = Tensor()
+        sampler._thread = threading.get_ident()
+        for code in (GAP, OWN):  # the agent's own work is no part of a step
+            recorder.stack[-1] = code
+            thread = threading.Thread(target=sampler._sample, args=(0.0,))
+            thread.start()
+            thread.join()
+        recorder.stack[-1] = GAP
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
 
 
 def test_the_short_switch_interval_is_the_same_after_a_program_has_read_and_set_it() -> None:
