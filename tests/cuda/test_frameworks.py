@@ -27,6 +27,7 @@ IN_CI = [("l4", "plain"), ("h100", "hf_trainer"), ("h100", "lightning"), ("h100"
 """Two ranks on two cards are in test_exchanging.py too."""
 
 
+@pytest.mark.rates
 @pytest.mark.parametrize(("card", "loop"), matrix(LOOPS, in_ci=IN_CI))
 def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, tmp_path: Path, card: str, loop: str) -> None:
     missing = [name for name in NEEDS.get(loop, ()) if importlib.util.find_spec(name) is None]
