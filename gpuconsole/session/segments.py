@@ -364,7 +364,7 @@ class SegmentFold:
 
     def _evaluated(self, codes: list[int], in_eval_mode: set[int]) -> set[int]:
         """Segments of evaluation: batches that met only passes without gradients, and all between such passes; and evaluation loaders. Passes in eval mode
-        are one where most steps have none, and all between them and up to the next pass of training."""
+        that record gradients are an evaluation where most steps have no such pass. What lies between two of them belongs to the evaluation."""
         evaluated, batch, touched, graded = set(), list[int](), False, False
         self._passed_without.append(NO_GRAD in codes)
         rare = 2 * sum(self._passed_without) <= len(self._passed_without)
@@ -425,8 +425,8 @@ def _moved(seconds: tuple[float, ...], share: float) -> tuple[float, ...]:
 
 
 def _passes_by_use(codes: list[int]) -> tuple[list[int], set[int]]:
-    """The codes of a step in which a pass in eval mode is one of training where a backward pass follows it, before other passes and batches; else one
-    without gradients: nobody uses them. Also returns where the latter are."""
+    """Give each pass in eval mode the code of its use: FORWARD where a backward pass follows before another pass or batch, else NO_GRAD, because nobody uses its
+    gradients. Returns the codes of the step, and the places of the passes whose gradients nobody uses."""
     codes, unused, used = list(codes), set[int](), False
     for i in range(len(codes) - 1, -1, -1):
         code = codes[i]
@@ -444,14 +444,14 @@ def _passes_by_use(codes: list[int]) -> tuple[list[int], set[int]]:
 def _from_first_to_last(codes: list[int], passes: set[int]) -> set[int]:
     """The passes of an evaluation, and all between them but saving, logging and passes of training."""
     evaluated, since = set[int](), list[int]()
-    open_ = False
+    inside = False
     for i, code in enumerate(codes):
         if i in passes:
             evaluated.update((*since, i))
-            since, open_ = [], True
+            since, inside = [], True
         elif code in (FORWARD, WHOLE, COMPILED, BACKWARD, OPTIMIZER, UNMARKED):
-            since, open_ = [], False
-        elif open_:
+            since, inside = [], False
+        elif inside:
             since.append(i)
     return evaluated
 

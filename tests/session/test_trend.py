@@ -1,4 +1,4 @@
-"""Which series of step times are a trend: drawn series with fixed seeds, each looked at ten times while it becomes longer, as the diagnosis does."""
+"""Which series of step times are a trend. The series are drawn with fixed seeds. Each series is judged ten times while it grows, as in a run."""
 
 from __future__ import annotations
 

@@ -606,7 +606,7 @@ class Agent:
             if recorder.on:
                 recorder.leave()
             self._works_at = 0.0 if self._every_step else begun + self._poll_s()
-            recorder.due = self._works_at if recorder.index >= COUNT_AT else 0.0  # the step after COUNT_AT is counted, whatever the time
+            recorder.due = self._works_at if recorder.index >= COUNT_AT else 0.0  # the FLOPs of the step after COUNT_AT are always counted
             recorder.own_s += now() - begun
 
     def _poll_s(self) -> float:

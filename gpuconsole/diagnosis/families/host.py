@@ -38,12 +38,12 @@ ON = Threshold("on", 0.5, "ratio", "a profiler with a schedule records some step
 
 
 def in_anomaly_mode(case: Case) -> bool:
-    """Whether anomaly mode is on in most steps: each operator of a forward pass, and each gradient, takes longer than without it."""
+    """Whether anomaly mode is on in most steps. Each operator of a forward pass takes longer then, and so does each gradient."""
     return case.get("mode.anomaly_ratio", 0.0) >= ON
 
 
 def is_profiled(case: Case) -> bool:
-    """Whether a profiler of the program's own records most steps: each operator takes longer than without it, also those of the optimizer."""
+    """Whether a profiler of the program records most steps. Each operator takes longer then, also in the optimizer."""
     return case.get("mode.profiler_ratio", 0.0) >= ON
 
 

@@ -23,7 +23,7 @@ WORK = Threshold(
     "work",
     0.33,
     "ratio",
-    "the time of attention grows with the square of the tokens: half of its growth, as logarithms; a third leaves room for noise",
+    "attention takes time with the square of the tokens: the log growth of the tokens is half of that of the time; a third leaves room for noise",
 )
 SURE = Threshold("interval", 0.5, "ratio", "the lower end of the 95 % interval must be half of the slope")
 MOST_OF_IT = 0.5

@@ -15,9 +15,9 @@ class HostDeterministic(Rule):
     reads = ("mode.deterministic_ratio", "mode.cudnn_deterministic_ratio")
     text = """The program has called torch.use_deterministic_algorithms(True), or, on a GPU, has set torch.backends.cudnn.deterministic. Torch's documentation:
 "Deterministic operations are often slower than nondeterministic operations, so single-run performance may decrease for your model." The first setting also
-fills new memory of torch.empty with a known value; torch.utils.deterministic.fill_uninitialized_memory = False leaves that out. The finding is a note: it does
-not know what the setting costs here, and whether the program needs the same numbers in each run, only you know. To measure it, run the job once without the
-setting."""
+fills new memory of torch.empty with a known value; torch.utils.deterministic.fill_uninitialized_memory = False leaves that out. The finding is a note: the
+cost of the setting in this job is not known. Only you know whether the program needs the same numbers in each run. To measure the cost, run the job once
+without the setting."""
     ignore = "You need the same numbers in each run."
 
     def judge(self, case: Case) -> Finding:

@@ -20,8 +20,8 @@ class HostEvalStall(host.SideWorkRule):
     reads = ("eval_ratio", "probe.step_no_side_work_s", "step_s", "logging_ratio", "checkpoint_ratio", "eval.with_gradients_ratio")
     text = """The share of step time in evaluation. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
 backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
-logging, checkpoints and evaluation, and so measures their total cost. Passes in eval mode record gradients all the same: `torch.no_grad()` or
-`torch.inference_mode()` around the evaluation saves that time, and the memory of the activations."""
+logging, checkpoints and evaluation, and so measures their total cost. `model.eval()` does not turn off gradients: passes still record them.
+`torch.no_grad()` or `torch.inference_mode()` around the evaluation saves this time, and the memory of the activations."""
 
     def summary(self, case: Case, share: float) -> str:
         recorded = case.get("eval.with_gradients_ratio", 0.0)

@@ -13,7 +13,7 @@ from gpuconsole.session.places import StackRecord, growing
 PER = 100
 """Steps: a slope per step has too many zeros to be read."""
 WORTH_PHASES = 0.1
-"""Growth from which on the phases and the functions are looked at: this costs more than the trend itself."""
+"""The least growth for which the growth of each phase and of each function is computed. That costs more than the trend."""
 
 
 def trend_signals(blocks: StepBlocks, stacks: StackRecord) -> dict[str, Signal]:
@@ -37,7 +37,7 @@ def trend_signals(blocks: StepBlocks, stacks: StackRecord) -> dict[str, Signal]:
         "trend.fall_ratio": Signal(trend.fall, "ratio", f"{parts}: the largest fall, as a share of all growth"),
         "trend.late_ratio": Signal(trend.late, "ratio", f"{source}: slope of the second half over that of the first half"),
         "trend.work_ratio": Signal(
-            trend.work, "ratio", f"{source}: growth of the samples or tokens in a step against that of its time, as logarithms"
+            trend.work, "ratio", f"{source}: log growth of the samples or tokens of a step over the log growth of the step time"
         ),
     }
     if trend.growth < WORTH_PHASES:

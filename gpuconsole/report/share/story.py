@@ -147,11 +147,17 @@ def _change(changes: Knobs, flags: str) -> list[Segment]:
 
 
 def _untried(finding: Finding, run: Run) -> list[list[Segment]]:
-    """The first suggestion, where nothing was tried."""
+    """The first suggestion, where no trial belongs to the story."""
     if not finding.suggestions:
         return []
     first = finding.suggestions[0]
-    return [[("not tried: ", ""), (describe_changes(first.changes, run.settings), "title"), (f"  {promised(first)}", "")]]
+    return [
+        [
+            ("" if first.tried is not None else "not tried: ", ""),
+            (describe_changes(first.changes, run.settings), "title"),
+            (f"  {promised(first)}", ""),
+        ]
+    ]
 
 
 def sweep_answer(sweep: Sweep) -> Answer:

@@ -105,7 +105,7 @@ def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:
-    """The lower end of the 95 % interval of the slope per unit of time, if it is positive and the growth does not slow down; else 0.
+    """Return the lower end of the 95 % interval of the slope per unit of time. Return 0 where that is not positive, or where the growth slows down.
 
     Raises ValueError for fewer than LEAST_POINTS points.
     """

@@ -197,7 +197,7 @@ class Indices:
                 self._look_at_sampler()
 
     def _look_at_sampler(self) -> None:
-        """Note the state of the sampler after a draw, and while draws are checked all of it."""
+        """Note the state of the sampler after a draw. While draws are checked, long lists and arrays are noted as a whole."""
         self._sampler = self._look(False)
         self._whole = self._look(True) if self._sampler is not None and not self.checked else None
 

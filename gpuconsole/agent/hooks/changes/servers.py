@@ -353,8 +353,8 @@ ACTION_BYTES = 512
 def signals_wait() -> Iterator[None]:
     """The program's own handlers of signals run after this block: Python drops what they raise while it forks, and a thread may be half started.
 
-    Only the function that Python calls is another one in the block. What the system does with the signal stays: `signal.siginterrupt`, handlers of C
-    libraries, and the byte that Python writes to `signal.set_wakeup_fd` when the signal arrives.
+    In the block, Python calls another function for each signal. Nothing else changes: the flags of `signal.siginterrupt`, the handlers of C libraries, and
+    the byte that Python writes to the descriptor of `signal.set_wakeup_fd` when a signal arrives.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers run in the main thread only
