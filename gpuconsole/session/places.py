@@ -23,6 +23,8 @@ LEAST_REST = 1 / 3
 """Share of the time after a pass without functions of torch from which on it counts as the program's own: below, it is the Python between two functions."""
 PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
+SIDE_WORK = {"comm": "collectives", "logging": "log records", "checkpoint": "checkpoints", "eval": "passes in eval mode"}
+"""The parts of a step that have a name without being a pass, in the words of a signal's source."""
 NOWHERE = "nowhere"
 
 
@@ -86,14 +88,7 @@ def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
     }
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
     signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
-    if inside := [sample for sample in samples if sample.part == "comm" and sample.lines]:
-        line, _ = _heaviest((sample.lines[0], sample.weight) for sample in inside)
-        caller, called = _heaviest(
-            (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in inside if sample.lines[0] == line
-        )
-        by = f", called by {caller}" if caller and called >= ONE_CALLER * sum(s.weight for s in inside if s.lines[0] == line) else ""
-        share = sum(sample.weight for sample in inside) / total
-        signals["stack.comm_ratio"] = Signal(share, "ratio", f"{source}: in collectives, most of them at {line}{by}")
+    signals |= _side_work_signals(samples, total, source)
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     if most:
         waits = sum(sample.weight for sample in own if (sample.lines[0], sample.part) == (line, part) and sample.kind == WAITS)
@@ -114,6 +109,16 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
     where = f"{by_function[0].function} at {by_function[0].line}" if by_function else NOWHERE
     share = min(1.0, sum(sample.weight for sample in inside) / total)
     return {"stack.thread_ratio": Signal(share, "ratio", f"{total:.0f} stack samples: another thread in Python, most of them in: {where}")}
+
+
+def _side_work_signals(samples: list[StackSample], total: float, source: str) -> dict[str, Signal]:
+    """The share of each kind of side work that the samples show, with its line."""
+    signals = {}
+    for part, words in SIDE_WORK.items():
+        if inside := [sample for sample in samples if sample.part == part and sample.lines]:
+            share = sum(sample.weight for sample in inside) / total
+            signals[f"stack.{part}_ratio"] = Signal(share, "ratio", f"{source}: in {words}, most of them at {_line_with_caller(inside)}")
+    return signals
 
 
 def _function_signals(samples: list[StackSample], parts: list[str], total: float) -> dict[str, Signal]:
@@ -209,6 +214,15 @@ def _heaviest(weighed: Iterable[tuple[str, float]]) -> tuple[str, float]:
     for name, weight in weighed:
         sums[name] += weight
     return max(sums.items(), key=lambda entry: entry[1])
+
+
+def _line_with_caller(samples: list[StackSample]) -> str:
+    """The line with most of these samples, and the line that calls its function, where that is one."""
+    line, most = _heaviest((sample.lines[0], sample.weight) for sample in samples)
+    caller, called = _heaviest(
+        (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples if sample.lines[0] == line
+    )
+    return f"{line}, called by {caller}" if caller and called >= ONE_CALLER * most else line
 
 
 def _split(line: str) -> tuple[str, str]:

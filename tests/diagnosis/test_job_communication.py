@@ -162,6 +162,15 @@ def test_metrics_that_are_reduced_in_each_step_are_named_with_their_line_and_nev
     assert findings["comm.exposed"].state == "clear"
 
 
+@pytest.mark.parametrize(("phase", "rule"), [("logging", "host.logging_io"), ("checkpoint", "host.checkpoint_stall")])
+def test_side_work_is_named_with_its_line(phase: str, rule: str) -> None:
+    found = case(**{f"{phase}_ratio": 0.3, "probe__step_no_side_work_s": 0.07})
+    place = Signal(0.3, "ratio", "400 stack samples of ordinary steps: most of them at train.py:9 write")
+    finding = evaluate(dataclasses.replace(found, signals={**found.signals, f"stack.{phase}_ratio": place}))[0]
+    assert finding.rule == rule and finding.summary.endswith("most of that time at train.py:9 write")
+    assert [evidence.signal for evidence in finding.evidence if evidence.signal.startswith("stack.")] == [f"stack.{phase}_ratio"]
+
+
 @pytest.mark.parametrize("found", [reduced(0.05), reduced(0.3, steps=0.05), reduced(0.0)])
 def test_metrics_that_are_reduced_seldom_are_no_fault(found: Case) -> None:
     assert check("comm.outside_backward", found).state == "clear"

@@ -72,6 +72,14 @@ def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
     assert signals["stack.line_cpu_ratio"].value == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("part", ["comm", "logging", "checkpoint"])
+def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
+    signal = signals_of([sample(30, "train.py:8 write", part, caller="train.py:50 main"), sample(70, "train.py:9 step")])[
+        f"stack.{part}_ratio"
+    ]
+    assert signal.value == pytest.approx(0.3) and signal.source.endswith(" most of them at train.py:8 write, called by train.py:50 main")
+
+
 @pytest.mark.parametrize(("python", "counted"), [(60, True), (20, False)])
 def test_the_loss_is_the_scripts_own_where_much_of_it_is_no_function_of_torch(python: float, counted: bool) -> None:
     loss = [

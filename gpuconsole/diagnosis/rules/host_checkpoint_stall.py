@@ -13,7 +13,7 @@ class HostCheckpointStall(host.SideWorkRule):
     thresholds = (host.SIDE_WORK,)
     phase, every = "checkpoint", "save_every"
     knobs = ("save_every",)
-    reads = ("checkpoint_ratio", "probe.step_no_side_work_s", "step_s", "logging_ratio", "eval_ratio")
+    reads = ("checkpoint_ratio", "probe.step_no_side_work_s", "step_s", "stack.checkpoint_ratio", "logging_ratio", "eval_ratio")
     text = """Training waits for torch.save and the disk. With a longer interval it waits less often. Young and Daly give sqrt(2 C MTBF) as the
 interval with the smallest loss, with C the time of one checkpoint. torch.distributed.checkpoint.async_save copies the state and writes the
 copy while training continues."""

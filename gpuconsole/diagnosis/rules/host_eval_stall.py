@@ -17,7 +17,15 @@ class HostEvalStall(host.SideWorkRule):
     thresholds = (SHARE, RECORDED)
     phase, every = "eval", "eval_every"
     knobs = ("eval_every", "eval_batch_size")
-    reads = ("eval_ratio", "probe.step_no_side_work_s", "step_s", "logging_ratio", "checkpoint_ratio", "eval.with_gradients_ratio")
+    reads = (
+        "eval_ratio",
+        "probe.step_no_side_work_s",
+        "step_s",
+        "stack.eval_ratio",
+        "logging_ratio",
+        "checkpoint_ratio",
+        "eval.with_gradients_ratio",
+    )
     text = """The share of step time in evaluation. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
 backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
 logging, checkpoints and evaluation, and so measures their total cost. `model.eval()` does not turn off gradients: passes still record them.

@@ -13,7 +13,7 @@ class HostLoggingIo(host.SideWorkRule):
     thresholds = (host.SIDE_WORK,)
     phase, every = "logging", "log_every"
     knobs = ("log_every",)
-    reads = ("logging_ratio", "probe.step_no_side_work_s", "step_s", "checkpoint_ratio", "eval_ratio")
+    reads = ("logging_ratio", "probe.step_no_side_work_s", "step_s", "stack.logging_ratio", "checkpoint_ratio", "eval_ratio")
     text = """Time between the optimizer and the next step for log records: reading values from the device, formatting, writing, flushing. The time is
 measured around the logging itself, so checkpoints and the loader are not included. Probe P3 runs the same steps without logging, checkpoints
 and evaluation, and so measures their total cost. Predicted for records N times less often: 1 / (1 - s (1 - 1/N)), with s the share
