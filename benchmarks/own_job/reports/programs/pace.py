@@ -1,7 +1,7 @@
 """How long a program of a report runs, how fast it is, and what share of its time the slow part takes.
 
 A program makes one step each time `goes_on` is true. Without the fault it runs with `--fixed`. At its end a line of JSON on stderr says: `rate` in steps a
-second, `share` of the time within `part`, and the `steps` and `seconds` that are counted. The first WARM_S seconds are left out.
+second, `share` of the time within `part`, and the `steps` and `seconds` that are counted. The first WARM_S seconds after the first step are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 FIXED = "--fixed" in sys.argv
 SECONDS = float(os.environ.get("SECONDS", "20"))
-WARM_S = 3.0
+WARM_S = float(os.environ.get("WARM_S", "3"))
 
 begun = 0.0
 """When the second step began: the first imports parts of torch."""
