@@ -2,7 +2,9 @@
 
 Prints one JSON line. `plain_s`, `added_s`: for each pair of steps the CPU seconds of the step without hooks, and what the step with them takes more.
 `new_work_s`, `work_s`: CPU seconds of the agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the low rate
-that follows. `sampler_ratio`: CPU seconds of the thread that samples stacks, for each second. The last argument says who starts the agent: `run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`.
+that follows. `sampler_ratio`, `fast_sampler_ratio`: CPU seconds of the thread that samples stacks, for each second, at its low rate and at its fast one. The last
+arguments say who starts the agent (`run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`), and how many further threads wait in
+the process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import json
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FunctionType
@@ -25,6 +28,7 @@ from gpuconsole.agent.service import LOW_RATE_AFTER_S
 
 WARM = 300
 """Pairs before the first one that counts: Python specializes its code for the classes that it meets."""
+SAMPLED_S = 8.0
 SAMPLE = torch.randn(256)
 
 
@@ -74,6 +78,8 @@ plain_step = FunctionType(step.__code__.replace(co_name="plain_step"), globals()
 def main() -> None:
     pairs, width, batch = (int(word) for word in sys.argv[1:4])
     device, by_run = sys.argv[4], sys.argv[5] == "run"
+    for _ in range(int(sys.argv[6])):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with contextlib.nullcontext() if by_run else gpuconsole.watch(quiet=True):
@@ -92,10 +98,13 @@ def measure(recorder: Any, sampler: Any, pairs: int, width: int, batch: int, dev
     work = Work(recorder.at_end)
     recorder.at_end = work
     begun = time.monotonic()
-    sampled_s, sampled_from = sampler.cpu_s, begun
     new_work_s = work.of(steps, pairs // 4)
     while time.monotonic() - begun < LOW_RATE_AFTER_S + 2.0:
         steps(20)
+    low = sampler_ratio(sampler, steps)
+    sampler.faster(2 * SAMPLED_S)
+    fast = sampler_ratio(sampler, steps)
+    sampler.faster(0.0)
     work_s = work.of(steps, pairs // 2)
     chance = random.Random(0)
     plain_s, added_s = [], []
@@ -115,9 +124,18 @@ def measure(recorder: Any, sampler: Any, pairs: int, width: int, batch: int, dev
         "work_s": work_s,
         "plain_s": plain_s[WARM:],
         "added_s": added_s[WARM:],
-        "sampler_ratio": (sampler.cpu_s - sampled_s) / (time.monotonic() - sampled_from),
+        "sampler_ratio": low,
+        "fast_sampler_ratio": fast,
     }
     print(json.dumps(measured), flush=True)
+
+
+def sampler_ratio(sampler: Any, steps: Callable[[int], None]) -> float:
+    """CPU seconds of the sampling thread for each second of some seconds with steps."""
+    before, begun = sampler.cpu_s, time.monotonic()
+    while time.monotonic() - begun < SAMPLED_S:
+        steps(5)
+    return float(sampler.cpu_s - before) / (time.monotonic() - begun)
 
 
 class Work:

@@ -9,7 +9,7 @@ gpuconsole and without the fault (`--fixed`). A row of the table says:
 - gain: the rate without the fault over the rate with it, without gpuconsole;
 - cause: the rank of the first finding of a right rule among those that fire (1: on top; rules that are true besides do not count), or "missed";
 - line: whether that finding names a line that carries `# slow` in the program;
-- accused: rules that fire and are not right, without notes;
+- accused: rules that fire and are not right; notes accuse nobody;
 - recoverable: the gain that the finding promises, 1 / (1 - recoverable), and the interval that its suggestion predicts where the suggestion is what
   `--fixed` does, with "held" where the interval holds the gain.
 
@@ -134,7 +134,11 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
         if show:
             print(summary.read_text(encoding="utf-8"), flush=True)
         run = json.loads(snapshot.read_text(encoding="utf-8"))["runs"][0]
-    fired = [finding for finding in run["findings"] if finding["state"] == "fires" and not finding["note"]]
+    fired = [
+        finding
+        for finding in run["findings"]
+        if finding["state"] == "fires" and not (finding["note"] and finding["rule"] not in case.truth)
+    ]
     right = [finding for finding in fired if finding["rule"] in case.truth]
     accused = tuple(finding["rule"] for finding in fired if finding["rule"] not in (*case.truth, *case.also))
     row = Row(name, share=told["share"], gain=None if case.memory else fixed["rate"] / alone["rate"], accused=accused)
@@ -144,7 +148,7 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
     intervals = [suggestion["predicted_speedup"] for suggestion in finding["suggestions"] if suggestion["predicted_speedup"]]
     return row._replace(
         cause=[other for other in fired if other["rule"] not in case.also or other is finding].index(finding) + 1, rule=finding["rule"], line=named(name, finding) if case.line else None,
-        recoverable=finding["recoverable_ratio"] if finding["resource"] == "time" else None,
+        recoverable=None if finding["resource"] == "memory" or finding["note"] else finding["recoverable_ratio"],
         predicted=(intervals[0]["low"], intervals[0]["high"]) if intervals and case.same_fix else None,
     )  # fmt: skip
 
