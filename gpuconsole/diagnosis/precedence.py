@@ -26,18 +26,20 @@ COVERED = "Covered by"
 FIRST = "hw.errors"
 """This finding recovers no time, but comes before all other findings, because the results may be wrong."""
 
-Cause = Literal["epoch_restart", "jitter", "one_by_one", "ipc_collate", "slow_storage", "too_few_workers", "cpu_transform"]
+Cause = Literal["epoch_restart", "jitter", "one_by_one", "ipc_collate", "shared_lock", "slow_storage", "too_few_workers", "cpu_transform"]
 CAUSES_OF_DATA_WAIT: dict[Cause, Callable[[Case], bool]] = {
     "epoch_restart": loader.restarting,
     "jitter": loader.stalling,
     "one_by_one": loader.fetching_rows,
     "ipc_collate": loader.receiving,
+    "shared_lock": loader.locking,
     "slow_storage": loader.sleeping,
     "too_few_workers": loader.lacking_workers,
     "cpu_transform": loader.waits,
 }
 """Only the first cause that applies is reported. Restarts and single slow samples come first, because they also look like a slow loader. Rows that are fetched one by one come before workers, which would fetch them one by one too.
-More cores do not help a process that is busy receiving, or a slow storage. Cheaper transforms are the last resort."""
+More cores do not help a process that is busy receiving, or a slow storage. Workers that wait for one lock look like workers that wait for storage, or, where the
+owner of the lock computes, like too few workers. Cheaper transforms are the last resort."""
 
 
 def cause_of_data_wait(case: Case) -> Cause | None:

@@ -43,7 +43,7 @@ PROBES = (
         decisive=True,
     ),
     Probe("script_lines", ("stack.script_ratio",), decisive=True, passive=True),
-    Probe("loading_parts", ("loading.first_ratio",), passive=True, adds_words=True),
+    Probe("loading_parts", ("loading.first_ratio", "loading.lock_ratio"), passive=True, adds_words=True),
     Probe("exposed_communication", ("comm.exposed_s", "comm.straggler_ratio", "comm.bytes_per_step"), decisive=True),
     Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
     Probe("swap_optim", ("probe.optim_present_step_s",), in_job="updates of copies of the parameters by AdamW, fused and not"),

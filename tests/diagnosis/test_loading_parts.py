@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuconsole.agent.hooks.evidence.loading_parts import SHOWN
+from gpuconsole.agent.hooks.evidence.loading_parts import LOCKED, SHOWN
 from gpuconsole.diagnosis.engine import evaluate, in_doubt, wanted_probes
 from gpuconsole.diagnosis.families.loader import PARTS, without_part
+from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run
@@ -45,7 +46,51 @@ def test_the_finding_names_the_large_parts_with_the_gain_without_each() -> None:
 
 
 def test_the_agent_sends_the_signals_that_the_rules_read() -> None:
-    assert SHOWN == PARTS
+    assert SHOWN == PARTS and LOCKED in PROBE_OF
+
+
+AT = "1042 stack samples of the loading processes: waiting for a lock at train.py:20"
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpu", "locked", "cores", "gain"),
+    [
+        (2, 0.03, 0.5, 2.0, 0.1 / 0.05),  # the read sleeps
+        (8, 0.03, 0.87, 2.0, 0.1 / 0.015),  # two cores have 24 ms of loading and 6 ms of training to do for each step
+        (2, 0.5, 0.5, 4.0, 0.1 / 0.05),  # the read computes, and each worker waits for the other one
+        (2, 0.5, 0.5, 2.0, 0.1 / 0.053),
+    ],
+)
+def test_workers_that_wait_for_one_lock_get_no_further_workers(workers: int, cpu: float, locked: float, cores: float, gain: float) -> None:
+    known = behind_a_lock(workers, cpu, cores)
+    known.signals["loading.lock_ratio"] = Signal(locked, "ratio", AT)
+    finding = about_input(known)
+    assert finding.rule == "input.shared_lock" and not finding.suggestions
+    assert finding.summary.startswith(
+        f"a step waits 94 % of its time for data. The {workers} workers wait for one lock in {100 * locked:.0f} % of loading, at train.py:20"
+        f" (speedup about {gain:.1f}x without these waits). They load one after the other, and more workers would wait for the same lock"
+    )
+    assert finding.recoverable_ratio == pytest.approx(1 - 1 / gain, abs=0.01)
+    assert sum(other.state == "fires" and other.rule.startswith("input.") for other in evaluate(known)) == 1
+
+
+def behind_a_lock(workers: int, cpu: float, cores: float) -> Case:
+    """A job that waits for its loader. The rate with another worker is in proportion: nothing was tried."""
+    rates = loader(160, 160 * (workers + 1) / workers, cpu)
+    return replace(case(knobs={"num_workers": workers}, data_wait_ratio=0.94, cores=cores, **rates), is_job=True)
+
+
+def test_where_the_owner_of_the_lock_keeps_the_only_core_busy_the_core_is_the_limit() -> None:
+    known = behind_a_lock(2, 0.5, 1.0)
+    known.signals["loading.lock_ratio"] = Signal(0.5, "ratio", AT)
+    assert about_input(known).rule == "input.cpu_transform"
+
+
+@pytest.mark.parametrize(("workers", "locked"), [(2, 0.2), (1, 0.6)])
+def test_a_lock_that_takes_little_or_that_one_worker_takes_is_not_the_cause(workers: int, locked: float) -> None:
+    known = behind_a_lock(workers, 0.03, 2.0)
+    known.signals["loading.lock_ratio"] = Signal(locked, "ratio", AT)
+    assert about_input(known).rule == "input.slow_storage"
 
 
 def test_the_model_limits_the_gain() -> None:

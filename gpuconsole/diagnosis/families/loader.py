@@ -201,6 +201,7 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
 # --- the parts of loading (probe P16, in a job of the user's own) --------------------------------------------
 
 PARTS = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio")
+WORTH_SAYING = 1.05
 LARGE_PART = Threshold("large_part", 0.25, "ratio", "a part with a quarter of the loading is worth a change of the code")
 
 
@@ -219,7 +220,7 @@ def _part_in_words(case: Case, name: str) -> str:
     share = case.value(name)
     part, gain = case.signal(name).source.partition(": ")[2], without_part(case, share)
     return f"{part} takes {percent(share)} of loading" + (
-        f" (speedup about {gain:.1f}x without this part)" if gain is not None and gain >= 1.05 else ""
+        f" (speedup about {gain:.1f}x without this part)" if gain is not None and gain >= WORTH_SAYING else ""
     )
 
 
@@ -236,6 +237,38 @@ def without_part(case: Case, share: float) -> float | None:
         return step_s / (compute_s(case) + load_s)
     receive_s = step_s * case.value("data_wait_ratio") * case.get("probe.loader_receive_ratio", 0.0)
     return step_s / max(compute_s(case) + receive_s, load_s)
+
+
+# --- one lock for all workers (probe P16) --------------------------------------------------------------------
+
+LOCKED = Threshold(
+    "locked",
+    0.3,
+    "ratio",
+    "two workers that wait for each other in 30 % of loading: more of them gain a quarter at most, eight such workers nothing",
+)
+SEVERAL = 2
+"""Workers that wait for each other."""
+
+
+def locking(case: Case) -> bool:
+    """Whether the loading processes wait for one lock: the waits of several workers add up to one, and more workers would wait for the same lock. Where the
+    owners of the lock keep all cores busy, the cores are the limit."""
+    if not waits(case) or _workers(case) < SEVERAL or case.get("loading.lock_ratio", 0.0) < LOCKED:
+        return False
+    gain = without_lock(case)
+    return gain is None or gain >= WORTH_SAYING
+
+
+def without_lock(case: Case) -> float | None:
+    """Speed-up of the step where no worker waits for the lock; None where the rate of the loader is not known. The cores limit workers that compute: they
+    share the cores with the training thread."""
+    gain = without_part(case, case.value("loading.lock_ratio"))
+    if gain is None:
+        return None
+    load_cpu_s = case.value("samples_per_step") * _workers(case) * loading_cpu_ratio(case) / case.value("probe.loader_samples_per_s")
+    busy_s = (load_cpu_s + case.value("threads") * compute_s(case)) / case.value("cores")
+    return min(gain, case.value("step_s") / max(compute_s(case), busy_s))
 
 
 def worker_code(case: Case, workers: int) -> str:

@@ -16,7 +16,7 @@ class InputSlowStorage(Rule):
     thresholds = (loader.WAIT, loader.SLEEPS, HELPS, loader.LARGE_PART)
     knobs = ("num_workers",)
     reads = (
-        "loader.unsharded", "loader.row_bytes", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
+        "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "cores", "probe.loader_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "threads", "loader.receive_s", "probe.loader_plus_1_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -41,24 +42,29 @@ MOST_COST = 0.008
 WRITE_EVERY_S = 0.3
 """A worker writes so often within the window: it may end with its epoch."""
 LEAST_SAMPLES = 20
-SHOWN = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio")
-"""Signals of the parts with most of the time. The source of each names the part: see `signals_of`."""
+SHOWN, LOCKED = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio"), "loading.lock_ratio"
+"""Signals of the parts with most of the time, and of the time in which loading waits for a lock. The source of each names the part: see `signals_of`."""
 FETCH, QUEUES = os.path.join("data", "_utils", "fetch.py"), os.path.join("multiprocessing", "queues.py")
 WORKER_LOOP = "_worker_loop"
 ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__")
 """Functions of a dataset that stand for all of its work. Of these each line is a part of its own."""
 CALLS = ("__call__", "forward", "_call_impl", "_wrapped_call_impl")
 """A method with such a name is named by its class."""
+LOCK, SHARED_LOCKS = "waiting for a lock", os.path.join("multiprocessing", "synchronize.py")
+TAKES_LOCK = re.compile(r"\.acquire\(|\b(flock|lockf)\(")
+"""A line of the program that takes a lock by a function in C, which has no frame. `with lock` is not among these: a lock of `multiprocessing` has a frame then,
+and one of `threading` is not shared with the other workers."""
 
 
 class Part(NamedTuple):
     """A part of loading. `name`: a transform, a function, or what a line calls; empty where a line calls nothing. `file`: empty where no line is known.
-    `by_line`: each line is a part, as in the dataset's own `__getitem__`."""
+    `by_line`: each line is a part, as in the dataset's own `__getitem__`. `locked`: the thread waits for a lock."""
 
     name: str
     file: str
     line: int
     by_line: bool = False
+    locked: bool = False
 
     def __str__(self) -> str:
         place = place_name(self.file, self.line)
@@ -83,7 +89,10 @@ class Code:
 
     def __init__(self, code: CodeType) -> None:
         self.fetches = code.co_filename.endswith(FETCH)
+        self.queues = code.co_filename.endswith(QUEUES)
         self.of_program = is_program(code.co_filename)
+        by_name = code.co_name == "acquire" or (code.co_name == "__enter__" and code.co_filename.endswith(SHARED_LOCKS))
+        self.locks = by_name and not self.of_program
         self.first = code.co_varnames[0] if code.co_argcount else ""
         self.holds: bool | None = None if self.first else False
 
@@ -110,6 +119,8 @@ def part_of(frame: FrameType | None) -> Part | None:
         return SENDING if _sends(stack) else None
     if not stack:
         return Part("the DataLoader itself", "", 0)
+    if (taken := _takes_lock(stack)) is not None:
+        return Part(LOCK, *_line(taken), by_line=True, locked=True)
     for inner, (around, code) in enumerate(stack):
         if code.holds is not False and (member := _member(around, code)):
             own = next((frame for frame, code in stack[:inner] if code.of_program), None)
@@ -128,6 +139,14 @@ def _sends(stack: list[tuple[FrameType, Code]]) -> bool:
     """Whether a worker with this stack works between two batches, and does not wait for its next task."""
     in_queue = any(frame.f_code.co_name == "get" and frame.f_code.co_filename.endswith(QUEUES) for frame, _ in stack)
     return not in_queue and any(frame.f_code.co_name == WORKER_LOOP for frame, _ in stack)
+
+
+def _takes_lock(stack: list[tuple[FrameType, Code]]) -> FrameType | None:
+    """The line of the program that waits for a lock of a library; None where it does not. A queue waits for its next element by a lock of its own."""
+    within = list(itertools.takewhile(lambda entry: not entry[1].of_program, stack))
+    if not any(code.locks for _, code in within) or any(code.queues for _, code in within):
+        return None
+    return stack[min(len(within), len(stack) - 1)][0]
 
 
 def _line(frame: FrameType) -> tuple[str, int]:
@@ -426,14 +445,26 @@ before_forks(window.process_forks)
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:
-    """SHOWN of these samples. Raises ProbeError where there are too few."""
+    """SHOWN and LOCKED of these samples. Raises ProbeError where there are too few."""
     if count < LEAST_SAMPLES:
         raise ProbeError(f"only {count} stack samples {whose} were possible")
     source, total = f"{count} stack samples {whose}", sum(seconds.values())
-    rows = joined(seconds)[: len(SHOWN)]
-    return {
+    rows = joined(_with_locks(seconds))
+    locked = [(part, of_part) for part, of_part in rows if part.locked]
+    most = f": {locked[0][0]}" if locked else ""
+    shown = {
         signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}") for signal, (part, of_part) in zip(SHOWN, rows, strict=False)
     }
+    return shown | {LOCKED: Signal(sum(of_part for _, of_part in locked) / total, "ratio", f"{source}{most}")}
+
+
+def _with_locks(seconds: Mapping[Part, float]) -> Seconds:
+    """The same, where a line that takes a lock by a function in C is a part that waits for a lock."""
+    lines, told = functools.cache(_lines_of), Seconds()
+    for part, of_part in seconds.items():
+        takes = part.file and not part.locked and TAKES_LOCK.search("".join(lines(part.file)[part.line - 1 : part.line]))
+        told[Part(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part] += of_part
+    return told
 
 
 def joined(seconds: Mapping[Part, float]) -> list[tuple[Part, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 import threading
@@ -125,6 +126,61 @@ def test_what_a_line_of_the_dataset_calls_is_named_with_the_line() -> None:
     assert (os.path.basename(part.file), part.line) == (HERE, Photos.__getitem__.__code__.co_firstlineno + 1)
 
 
+def in_a_thread(held: Any, work: Callable[[], Any]) -> Part | None:
+    """The part in which a thread is that loads, while another one has `held`."""
+
+    class Waiting(Dataset):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> float:
+            work()
+            return 0.0
+
+    thread = threading.Thread(target=lambda: next(iter(DataLoader(Waiting()))))
+    held.acquire()
+    try:
+        thread.start()
+        wait_until(lambda: waits_at(thread, work), 10, "the thread waits")
+        return waits_at(thread, work)
+    finally:
+        held.release()
+        thread.join()
+
+
+def waits_at(thread: threading.Thread, work: Callable[[], Any]) -> Part | None:
+    part = part_of(sys._current_frames().get(thread.ident or 0))
+    return part if part is not None and part.line > work.__code__.co_firstlineno else None
+
+
+def test_a_lock_that_the_workers_share_is_a_part_with_the_line_that_waits_for_it() -> None:
+    lock, inner = multiprocessing.Lock(), threading.Lock()
+
+    def reads() -> None:
+        with lock:
+            pass
+
+    def reads_alone() -> None:
+        with inner:
+            pass
+
+    part = in_a_thread(lock, reads)
+    assert part is not None
+    assert part.locked and str(part) == f"waiting for a lock at {HERE}:{reads.__code__.co_firstlineno + 1}"
+    part = in_a_thread(inner, reads_alone)
+    assert part is not None and not part.locked, "each worker has a lock of threading for itself"
+
+
+def test_a_line_that_takes_a_lock_without_a_frame_is_a_part_of_its_own(tmp_path: Path) -> None:
+    program = tmp_path / "read.py"
+    program.write_text("def read(path):\n    fcntl.flock(file, fcntl.LOCK_EX)\n    return file.read()\n")
+    parts = Counter({Part("read", str(program), 2): 60, Part("read", str(program), 3): 40})
+    signals = signals_of(parts, 100, "of the loading processes")
+    assert signals[module.LOCKED].value == 0.6
+    assert signals[module.LOCKED].source.endswith(": waiting for a lock at read.py:2")
+    assert signals[module.SHOWN[1]].source.endswith(": read at read.py:3")
+
+
 def test_generators_and_collate_functions_are_parts() -> None:
     class Stream(IterableDataset):
         def __iter__(self) -> Any:
@@ -173,9 +229,11 @@ def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
         }
     )
     signals = signals_of(parts, 100, "of the loading processes")
-    assert list(signals) == list(module.SHOWN)
-    assert [round(signal.value, 2) for signal in signals.values()] == [0.61, 0.2, 0.1]
-    assert [signal.source for signal in signals.values()] == [
+    assert list(signals) == [*module.SHOWN, module.LOCKED]
+    shown = [signals[name] for name in module.SHOWN]
+    assert [round(signal.value, 2) for signal in shown] == [0.61, 0.2, 0.1]
+    assert signals[module.LOCKED].value == 0
+    assert [signal.source for signal in shown] == [
         f"100 stack samples of the loading processes: {part}"
         for part in ("blur at train.py:11", "Image.open at train.py:50", "Image.open at train.py:51")
     ]
@@ -191,7 +249,7 @@ def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(monkeypatch: 
     program.write_text("import v2\n\nflip = v2.Flip()\nchain = [v2.Blur(3), v2.Flip()]\n")
     monkeypatch.setattr(module, "_program_files", lambda: [str(program)])
     signals = signals_of(Counter({Part("Blur", "", 0): 80, Part("Flip", "", 0): 20}), 100, "of the loading processes")
-    assert [signal.source.partition(": ")[2] for signal in signals.values()] == ["Blur at augment.py:4", "Flip"]
+    assert [signal.source.partition(": ")[2] for signal in signals.values()] == ["Blur at augment.py:4", "Flip", ""]
 
 
 # --- samples of a thread, and of workers ---------------------------------------------------------------------
