@@ -34,13 +34,84 @@ RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
 EVAL_S, EVAL_WITH_GRADIENTS_S = "eval.s", "eval.with_gradients_s"
 """Counters that `session.segments` adds to each message of a job: seconds of evaluation, and those of its passes that recorded gradients."""
 GROWTH_EVERY_S = 3.0
-"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds."""
+"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds. With LEAST_POINTS readings or fewer, each
+new one is used."""
+FAST_BYTES, FAST_POINTS, FAST_STEPS = 250e6, 8, 8
+"""Growth from which on so few readings and steps are enough: at 200 MB/s, LEAST_POINTS readings would be 2 GB."""
+LEAST_VALUES = 4
+"""Different readings. A worker with much memory reads it every few seconds only; two jumps of two workers are three values."""
+AT_ENDS = 3
+"""Readings at each end whose median counts: the last one may come after the loop of the program, when its memory is free again."""
+MEMORY = "host.memory", "host.private_bytes", "private resident memory of this process without free heap"
+WORKERS_MEMORY = (
+    "loader.memory",
+    "loader.private_bytes",
+    "private dirty memory of the loader's workers, by /proc/PID/smaps_rollup",
+)
+"""Of each series of readings: the begin of its signals' names, its counter, and its source."""
 COMPILE_SOURCE = "torch._dynamo's counters, since the first step"
 
 
 def is_ordinary(event: Steps) -> bool:
     """Whether all steps of a message are ordinary steps, without steps of a probe or a trial."""
     return bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
+
+
+class MemoryReadings:
+    """The readings of one counter of bytes, and its growth."""
+
+    def __init__(self, name: str, counter: str, source: str) -> None:
+        self._name, self._counter, self._source = name, counter, source
+        self._points: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
+        """Time, steps so far, bytes."""
+        self._until = float("-inf")
+        """The last point that the growth uses."""
+
+    def add(self, event: Steps) -> None:
+        if self._counter not in event.counters:  # memory is not read for every message
+            return
+        full = len(self._points) == MEMORY_POINTS
+        if full:  # every second old reading is enough
+            self._points = deque(itertools.islice(self._points, 0, None, 2), maxlen=MEMORY_POINTS)
+        self._points.append((event.t, event.counters["work.steps"], event.counters[self._counter]))
+        if full or len(self._points) <= LEAST_POINTS or event.t - self._until >= GROWTH_EVERY_S:
+            self._until = event.t
+
+    def signals(self, since: float) -> dict[str, Signal]:
+        """The growth since the time `since`; empty with too few readings."""
+        key = (since, self._until)
+        memo = _growth_memo.get(self)
+        if memo is None or memo[0] != key:
+            memo = _growth_memo[self] = (key, self._growth(since))
+        return memo[1]
+
+    def _growth(self, since: float) -> dict[str, Signal]:
+        points = [point for point in self._points if since <= point[0] <= self._until]
+        if len(points) < FAST_POINTS:
+            return {}
+        values = [value for _, _, value in points]
+        present = statistics.median(values[-AT_ENDS:])
+        grown, seconds = present - statistics.median(values[:AT_ENDS]), points[-1][0] - points[0][0]
+        fast = grown >= FAST_BYTES and len(set(values)) >= LEAST_VALUES
+        least_points, least_steps = (FAST_POINTS, FAST_STEPS) if fast else (LEAST_POINTS, LEAST_STEPS)
+        if len(points) < least_points or points[-1][1] - points[0][1] < least_steps:
+            return {}
+        rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
+        growth = steady_growth([t for t, _, _ in points], values, FAST_POINTS)
+        source = f"{self._source}, {len(points)} readings in {seconds:.0f} s"
+        return {
+            f"{self._name}_growth_bytes_per_s": Signal(
+                growth, "B/s", f"{source}: lower end of the 95 % interval of the slope (Theil-Sen), 0 where the growth slows down"
+            ),
+            f"{self._name}_rises_ratio": Signal(rises, "ratio", f"{source}: share of readings that are not below the previous reading"),
+            f"{self._name}_grown_bytes": Signal(grown, "B", source),
+            f"{self._name}_steady_ratio": Signal(
+                growth * (points[-2][0] - points[1][0]) / grown if grown > 0 else 0.0,
+                "ratio",
+                f"{source}: that slope times the time, over all growth",
+            ),
+            self._counter: Signal(present, "B", source),
+        }
 
 
 class WorkCounts:
@@ -50,8 +121,7 @@ class WorkCounts:
     def __init__(self) -> None:
         self._before: Steps | None = None
         self._gained: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=WINDOW)
-        self._memory: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
-        self._growth_until = float("-inf")
+        self._memory = MemoryReadings(*MEMORY), MemoryReadings(*WORKERS_MEMORY)
 
     def add(self, event: Steps) -> None:
         if "work.steps" not in event.counters:
@@ -64,14 +134,8 @@ class WorkCounts:
             gained = {name: value - before[name] for name, value in _totals(event).items() if name in before}
             self._gained.append((self._before.t, event.t - self._before.t, gained))
         self._before = event
-        if "host.private_bytes" not in event.counters:  # memory is not read for every message
-            return
-        full = len(self._memory) == MEMORY_POINTS
-        if full:  # every second old reading is enough
-            self._memory = deque(itertools.islice(self._memory, 0, None, 2), maxlen=MEMORY_POINTS)
-        self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
-        if full or event.t - self._growth_until >= GROWTH_EVERY_S:
-            self._growth_until = event.t
+        for readings in self._memory:
+            readings.add(event)
 
     def probed(self) -> None:
         """A probe has ended: the interval in which it ran does not count. In a user's own job the message after a probe has ordinary steps."""
@@ -79,7 +143,10 @@ class WorkCounts:
 
     def signals(self, since: float, steady: float | None = None) -> dict[str, Signal]:
         """Time signals since the time `since`, and memory signals since the time `steady` (None: also since `since`)."""
-        return self._time_signals(since) | self._memory_signals(since if steady is None else steady)
+        signals = self._time_signals(since)
+        for readings in self._memory:
+            signals |= readings.signals(since if steady is None else steady)
+        return signals
 
     def gained(self, since: float) -> tuple[float, Counter[str]]:
         """The seconds of ordinary steps since the time `since`, and the increase of each total in them."""
@@ -128,34 +195,6 @@ class WorkCounts:
             return None
         source = f"/proc/thread-self/schedstat at each message, over {wall:.0f} s; CPU time {percent(gained[CPU_S] / wall)}"
         return Signal(min(1.0, gained[RUNQ_S] / wall), "ratio", source)
-
-    def _memory_signals(self, since: float) -> dict[str, Signal]:
-        """Growth of the private memory of the process."""
-        key = (since, self._growth_until)
-        memo = _growth_memo.get(self)
-        if memo is None or memo[0] != key:
-            memo = _growth_memo[self] = (key, self._growth(since))
-        return memo[1]
-
-    def _growth(self, since: float) -> dict[str, Signal]:
-        points = [point for point in self._memory if since <= point[0] <= self._growth_until]
-        if len(points) < LEAST_POINTS or points[-1][1] - points[0][1] < LEAST_STEPS:
-            return {}
-        rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
-        growth = steady_growth([t for t, _, _ in points], [value for _, _, value in points])
-        grown, seconds = points[-1][2] - points[0][2], points[-1][0] - points[0][0]
-        source = f"private resident memory of this process without free heap, {len(points)} readings in {seconds:.0f} s"
-        return {
-            "host.memory_growth_bytes_per_s": Signal(
-                growth, "B/s", f"{source}: lower end of the 95 % interval of the slope (Theil-Sen), 0 where the growth slows down"
-            ),
-            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of readings that are not below the previous reading"),
-            "host.memory_grown_bytes": Signal(grown, "B", source),
-            "host.memory_steady_ratio": Signal(
-                growth * seconds / grown if grown > 0 else 0.0, "ratio", f"{source}: that slope times the time, over all growth"
-            ),
-            "host.private_bytes": Signal(points[-1][2], "B", source),
-        }
 
 
 def _totals(event: Steps) -> dict[str, float]:
@@ -223,8 +262,8 @@ def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:
     return {"host.caught_up_ratio": Signal(min(1.0, gained["stream.caught_up"] / steps), "ratio", source)}
 
 
-_growth_memo: WeakKeyDictionary[WorkCounts, tuple[tuple[float, float], dict[str, Signal]]] = WeakKeyDictionary()
-"""The last computed growth of each record, with the times of the computation."""
+_growth_memo: WeakKeyDictionary[MemoryReadings, tuple[tuple[float, float], dict[str, Signal]]] = WeakKeyDictionary()
+"""The last computed growth of each series, with the times of the computation."""
 
 
 class CompileCounts:

@@ -293,6 +293,27 @@ def test_memory_that_settles_or_lasts_does_not(changes: dict[str, float]) -> Non
     assert check("mem.leak_host", case(**{**GROWTH, **changes})).state == "clear"
 
 
+IN_WORKERS = {name.replace("host__", "loader__"): value for name, value in GROWTH.items()} | {"host__memory_available_bytes": 10e9}
+STEADY_PROCESS = {**GROWTH, "host__memory_growth_bytes_per_s": 0.0, "host__memory_grown_bytes": 1e6}
+
+
+def test_memory_of_the_workers_that_grows_is_a_leak_of_theirs() -> None:
+    finding = check("mem.leak_host", case(**{**STEADY_PROCESS, **IN_WORKERS}))
+    assert finding.state == "fires" and finding.title == "The memory of the loader's workers grows"
+    assert "numpy" in finding.summary and finding.evidence[0].signal == "loader.memory_growth_bytes_per_s"
+    assert finding.recoverable_ratio == pytest.approx(300 / 900)
+    both = check("mem.leak_host", case(**{**IN_WORKERS, **GROWTH, "host__memory_grown_bytes": 600e6}))
+    assert both.title == "Host memory grows with every step", "the larger growth"
+    assert check("mem.leak_host", case(**STEADY_PROCESS)).state == "clear"
+
+
+def test_memory_that_the_workers_have_copied_is_a_note() -> None:
+    copied = {**STEADY_PROCESS, **IN_WORKERS, "loader__memory_growth_bytes_per_s": 0.0, "loader__memory_steady_ratio": 0.0}
+    finding = check("mem.leak_host", case(**copied))
+    assert finding.state == "fires" and finding.note and finding.title == "The loader's workers have copied memory"
+    assert check("mem.leak_host", case(**{**copied, "loader__memory_rises_ratio": 0.6})).state == "clear"
+
+
 REPLICAS: Knobs = {"sharding": "ddp", "gradient_accumulation_steps": 4, "sync_each_batch": True}
 
 

@@ -50,6 +50,39 @@ def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
     assert grows.signals(0.0)["host.memory_rises_ratio"].value == 1.0
 
 
+def grown(megabytes: list[float], every_s: float = 0.5, **counters: float) -> dict[str, float]:
+    """The signals of so many readings, by name without their prefix."""
+    counts = WorkCounts()
+    for n, value in enumerate(megabytes):
+        counts.add(message(n * every_s, memory=1e6 * value, **counters))
+    return {name.removeprefix("host.memory_"): signal.value for name, signal in counts.signals(0.0).items()}
+
+
+def test_fast_growth_needs_few_readings() -> None:
+    fast = grown([1000 + 100 * n for n in range(9)])
+    assert abs(fast["growth_bytes_per_s"] - 200e6) < 1 and fast["steady_ratio"] > 0.9
+    assert "growth_bytes_per_s" not in grown([1000 + 10 * n for n in range(9)]), "80 MB in 4 s may be the start of anything"
+    jumps = grown([1000] * 3 + [1400] * 3 + [1800] * 3)
+    assert "growth_bytes_per_s" not in jumps
+
+
+def test_a_reading_after_the_loop_hides_no_growth() -> None:
+    """The memory of the program is free again before the process ends."""
+    for readings in range(30, 36):  # the slope is computed every three seconds
+        ended = grown([1000 + 20 * n for n in range(readings)] + [200])
+        assert ended["grown_bytes"] > 400e6 and ended["steady_ratio"] > 0.8 and ended["rises_ratio"] > 0.9
+
+
+def test_the_memory_of_the_workers_is_a_series_of_its_own() -> None:
+    counts = WorkCounts()
+    for second in range(30):
+        told = {"loader.private_bytes": 1e8 + 2e7 * second} if second != 7 else {}
+        counts.add(message(float(second), **told))
+    signals = counts.signals(0.0)
+    assert abs(signals["loader.memory_growth_bytes_per_s"].value - 2e7) < 1 and signals["host.memory_growth_bytes_per_s"].value == 0
+    assert "29 readings" in signals["loader.memory_growth_bytes_per_s"].source
+
+
 def test_the_lead_of_the_host_is_that_of_the_steps_in_the_window() -> None:
     """The first seconds of the job, in which the GPU waits for compilation, do not count later."""
     counts = WorkCounts()

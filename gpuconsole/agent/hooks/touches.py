@@ -249,9 +249,9 @@ PROCESS = Group(
               " at the end.", fails="No line is named."),
         Touch("/proc/self/task", "gpuconsole-loading", "which part of loading takes the time, without workers", When.SLOW,
               "One thread, gone before a fork.", Until.ITSELF, "The part of loading is not named."),
-        Touch("worker process of a DataLoader", "gpuconsole-loading", "which part of loading takes the time, with workers", When.IMPORT,
-              "Each worker has one thread, as long as the folder of the job exists. It looks for a file four times a second.", Until.EXIT,
-              "The part of loading is not named."),
+        Touch("worker process of a DataLoader", "gpuconsole-loading", "which part of loading takes the time, with workers; memory of the worker", When.IMPORT,
+              "Each worker has one thread, as long as the folder of the job exists. It looks for two files four times a second, and reads /proc/self/smaps_rollup"
+              " once a second or less, in 1 % of its time at most.", Until.EXIT, "The part of loading is not named; the memory is not known."),
         Touch("child processes", "workers", "a change of the loader", When.TRIAL,
               "Unknown to `multiprocessing.active_children` and to torch's SIGCHLD handler. The numbers in the names of later processes are higher.", Until.CHANGE),
         Touch("gc.callbacks", "collected", "Python's garbage collections, and their seconds", When.STEP),
@@ -270,7 +270,7 @@ PROCESS = Group(
         Touch("CUDA device", "tensors kernels empty_cache synchronize", "passes on copies of the last batch; gain of a change", When.PROBE,
               "A probe frees its memory, and then torch's cache. Nothing is reset in the allocator's statistics: its peak may be that of a probe.", Until.ITSELF,
               "Not tried where there is no room."),
-        Touch("the folder of the job", "seen loading-PID window-N.json compiled", "notes, stack samples of workers, traces, compiled code", When.ALWAYS,
+        Touch("the folder of the job", "seen loading-PID memory-PID window-N.json compiled", "notes, stack samples and memory of workers, traces, compiled code", When.ALWAYS,
               "Private, made by the console and removed with it. No other file is written.", Until.EXIT, "Nothing is written where the folder is gone."),
     ),
 )  # fmt: skip

@@ -92,9 +92,9 @@ class Slope(NamedTuple):
     high: float
 
 
-def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope:
-    """The slope of at most MOST_POINTS of the points. Raises ValueError for fewer than LEAST_POINTS points."""
-    if len(times) < LEAST_POINTS:
+def slope_of(times: Sequence[float], values: Sequence[float], least: int = LEAST_POINTS) -> Slope:
+    """The slope of at most MOST_POINTS of the points. Raises ValueError for fewer than `least` points."""
+    if len(times) < least:
         raise ValueError(f"{len(times)} points are too few")
     times, values = _thinned(times), _thinned(values)
     slopes = _slopes(times, values)
@@ -104,12 +104,12 @@ def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(slopes[at], statistics.median(slopes), slopes[len(slopes) - 1 - at])
 
 
-def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:
+def steady_growth(times: Sequence[float], values: Sequence[float], least: int = LEAST_POINTS) -> float:
     """Return the lower end of the 95 % interval of the slope per unit of time. Return 0 where that is not positive, or where the growth slows down.
 
-    Raises ValueError for fewer than LEAST_POINTS points.
+    Raises ValueError for fewer than `least` points.
     """
-    low = slope_of(times, values).low
+    low = slope_of(times, values, least).low
     times, values = _thinned(times), _thinned(values)
     half = len(times) // 2
     early, late = (median_slope(t, v) for t, v in ((times[:half], values[:half]), (times[half:], values[half:])))

@@ -30,6 +30,7 @@ from ...probes import ProbeError, short_switch_s
 from ...protocol import Signal
 from ..guard import entry, put, switch, wrappers_without_level
 from ..watch import is_program, place_name
+from .workers_memory import Teller
 
 LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
 """Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
@@ -253,12 +254,14 @@ class WorkerSampler(threading.Thread):
         super().__init__(name="gpuconsole-loading", daemon=True)
         self._asked = asked_file(folder, parent)
         self._folder, self._loads, self._ends = folder, thread, threading.Event()
+        self._memory = Teller(folder, parent)
         self._answer = f"{self._asked}-{os.getpid()}"
 
     def run(self) -> None:
         try:
             while os.path.isdir(self._folder):  # gone with the console
                 time.sleep(LOOK_EVERY_S)
+                self._memory.look()
                 until = wanted_until(self._asked)
                 if until > now():
                     self._sample(until)
@@ -270,6 +273,7 @@ class WorkerSampler(threading.Thread):
         for _ in samples.take(until, self._ends):
             if now() - written >= WRITE_EVERY_S:
                 written = now()
+                self._memory.look()
                 if not wanted_until(self._asked):
                     with contextlib.suppress(OSError):
                         os.unlink(self._answer)  # written after the training process has removed it
@@ -303,6 +307,11 @@ _folder: list[str] = []
 def begin(folder: str) -> None:
     """`folder`: that of the job."""
     _folder[:] = [folder]
+
+
+def job_folder() -> str:
+    """The folder of the job; empty before `begin`."""
+    return _folder[0] if _folder else ""
 
 
 @wrappers_without_level

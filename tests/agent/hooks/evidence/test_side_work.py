@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.model.run import PHASES
+from gpuconsole.wire.events import Steps
 from tests.agent.listener import Listener, Watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("side work")]  # one process makes the run
@@ -32,6 +33,15 @@ def test_the_loaders_processes_wait_and_each_epoch_starts_them(ran: tuple[Watche
     assert counters["loader.restart_s"] > 0
     assert counters["loader.here_s"] > 0
     assert counters["loader.workers_cpu_s"] < 0.5 * counters["loader.workers_s"]
+
+
+def test_the_memory_that_the_workers_have_for_themselves_is_told(ran: tuple[Watched, subprocess.CompletedProcess[str]]) -> None:
+    told = [
+        event.counters["loader.private_bytes"]
+        for event in ran[0].events
+        if isinstance(event, Steps) and "loader.private_bytes" in event.counters
+    ]
+    assert told and 1e6 < min(told) <= max(told) < 1e9
 
 
 def test_the_start_of_an_epoch_is_a_wait_for_data(ran: tuple[Watched, subprocess.CompletedProcess[str]]) -> None:
