@@ -254,6 +254,10 @@ PROCESS = Group(
               " once a second or less, in 1 % of its time at most.", Until.EXIT, "The part of loading is not named; the memory is not known."),
         Touch("child processes", "workers", "a change of the loader", When.TRIAL,
               "Unknown to `multiprocessing.active_children` and to torch's SIGCHLD handler. The numbers in the names of later processes are higher.", Until.CHANGE),
+        Touch("worker process of a change", "worker_init_fn sys.stdout sys.stderr signal", "a change of the loader with the same output", When.TRIAL,
+              "In the worker only: a process group of its own; handlers of the program's signals do not run; what is printed goes to a file without a name in"
+              " /dev/shm. Where something was printed, the program's own settings load the batch again, and the change ends.", Until.EXIT,
+              "Without /dev/shm, lines that a worker prints may come in another order, until the change ends."),
         Touch("gc.callbacks", "collected", "Python's garbage collections, and their seconds", When.STEP),
         Touch("atexit", "ended", "the last steps, and why the program ended", When.TORCH, "It runs after the functions that the program has registered later.",
               Until.LEAVE, "The console sees the end of the connection only."),
@@ -281,6 +285,8 @@ READS = Group(
     Until.ITSELF,
     "The figure is missing. A property or a method of the program that raises counts as absent.",
     (
+        Touch("byte code of the program's functions", "co_names", "whether the program waits for whichever of its child processes ends, before workers are added",
+              When.TRIAL),
         Touch("gc", "get_objects", "the modules that the program calls, once or twice after the first steps", When.STEP, "One look takes about 60 ms."),
         Touch("sys", "_current_frames", "lines of the program", When.FOUND),
         Touch("threading", "_active _native_id", "another thread that computes in Python, with its function", When.FOUND,

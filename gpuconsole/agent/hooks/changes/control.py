@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 from ..guard import from_outside
 from .change import Refused
+from .children import handles_children, waits_for_children
 from .indices import Feed, Indices, RandomState
 from .rehearsal import COMPARED, LIMIT_S, Rehearsal
-from .servers import Recipe, Server, Settings, Spec, belongs_to, handles_children, in_one_line, loader_of, settings_of
+from .servers import Recipe, Server, Settings, Spec, belongs_to, in_one_line, loader_of, settings_of
 from .state import (
     State,
     cannot_share,
@@ -49,6 +50,7 @@ FEW, EPOCHS = 4, 5
 """Batches of an epoch that are too few for new workers, and how many such epochs refuse a change."""
 BROKEN_OFF = "an exception of the program has ended the wait for a batch"
 CHILDREN = "the program has a handler of SIGCHLD, which would see the workers end"
+WAITS = "the program waits for whichever of its child processes ends, which may be a worker"
 UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
 OF_ITS_OWN = (
     "the dataset changes itself with each sample, as a counter does: each worker would count for itself, so this change needs your permission:"
@@ -146,11 +148,12 @@ class Epoch:
         if not self.alone:
             known = control.watch_state(self)
             control.go_on(self)
-        watches = control.watches_files and not self.alone
-        files, written = (positions(), written_here()) if watches else (None, None)
+        files = positions() if control.watches_files and not self.alone else None
         while True:
             server = self.line[0]
             begun = time.monotonic()
+            watches = files is not None or not (server.own or server.settings.num_workers)
+            written = written_here() if watches else None
             try:
                 index, batch = server.next()
             except StopIteration:
@@ -168,12 +171,15 @@ class Epoch:
                 else:
                     control.recover(self, f"{in_one_line(problem)}")
                 continue
+            if server.hides and self._has_output(server, index):
+                continue
             break
         if known and server.own:
             control.note_loaded(self)
         if files is not None:
             control.note_files(moved(files, positions()))
-            control.note_written(written, written_here(), server.own and not control.program.num_workers)
+        if watches and not self.alone:
+            control.note_written(written, written_here(), server)
         self.indices.delivered()
         if not self.alone:
             control.delivered(time.monotonic() - begun)
@@ -185,6 +191,21 @@ class Epoch:
         if self.indices.sampler_changes and not self.alone:
             control.leave_sampler(self)
         return batch
+
+    def _has_output(self, server: Server, index: Any) -> bool:
+        """Whether the batch of `index` must be loaded once more by the program's own settings, so that it prints what it prints there. What a worker has written
+        to a file is not written twice: the workers go when they have delivered what they have under way."""
+        printed, wrote = server.new_output()
+        if printed or wrote:
+            self.control.note_output()
+        if not printed:
+            return False
+        server.feed.drawn.appendleft(index)
+        if self.alone:
+            self._without_workers()
+        else:
+            self.control.recover(self, WRITES)
+        return True
 
     def hand_over(self, server: Server) -> None:
         """`server` draws from now on, and delivers after those that have something under way."""
@@ -569,15 +590,25 @@ class Control:
         """A batch was loaded, and the file `name` was read; empty where there is none."""
         self._file = name or self._file
 
-    def note_written(self, before: int | None, after: int | None, here: bool) -> None:
-        """A batch was loaded. `before`, `after`: the bytes that this thread had written. `here`: whether this thread loaded the batch."""
+    def note_written(self, before: int | None, after: int | None, server: Server) -> None:
+        """A batch was loaded by `server`. `before`, `after`: the bytes that this thread had written."""
+        here = not server.settings.num_workers
         outer = self._outer()
         if here:
-            self._writes = self._writes or (before is not None and after is not None and after > before)
+            if before is not None and after is not None and after > before:
+                self.note_output()
         elif outer is not None and self.program.num_workers:
             by_workers = written_by(getattr(outer, "_workers", ()))
             self._writes = self._writes or (len(by_workers) == len(self._written) and by_workers != self._written)
             self._written = by_workers
+
+    def note_output(self) -> None:
+        """The loading of a batch has written. A change in force ends: the program's own settings follow on what is under way."""
+        self._writes = True
+        if self.in_force != self.program:
+            self._broken[self.in_force] = self.fallen = WRITES
+            self._give_up(WRITES)
+            self.wanted, self.held = self.program, False
 
     def leave_sampler(self, epoch: Epoch) -> None:
         """The training loop changes the sampler, which must not be asked earlier than the program asks it."""
@@ -598,8 +629,10 @@ class Control:
                 raise Refused(UNSEEN)
             if handles_children():
                 raise Refused(CHILDREN)
+            if settings.num_workers and (line := waits_for_children()):
+                raise Refused(f"{WAITS} ({line})")
             self._require_room(settings.num_workers)
-        return self.recipe.server(settings, aside=bool(self.program.num_workers))
+        return self.recipe.server(settings, aside=bool(self.program.num_workers), hides=settings != self.program)
 
     def _require_room(self, workers: int) -> None:
         """Raises Refused where the caches of new workers could take much of the machine's memory."""
@@ -614,7 +647,7 @@ class Control:
     def ask(self, settings: Settings, outer: Any, held: bool = False) -> None:
         """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader. Raises Refused."""
         if why := self._broken.pop(settings, ""):
-            raise Refused(f"the workers failed after the last change: {why}")
+            raise Refused(f"the last change to these settings ended: {why}")
         self.failure = ""
         self._count_anew()
         self._look_anew(outer)

@@ -48,7 +48,7 @@ MOST_KEPT = 32
 lost: list[str] = []
 """Why a DataLoader did not get the settings of the one before, in one line each; the service reports them."""
 NEW_LOADER = "the program made a new DataLoader, and the program's own settings are back"
-FALLEN = "the DataLoader has the program's own settings again: its new workers failed"
+FALLEN = "the DataLoader has the program's own settings again"
 TOO_SHORT = f"{NEW_LOADER}: an epoch ends before new workers are ready"
 
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from ...forks import in_forked_children
 from ..guard import from_outside
 from .change import Refused
+from .children import Output, begin_worker, output_of
 from .indices import Feed, OwnRandom
 
 PREFETCH = 2
@@ -136,15 +137,16 @@ class Recipe:
             "drop_last": iterator._drop_last,
             "collate_fn": iterator._collate_fn,
             "pin_memory_device": getattr(loader, "pin_memory_device", ""),
-            "worker_init_fn": loader.worker_init_fn,
             "multiprocessing_context": loader.multiprocessing_context,
             "in_order": True,
             "_gpuconsole_server": True,  # the hook of iterators leaves these alone
         }
         self._timeout = loader.timeout
+        self._worker_init = loader.worker_init_fn
 
-    def server(self, settings: Settings, *, aside: bool) -> Server:
-        """A server with an empty feed. `aside`: without workers it runs on a copy of the dataset and on random generators of its own.
+    def server(self, settings: Settings, *, aside: bool, hides: bool = False) -> Server:
+        """A server with an empty feed. `aside`: without workers it runs on a copy of the dataset and on random generators of its own. `hides`: the output of
+        its workers goes nowhere, and `Server.output` tells of it.
 
         Raises Refused where it cannot be made.
         """
@@ -162,6 +164,7 @@ class Recipe:
             pin_memory=settings.pin_memory,
             persistent_workers=bool(workers),
             timeout=self._timeout if workers else 0,
+            worker_init_fn=functools.partial(begin_worker, self._worker_init, hides),
         )
         if not workers and aside:
             spec.dataset = apart(spec.dataset)
@@ -181,7 +184,8 @@ class Recipe:
                 raise
             raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
         imports = bool(workers) and start_method(self._fields["multiprocessing_context"]) != "fork"
-        return Server(self.module, iterator, settings, random=OwnRandom(seed) if aside and not workers else None, imports=imports)
+        random = OwnRandom(seed) if aside and not workers else None
+        return Server(self.module, iterator, settings, random=random, imports=imports, hides=hides and bool(workers))
 
     def posing(self, loader: Any) -> Any:
         """The iterator of a new epoch for the program, which others will serve. Draws what the program's own iterator with workers would draw
@@ -190,7 +194,7 @@ class Recipe:
         spec.__dict__.update(
             _index_sampler=loader._index_sampler, generator=loader.generator, num_workers=0, pin_memory=False, persistent_workers=False
         )
-        spec.__dict__.update(prefetch_factor=None, timeout=0)
+        spec.__dict__.update(prefetch_factor=None, timeout=0, worker_init_fn=None)
         iterator = self.module._SingleProcessDataLoaderIter(spec)
         iterator._sampler_iter = iter(loader._index_sampler)  # with workers, torch begins the sampler a second time
         return iterator
@@ -200,10 +204,18 @@ class Server:
     """An iterator that serves batches of the indices that its feed gives."""
 
     def __init__(
-        self, module: Any, iterator: Any, settings: Settings, *, own: bool = False, random: OwnRandom | None = None, imports: bool = False
+        self,
+        module: Any,
+        iterator: Any,
+        settings: Settings,
+        *,
+        own: bool = False,
+        random: OwnRandom | None = None,
+        imports: bool = False,
+        hides: bool = False,
     ) -> None:
-        """`own`: the iterator that the program holds. It is not kept alive. `random`: see `Recipe.server`. `imports`: each worker imports the modules of the
-        program at its start."""
+        """`own`: the iterator that the program holds. It is not kept alive. `random`, `hides`: see `Recipe.server`. `imports`: each worker imports the modules
+        of the program at its start."""
         base = module._BaseDataLoaderIter
         self._plain_next: Callable[[Any], Any] = getattr(base, "_gpuconsole_plain_next", None) or base.__next__
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
@@ -212,7 +224,9 @@ class Server:
         self.feed = Feed(iter(()))
         self.idle_since = time.monotonic()
         self._random = random
-        self.imports = imports
+        self.imports, self.hides = imports, hides
+        self._outputs: dict[int, Output] = {}
+        """The output of each worker at its last batch, by pid."""
         if settings.num_workers and not own:
             self.limit_s = float(iterator._timeout or HANG_S)
             iterator._get_data = functools.partial(_receive, weakref.ref(iterator), weakref.ref(self))
@@ -275,6 +289,22 @@ class Server:
             if self.own and self.feed.drawn:
                 self.feed.drawn.popleft()  # as in the program: an index that raised does not come again
             raise
+
+    def new_output(self, of_all: bool = False) -> Output:
+        """What the worker that made the last batch, or each of all, has printed and written since it was asked for last."""
+        workers = self.workers
+        if not self.hides or not workers:
+            return Output(0, 0)
+        printed = wrote = 0
+        for worker in workers if of_all else [workers[(self.iterator._rcvd_idx - 1) % len(workers)]]:
+            now = output_of(worker.pid)
+            before = self._outputs.get(worker.pid)
+            if before is None:  # a worker that has imported modules may have written what Python compiled
+                before = Output(0, now.written if self.imports else 0)
+            self._outputs[worker.pid] = now
+            printed += now.printed - before.printed
+            wrote += (now.written or 0) - (before.written or 0)
+        return Output(printed, wrote)
 
     def close(self, kill: bool = False) -> None:
         """End the workers. `kill`: at once, for workers that hang."""
@@ -401,14 +431,6 @@ def _sigaction(number: int, new: Any, old: Any) -> int:
         return int(ctypes.PyDLL(None).sigaction(number, new, old))
     except (AttributeError, OSError):  # a system without this function
         return -1
-
-
-def handles_children() -> bool:
-    """Whether the program has a handler of SIGCHLD, also one that torch's handler calls."""
-    handler: Any = signal.getsignal(signal.SIGCHLD)
-    while str(getattr(handler, "__module__", "")).startswith("torch."):
-        handler = next((cell.cell_contents for cell in getattr(handler, "__closure__", None) or () if callable(cell.cell_contents)), None)
-    return callable(handler)
 
 
 def _put_handlers_back() -> None:

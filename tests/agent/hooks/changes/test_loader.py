@@ -32,7 +32,7 @@ from gpuconsole.agent.hooks.changes.change import CHANGES_NUMERICS, Refused, sit
 from gpuconsole.agent.hooks.changes.control import FIRST_BATCHES, UNSEEN
 from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
-from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, workers_alive
+from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, refusal, workers_alive
 from tests.matrix import matrix
 from tests.waiting import wait_until
 
@@ -689,9 +689,9 @@ def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch
     seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
     while WORKERS.read(watch) == 2:
         seen += next(iterator)[1].tolist()
-    assert not loaders_of.under_way() and "its new workers failed: " in lost.pop() and not lost
+    assert not loaders_of.under_way() and loaders_of.FALLEN in lost.pop() and not lost
     seen += change_to(watch, iterator, 0)
-    with pytest.raises(Refused, match=r"the workers failed after the last change: .*died"):
+    with pytest.raises(Refused, match=r"the last change to these settings ended: .*died"):
         WORKERS.set(watch, 2)
     assert WORKERS.read(watch) == 0
     assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
@@ -869,15 +869,6 @@ def test_a_dataset_that_changes_within_an_epoch_has_no_new_workers(watch: Watch,
             WORKERS.pending(watch)
     assert not workers_alive() and WORKERS.read(watch) == 0
     del loader
-
-
-def refusal(watch: Watch) -> str:
-    """Why the change that is under way was refused; empty while it is under way."""
-    try:
-        assert WORKERS.pending(watch)
-    except Refused as refused:
-        return str(refused)
-    return ""
 
 
 class Filling(Faultless):

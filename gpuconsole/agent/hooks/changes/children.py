@@ -1,0 +1,167 @@
+"""Workers of a change are children of the program: what the program would notice of them, and what they keep to themselves."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import io
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..watch import is_program, place_name
+from .state import written
+
+# --- what the program would notice ---------------------------------------------------------------------------
+
+WAITS = frozenset(("wait", "wait3", "waitpid", "wait4", "waitid"))
+"""Functions of `os` that wait for child processes."""
+OF_ONE = frozenset(("waitpid", "wait4"))
+"""Those that wait for one process, unless the number is -1."""
+ANY_KIND = frozenset(("P_ALL", "P_PGID"))
+"""With these, `os.waitid` waits for more than one process."""
+
+
+def handles_children() -> bool:
+    """Whether the program has a handler of SIGCHLD, also one that torch's handler calls."""
+    handler: Any = signal.getsignal(signal.SIGCHLD)
+    while str(getattr(handler, "__module__", "")).startswith("torch."):
+        handler = next((cell.cell_contents for cell in getattr(handler, "__closure__", None) or () if callable(cell.cell_contents)), None)
+    return callable(handler)
+
+
+def waits_for_children() -> str:
+    """The line with which the program waits for whichever child process ends, as in `os.wait()`; empty where no code of the program has one. Code of
+    libraries, and of modules that are loaded later, is not looked at."""
+    seen: set[int] = set()
+    for code, names in _code_of_program():
+        if id(code) not in seen and (place := _wait_in(code, names, seen)):
+            return place
+    return ""
+
+
+def _code_of_program() -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
+    """The code that runs now, in all threads, and the functions of the program's modules; each with its global variables."""
+    for frame in list(sys._current_frames().values()):
+        here: types.FrameType | None = frame
+        while here is not None:
+            yield here.f_code, here.f_globals
+            here = here.f_back
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or is_program(str(getattr(module, "__file__", None) or "<")):
+            for value in list(getattr(module, "__dict__", {}).values()):
+                members = list(vars(value).values()) if isinstance(value, type) and value.__module__ == name else [value]
+                for function in map(_plain_function, members):
+                    if function is not None:
+                        yield function.__code__, function.__globals__
+
+
+def _plain_function(value: Any) -> types.FunctionType | None:
+    """The function behind a method of a class, a property or a function that is wrapped; None for other objects."""
+    for _ in range(8):
+        if type(value) in (types.FunctionType, functools._lru_cache_wrapper) and "__wrapped__" in vars(value):
+            value = vars(value)["__wrapped__"]
+        elif type(value) is types.FunctionType:
+            return value
+        elif type(value) in (staticmethod, classmethod):
+            value = value.__func__
+        elif type(value) is property:
+            value = value.fget
+        else:
+            return None
+    return None
+
+
+def _wait_in(code: types.CodeType, names: dict[str, Any], seen: set[int]) -> str:
+    """The line in `code`, or in a function made in it, that waits for any child; empty where there is none."""
+    if id(code) in seen or not is_program(code.co_filename):
+        return ""
+    seen.add(id(code))
+    if not WAITS.isdisjoint(code.co_names):
+        line, before = code.co_firstlineno, ""
+        for part in dis.get_instructions(code):
+            line = _line_of(part) or line
+            if part.argval in WAITS and _is_of_os(part, before, names) and _is_for_any(part.argval, code):
+                return place_name(code.co_filename, line)
+            before = part.argval if part.opname.startswith("LOAD_") else ""
+    for made in code.co_consts:
+        if isinstance(made, types.CodeType) and (place := _wait_in(made, names, seen)):
+            return place
+    return ""
+
+
+def _line_of(part: dis.Instruction) -> int | None:
+    if sys.version_info >= (3, 13):
+        return part.line_number
+    return part.starts_line
+
+
+def _is_of_os(part: dis.Instruction, before: Any, names: dict[str, Any]) -> bool:
+    """Whether an instruction loads the function of `os`, and not another object's method of this name. `before`: the name that was loaded before."""
+    if part.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return part.argval != "wait" or before in ("os", "posix") or (isinstance(before, str) and names.get(before) is os)
+    return part.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")) and names.get(part.argval) is getattr(os, part.argval)
+
+
+def _is_for_any(name: str, code: types.CodeType) -> bool:
+    if name in OF_ONE:
+        return -1 in code.co_consts
+    return name != "waitid" or not ANY_KIND.isdisjoint(code.co_names)
+
+
+# --- what the workers keep to themselves ---------------------------------------------------------------------
+
+OF_TORCH = (signal.SIGTERM, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE)
+"""Signals for which torch's workers have handlers of their own."""
+
+
+def begin_worker(program_own: Any, hides: bool, number: int) -> None:
+    """In place of the program's `worker_init_fn`, which it calls. A worker gets no signal that a terminal, or the program, sends to the group of the program,
+    and runs no handler of the program. `hides`: what the worker prints goes to a file in memory, where `output_of` looks."""
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    for number_of_signal in signal.valid_signals():
+        if number_of_signal not in OF_TORCH and callable(signal.getsignal(number_of_signal)):
+            signal.signal(number_of_signal, signal.SIG_IGN)
+    hidden = _hide_output() if hides else False
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__) if hides else ():
+        if type(stream) is io.TextIOWrapper:
+            stream.reconfigure(write_through=True)
+    if program_own is not None:
+        program_own(number)
+    if hidden:  # what the beginning of a worker prints is no output of the program
+        os.lseek(1, 0, os.SEEK_SET)
+        os.ftruncate(1, 0)
+
+
+def _hide_output() -> bool:
+    """Let descriptors 1 and 2 be a file in memory without a name. Returns whether this was possible."""
+    try:
+        file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
+    except (OSError, AttributeError):
+        return False
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    return True
+
+
+class Output(NamedTuple):
+    """`printed`: the bytes that a worker has printed. `written`: those that its main thread has written, to files too; None where the system does not tell."""
+
+    printed: int
+    written: int | None
+
+
+def output_of(pid: int) -> Output:
+    """The output of a worker whose output is hidden, from the end of `begin_worker` on."""
+    try:
+        hidden, own = os.stat(f"/proc/{pid}/fd/1"), os.fstat(1)
+        printed = 0 if os.path.samestat(hidden, own) else hidden.st_size
+    except OSError:  # the program may have closed its stdout
+        printed = 0
+    return Output(printed, written(f"{pid}/task/{pid}"))

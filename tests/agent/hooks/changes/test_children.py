@@ -1,0 +1,166 @@
+"""What a program would notice of the workers of a change, and what these keep to themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from gpuconsole.agent.hooks.changes import children, control
+from gpuconsole.agent.hooks.changes import loader as loaders_of
+from gpuconsole.agent.hooks.changes.children import waits_for_children
+from gpuconsole.agent.hooks.changes.loader import NumWorkers
+from gpuconsole.agent.hooks.watch import Watch
+from tests.agent.hooks.changes.loaders import hooked, refusal, workers_alive
+from tests.waiting import wait_until
+
+PATIENCE_S = 20.0
+WORKERS = NumWorkers()
+HABITS = {
+    "os.wait": "import os\ndef evaluate():\n    if not os.fork(): os._exit(0)\n    return os.wait()\n",
+    "of any number": "import os\ndef reap():\n    while os.waitpid(-1, os.WNOHANG)[0]: pass\n",
+    "in a thread": "import os, threading\nclass Reaper(threading.Thread):\n    def run(self):\n        os.waitid(os.P_ALL, 0, os.WEXITED)\n",
+    "imported by name": "from os import wait\ndef reap():\n    def inner(): return wait()\n    return inner\n",
+    "in a decorated method": "import functools, os\nclass Trainer:\n    @staticmethod\n    @functools.lru_cache\n    def reap(): return os.wait3(0)\n",
+}
+ALLOWED = (
+    "import os\ndef evaluate(process, work):\n    process.wait(); work.wait()\n    pid = os.fork()\n    if not pid: os._exit(0)\n"
+    "    return os.waitpid(pid, 0)\n"
+)
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    with hooked() as watch:
+        yield watch
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
+    """The one module of a program; the modules of the tests are no part of it."""
+    module = types.ModuleType("program_of_a_test")
+    module.__file__ = str(tmp_path / "train.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(children, "is_program", lambda file: file == module.__file__)
+    return module
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_program_that_waits_for_any_child_is_known_by_its_line(program: types.ModuleType, habit: str) -> None:
+    assert not waits_for_children()
+    exec(compile(HABITS[habit], str(program.__file__), "exec"), program.__dict__)
+    assert waits_for_children().startswith("train.py:")
+
+
+def test_a_program_that_waits_for_a_child_that_it_names_may_have_workers(program: types.ModuleType) -> None:
+    exec(compile(ALLOWED, str(program.__file__), "exec"), program.__dict__)
+    assert not waits_for_children()
+
+
+def test_a_program_that_waits_for_any_child_gets_no_workers(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "waits_for_children", lambda: "train.py:57")
+    iterator = iter(loader := DataLoader(Telling("", Path()), 4))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    while not (answer := refusal(watch)):
+        next(iterator)
+    assert answer == f"{control.WAITS} (train.py:57)"
+    del loader
+
+
+class Telling(Dataset[int]):
+    """Sample i is i. Says so at some samples, long after workers were added."""
+
+    def __init__(self, how: str, path: Path) -> None:
+        self.how, self.path = how, path
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        if index % 150 == 149 and self.how == "prints":
+            print("loads", index)
+        elif index % 150 == 149 and self.how == "prints by another program":
+            os.system(f"echo loads {index}")
+        elif index % 150 == 149 and self.how == "writes":
+            with self.path.open("a", encoding="ascii") as file:
+                file.write(f"loads {index}\n")
+        return index
+
+
+def changed(watch: Watch, loader: Any) -> list[int]:
+    """An epoch in which workers are added at the beginning. Prints in its middle."""
+    seen: list[int] = []
+    pending = False
+    for step, batch in enumerate(loader):
+        seen += batch.tolist()
+        if step == 1:
+            WORKERS.set(watch, 2)
+            pending = True
+        if pending:
+            time.sleep(0.01)
+            pending = WORKERS.pending(watch)
+        if step == 30:
+            assert not pending and WORKERS.read(watch) == 2
+        if step % 25 == 0:
+            print("step", step, flush=True)
+    return seen
+
+
+@pytest.mark.parametrize("how", ["prints", "prints by another program"])
+def test_a_dataset_that_prints_seldom_prints_what_it_prints_alone(watch: Watch, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def alone() -> list[int]:
+        seen: list[int] = []
+        for step, batch in enumerate(loader):
+            seen += batch.tolist()
+            if step % 25 == 0:
+                print("step", step, flush=True)
+        return seen
+
+    loader = DataLoader(Telling(how, Path()), 4)
+    seen, output = alone(), capfd.readouterr().out
+    assert "loads 299\n" in output
+    assert (changed(watch, loader), capfd.readouterr().out) == (seen, output)
+    assert not loaders_of.under_way() and loaders_of.lost == [f"{loaders_of.FALLEN}: {control.WRITES}"]
+    assert not workers_alive()
+
+
+def test_a_dataset_that_writes_seldom_loses_its_workers_and_writes_each_line_once(watch: Watch, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    loader = DataLoader(Telling("writes", path), 4)
+    assert changed(watch, loader) == list(range(400))
+    assert path.read_text().splitlines() == [f"loads {index}" for index in (149, 299)]
+    assert not loaders_of.under_way() and loaders_of.lost == [f"{loaders_of.FALLEN}: {control.WRITES}"]
+    for _ in loader:
+        assert not workers_alive()
+
+
+def test_a_worker_gets_no_signal_of_the_programs_group_and_runs_no_handler_of_it(watch: Watch, tmp_path: Path) -> None:
+    path = tmp_path / "handled"
+    before = signal.signal(signal.SIGUSR1, lambda *_: path.write_text("handled"))
+    try:
+        iterator = iter(loader := DataLoader(Telling("", Path()), 4))
+        next(iterator)
+        WORKERS.set(watch, 2)
+        while WORKERS.pending(watch):
+            next(iterator)
+        workers = workers_alive()
+        assert len(workers) == 2
+        for pid in workers:
+            assert os.getpgid(pid) not in (os.getpgrp(), os.getpgid(os.getppid()))
+            os.kill(pid, signal.SIGUSR1)
+        for _ in range(12):
+            next(iterator)
+        assert workers_alive() == workers and not path.exists()
+        del iterator, loader
+        wait_until(lambda: not workers_alive(), PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
