@@ -599,7 +599,8 @@ class Control:
                 self.note_output()
         elif outer is not None and self.program.num_workers:
             by_workers = written_by(getattr(outer, "_workers", ()))
-            self._writes = self._writes or (len(by_workers) == len(self._written) and by_workers != self._written)
+            before_that = self._written or ([] if self.recipe.imports() else [0] * len(by_workers))
+            self._writes = self._writes or (len(by_workers) == len(before_that) and by_workers != before_that)
             self._written = by_workers
 
     def note_output(self) -> None:

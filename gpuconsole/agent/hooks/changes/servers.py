@@ -183,9 +183,13 @@ class Recipe:
             if from_outside(problem):
                 raise
             raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
-        imports = bool(workers) and start_method(self._fields["multiprocessing_context"]) != "fork"
+        imports = bool(workers) and self.imports()
         random = OwnRandom(seed) if aside and not workers else None
         return Server(self.module, iterator, settings, random=random, imports=imports, hides=hides and bool(workers))
+
+    def imports(self) -> bool:
+        """Whether each worker imports the modules of the program at its start."""
+        return start_method(self._fields["multiprocessing_context"]) != "fork"
 
     def posing(self, loader: Any) -> Any:
         """The iterator of a new epoch for the program, which others will serve. Draws what the program's own iterator with workers would draw
