@@ -58,7 +58,7 @@ OF_ITS_OWN = (
 )
 OF_THE_LOOP = "the training loop changes the sampler, or what the sampler uses: asked earlier, the sampler would give other samples"
 UNKNOWN_SAMPLER = (
-    "the program's own sampler holds too much to see whether the training loop changes it, so this change needs your permission:"
+    "whether the training loop changes what the program's own sampler holds or uses cannot be seen, so this change needs your permission:"
     " N, or --allow-numerics"
 )
 WRITES = "the dataset prints, or writes files, when it loads: workers would write in another order"

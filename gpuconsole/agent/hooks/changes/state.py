@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..guard import from_outside
+from ..watch import is_program
 
 MOST, DEPTH = 1500, 8
 """Objects of a dataset that are looked at, and levels of attributes."""
@@ -47,6 +48,10 @@ HANDLES: dict[str, tuple[str, ...]] = {
     "cv2": ("VideoCapture",),
 }
 """Classes whose objects processes cannot share, by the package that defines them."""
+CODE = (type, types.FunctionType, types.ModuleType, types.MethodType, staticmethod, classmethod, property)
+COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+CONSTANT = ("torch", "numpy", "typing", "re")
+"""Packages whose objects without attributes do not change, such as a dtype."""
 NUMBERS = (int, float, complex, bool)
 OBJECT_BYTES = 1e6
 """The memory of a cached object of an unknown class, such as an image: a guess on the safe side."""
@@ -109,11 +114,11 @@ def state_of_samplers(loader: Any, whole: bool = False) -> State | None:
     own = {id(sampler): sampler for sampler in samplers if sampler is not None and _package(type(sampler)) != "torch"}
     if not own:
         return None
-    look = _Look((), whole)
+    look = _Look((), whole, strict=True)
     try:
         for sampler in own.values():
             look.add(sampler, DEPTH)
-            look.add_used(type(sampler))
+        look.add_used_by_all()
     except Exception as problem:  # as in `state_of`
         if from_outside(problem):
             raise
@@ -136,10 +141,13 @@ def state_of(dataset: Any, caches: Collection[int] = ()) -> State:
 
 
 class _Look:
-    def __init__(self, caches: Collection[int], whole: bool = False) -> None:
+    def __init__(self, caches: Collection[int], whole: bool = False, strict: bool = False) -> None:
+        """`strict`: what the functions of a class use counts too where it is no data. What cannot be compared makes the look incomplete."""
         self.print: list[Any] = []
         self.complete, self.shared = True, ""
-        self._whole = whole
+        self._whole, self._strict = whole, strict
+        self._users: list[Any] = []
+        """Where the look is strict: functions, and the classes of objects, that were looked at."""
         self.contents: dict[int, Contents] = {}
         self._caches = caches
         self._seen: dict[int, int] = {}
@@ -170,13 +178,43 @@ class _Look:
                 raise
             self.complete = False
 
-    def add_used(self, kind: type) -> None:
-        """Look at the attributes of a class of the program, and at the global variables that its functions name: numbers, containers and random generators."""
-        for holder, name in _used(kind):
+    def add_used(self, user: Any) -> None:
+        """Look at the attributes of a class of the program, and at the global variables that its functions name: numbers, containers and random generators.
+        `user` may be a function too."""
+        used = _used(user)
+        self.complete = self.complete and not (self._strict and used.more)
+        for holder, name in used.names:
             value = _value_of(holder, name)
             if _is_data(value):
                 self.print.append(name)
                 self.add(value, 2)
+            elif self._strict and value is not None:
+                self.print.append(name)
+                self._add_other(value)
+
+    def add_used_by_all(self) -> None:
+        """The same for the classes of all objects that were looked at, and for those that this finds."""
+        done: set[int] = set()
+        while (user := next((user for user in self._users if id(user) not in done), None)) is not None:
+            if len(done) >= FUNCTIONS:
+                self.complete = False
+                return
+            done.add(id(user))
+            self.add_used(user)
+
+    def _add_other(self, value: Any) -> None:
+        """Look at what a function uses, other than data: an object by what it holds; a function by its identity, because what it uses is looked at too."""
+        kind = type(value)
+        if issubclass(kind, CODE):
+            self.print.append(id(value))
+            if issubclass(kind, type):
+                self._users.append(value)
+        elif issubclass(kind, COMPILED):
+            self.complete = self.complete and _is_known(str(getattr(value, "__module__", None) or "builtins"))
+        elif _package(kind) in CONSTANT and not self._has_attributes(value, kind) and not hasattr(kind, "__array_interface__"):
+            self.print.append(id(value))
+        else:
+            self.add(value, DEPTH)
 
     def _add(self, value: Any, kind: type, depth: int) -> None:
         if kind not in BUILTIN and _of_class(kind).may_be_handle and (name := _name_of_handle(value, kind)):
@@ -231,6 +269,8 @@ class _Look:
         return kind is object or any("__dict__" in base.__dict__ or "__slots__" in base.__dict__ for base in kind.__mro__)
 
     def _attributes(self, value: Any, kind: type, depth: int) -> None:
+        if self._strict:
+            self._users.append(kind)
         own = _attribute(value, "__dict__")
         if type(own) is dict:
             if len(own) > 4 * ITEMS:
@@ -268,6 +308,8 @@ class _Look:
 
     def _function(self, function: Any, depth: int) -> None:
         self.print.append(function.__code__)
+        if self._strict:
+            self._users.append(function)
         for cell in function.__closure__ or ():
             self.add(_attribute(cell, "cell_contents"), depth)
         self.add(function.__defaults__, depth)
@@ -362,38 +404,71 @@ class OfClass(NamedTuple):
     may_be_handle: bool
 
 
-_used_by: weakref.WeakKeyDictionary[type, list[tuple[Any, str]]] = weakref.WeakKeyDictionary()
+class Used(NamedTuple):
+    """`names`: what functions use, by the object that has it and its name there. `more`: whether there are functions that were not looked at."""
+
+    names: list[tuple[Any, str]]
+    more: bool
+
+
+_used_by: weakref.WeakKeyDictionary[Any, Used] = weakref.WeakKeyDictionary()
 FUNCTIONS = 64
 """Functions of the program that are followed from the functions of a class."""
 LIBRARIES = ("torch", "torchvision", "builtins", "typing", "abc", "collections", "numpy")
 
 
-def _used(kind: type) -> list[tuple[Any, str]]:
-    """Where the data is that the functions of a class use beside the attributes of an object, with the names: the class, the global variables, and for
-    variables of a function around the class the function that uses them. Functions of the program that these call by name count too."""
-    known = _used_by.get(kind)
+def _used(user: Any) -> Used:
+    """Where the data is that a function, or the functions of a class, use beside the attributes of an object, with the names: the class, the global variables,
+    and for variables of a function around the class the function that uses them. Functions that these call by name, or as `module.function`, count too."""
+    known = _used_by.get(user)
     if known is None:
-        bases = [base for base in kind.__mro__ if _package(base) not in LIBRARIES]
-        known = [(vars(base), name) for base in bases for name in vars(base) if not name.startswith("__")]
-        values = [value for base in bases for value in vars(base).values()]
-        known += _used_by_functions([getattr(value, "__func__", value) for value in values])
-        _used_by[kind] = known
+        if isinstance(user, type):
+            bases = [base for base in user.__mro__ if not _is_known(base.__module__)]
+            names = [(vars(base), name) for base in bases for name in vars(base) if not name.startswith("__")]
+            used = _used_by_functions(
+                [_attribute(value, "fget") or _attribute(value, "func") or value for base in bases for value in vars(base).values()]
+            )
+            known = Used(names + used.names, used.more)
+        else:
+            known = _used_by_functions([user])
+        _used_by[user] = known
     return known
 
 
-def _used_by_functions(found: list[Any]) -> list[tuple[Any, str]]:
+def _used_by_functions(found: list[Any]) -> Used:
     used: dict[tuple[int, str], tuple[Any, str]] = {}
     seen: set[int] = set()
     while found and len(seen) < FUNCTIONS:
-        function = found.pop(0)
-        if not isinstance(function, types.FunctionType) or id(function) in seen or _root(function.__module__) in LIBRARIES:
+        function = _plain(found.pop(0))
+        if not isinstance(function, types.FunctionType) or id(function) in seen or _is_known(str(function.__module__)):
             continue
         seen.add(id(function))
-        names: list[tuple[Any, str]] = [(function.__globals__, name) for name in _names(function.__code__)]
+        of_code = _names(function.__code__)
+        names: list[tuple[Any, str]] = [(function.__globals__, name) for name in of_code]
         names += [(function, name) for name in function.__code__.co_freevars]
+        for module in [value for holder, name in names if isinstance(value := _value_of(holder, name), types.ModuleType)]:
+            if not _is_known(module.__name__):
+                names += [(vars(module), name) for name in of_code]
         used.update({(id(holder), name): (holder, name) for holder, name in names})
         found += [_value_of(holder, name) for holder, name in names]
-    return list(used.values())
+    return Used(list(used.values()), bool(found))
+
+
+def _plain(function: Any) -> Any:
+    """The function behind a method of a class, a partial one, or one that keeps its results."""
+    if isinstance(function, (staticmethod, classmethod)):
+        function = function.__func__
+    if isinstance(function, functools.partial):
+        function = function.func
+    return vars(function).get("__wrapped__", function) if isinstance(function, functools._lru_cache_wrapper) else function
+
+
+def _is_known(module: str) -> bool:
+    """Whether a module belongs to Python, torch or numpy. Their random generators are compared elsewhere, and nothing else of them gives other samples."""
+    name = module.partition(".")[0]
+    if _root(module) in LIBRARIES or name not in sys.stdlib_module_names:
+        return _root(module) in LIBRARIES
+    return not is_program(str(getattr(sys.modules.get(name), "__file__", None) or "<"))  # the program may have a `code.py`
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import warnings
 import weakref
 import zipfile
@@ -23,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.json import encode
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from gpuconsole.agent.hooks import job as hooks_of_job
@@ -1057,6 +1060,40 @@ def hard_of_a_function(scores: list[float]) -> Sampler[int]:
     return Inner([0.0] * 400)
 
 
+class Teacher:
+    """Knows which sample is the hardest."""
+
+    def __init__(self) -> None:
+        self.lowest = 0
+
+    def hardest(self) -> int:
+        return self.lowest
+
+
+LIBRARY = types.ModuleType("library_of_a_test")
+"""A package that the sampler uses. `state` is no data, and `choose` keeps it."""
+exec("state = None\ndef choose():\n    return state.hardest()", LIBRARY.__dict__)
+
+
+class Asking(Hard):
+    """Asks a library for each sample."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(400):
+            yield LIBRARY.choose()
+
+
+class Counting(Hard):
+    """Takes each sample from an iterator that is no attribute. The loop takes some too."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(400):
+            yield next(NUMBERS[0]) % 400
+
+
+NUMBERS = [itertools.count()]
+
+
 def sharing(numbers: random.Random) -> Sampler[int]:
     class Sharing(Hard):
         def __iter__(self) -> Iterator[int]:
@@ -1068,17 +1105,20 @@ def sharing(numbers: random.Random) -> Sampler[int]:
 
 def taught(how: str) -> tuple[Sampler[int], Callable[[int], None]]:
     """A sampler, and what the loop does after each sample."""
-    own, numbers = [0.0] * 400, random.Random(4)
+    own, numbers, teacher = [0.0] * 400, random.Random(4), Teacher()
+    LIBRARY.state, NUMBERS[0] = teacher, itertools.count()
     samplers: dict[str, tuple[Sampler[int], Callable[[int], None]]] = {
         "attribute": (Hard(own), lambda index: own.__setitem__(index, own[index] - 1.0)),
         "global": (Hard(own), lambda index: SCORES.__setitem__(index, SCORES[index] - 1.0)),
         "variable of a function": (hard_of_a_function(own), lambda index: own.__setitem__(index, own[index] - 1.0)),
         "generator": (sharing(numbers), lambda _: numbers.seed(numbers.randrange(1000))),
+        "object of a library": (Asking([]), lambda index: setattr(teacher, "lowest", (index + 1) % 400)),
+        "iterator": (Counting([]), lambda _: next(NUMBERS[0]) and None),
     }
     return samplers[how]
 
 
-@pytest.mark.parametrize("how", ["attribute", "global", "variable of a function", "generator"])
+@pytest.mark.parametrize("how", ["attribute", "global", "variable of a function", "generator", "object of a library", "iterator"])
 @pytest.mark.parametrize("begin", ["at the beginning", "in the middle"])
 def test_a_sampler_that_reads_what_the_loop_learns_gives_the_samples_that_it_gives_alone(watch: Watch, how: str, begin: str) -> None:
     """Workers, and a rehearsal, would ask it before the loop has learned from the batches before."""
@@ -1109,6 +1149,26 @@ def test_a_sampler_of_the_program_that_nobody_changes_gets_workers(watch: Watch)
     loader = DataLoader(Faultless(400), 4, sampler=Ordered(order))
     seen, answer, _ = train(watch, loader, 2)
     assert answer is None and WORKERS.read(watch) == 2 and seen == order
+
+
+class Compiled(Hard):
+    """Uses a compiled function of a library, which could keep a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(400):
+            yield int(encode(index))
+
+
+def test_a_sampler_that_uses_what_cannot_be_compared_needs_the_permission_of_the_user(watch: Watch) -> None:
+    iterator = iter(loader := DataLoader(Faultless(400), 4, sampler=Compiled([])))
+    next(iterator)
+    WORKERS.set(watch, 2)
+    while not (answer := refusal(watch)):
+        next(iterator)
+    assert answer == control.UNKNOWN_SAMPLER
+    watch.allows_numerics = True
+    assert change_to(watch, iterator, 2) and WORKERS.read(watch) == 2
+    del loader
 
 
 class Ordered(Sampler[int]):
