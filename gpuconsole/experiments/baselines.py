@@ -21,6 +21,7 @@ from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.knobs.knob import Knobs, Value, nearest, show
 from gpuconsole.model.run import Validity
 from gpuconsole.model.text import percent, visible
+from gpuconsole.session.figures.rate import Block
 
 # --- baselines on disk ---------------------------------------------------------------------------------------
 
@@ -172,9 +173,8 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
         return BaselineComparison(
             key=baseline.key.name, words=f"not compared with {_name(baseline)}: {doubts(validity)}", short="not compared: invalid"
         )
-    free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
-    rates = now.contention_free if free else now.rates
-    change = rate_change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
+    free = all(run.on_cpu and run.run_queue_ratio is not None for run in (now, *baseline.runs))
+    change = rate_change(_blocks(now, free), [_blocks(run, free) for run in baseline.runs], live)
     excused, contention = _contention(now, baseline.runs, free)
     doubt = doubts(validity)
     decided: BaselineVerdict = rate_verdict(change, excused) if change and not doubt else "undecided"
@@ -190,9 +190,15 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
         since=min(run.date for run in baseline.runs),
         until=max(run.date for run in baseline.runs),
         clock="contention_free" if free else "wall",
-        blocks=len(rates),
+        blocks=len(now.rates),
         live=live,
     )
+
+
+def _blocks(run: BaselineRun, free: bool) -> list[Block]:
+    """The blocks of `run`, with `free` without the run-queue delay of the training thread, as in the gate."""
+    waited = min(0.99, run.run_queue_ratio or 0.0) if free else 0.0
+    return [Block(rate / (1 - waited), seconds) for rate, seconds in zip(run.rates, run.block_seconds, strict=True)]
 
 
 Unequal = list[tuple[str, str]]

@@ -19,6 +19,7 @@ from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.units import NA
+from gpuconsole.session.figures.rate import Block, mean_rate
 
 Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
@@ -126,8 +127,8 @@ def _words(value: object) -> str:
     return "none" if value in (None, "") else str(value)
 
 
-def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[float]]]:
-    """The values of each metric in the steady part of the run, outside of its trials. Metrics of the run's device have no device name."""
+def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[Block]]]:
+    """The values of each metric in the steady part of the run with their weights, outside of its trials. Metrics of the run's device have no device name."""
     tried = [(trial.begun_s, trial.ended_s) for trial in trials if trial.baseline_run == run.id]
     windows = [(begun, ended) for begun, ended in tried if begun is not None and ended is not None]
     since = run.begun_s + (run.steady_from_s or 0.0) if run.begun_s is not None else -math.inf
@@ -136,8 +137,8 @@ def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[float
         if name.startswith("console.") or (metric := CATALOGUE.get(name)) is None or metric.unit == "":
             continue
         values = [
-            value
-            for t, value in zip(data.t, data.v, strict=True)
+            Block(value, weight)
+            for t, value, weight in zip(data.t, data.v, data.weights, strict=True)
             if t >= since and not any(begun <= t <= ended for begun, ended in windows)
         ]
         if values:
@@ -158,12 +159,12 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
             yield f"summary.{figure}", float(value)
 
 
-def _of_series(key: str, before: Sequence[float], after: Sequence[float], other_work: bool) -> MetricChange | None:
+def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_work: bool) -> MetricChange | None:
     name = key.partition(" ")[0]
-    means = sum(before) / len(before), sum(after) / len(after)
-    change = rate_change(after, [before]) if min(*before, *after) > 0 else None
+    means = mean_rate(before), mean_rate(after)
+    change = rate_change(after, [before]) if min(means) > 0 else None
     few = min(len(before), len(after)) < MIN_BLOCKS
-    why_not = "" if change else FEW_POINTS if few else "some values are 0"
+    why_not = "" if change else FEW_POINTS if few else "a mean is 0"
     if change is None and means == (0.0, 0.0):
         return None
     return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, change, other_work), change, why_not)

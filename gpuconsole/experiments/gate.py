@@ -52,7 +52,6 @@ from gpuconsole.experiments.statistics import (
     NORMAL_975,
     RUN_TO_RUN,
     USUAL_RUNS,
-    estimate,
     student_quantile,
 )
 from gpuconsole.model.comparison import Comparison, Difference
@@ -61,6 +60,7 @@ from gpuconsole.model.run import PHASES, Distribution, Run
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
+from gpuconsole.session.figures.rate import Block, estimate
 
 OCCASION_S = 600.0
 """Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
@@ -301,8 +301,16 @@ def _rate(side: GateSide, free: bool) -> RunRate:
     assert distribution is not None and rate is not None  # see _check_run
     series = run.series.get(f"workload.{unit.partition('/')[0]}_per_s{{device={run.device}}}")
     since = (run.begun_s or 0.0) + (run.steady_from_s or 0.0)
-    points = [value for t, value in zip(series.t, series.v, strict=True) if t >= since and value > 0] if series is not None else []
-    error = estimate(points).error if len(points) >= MIN_BLOCKS else distribution.std / distribution.mean / math.sqrt(distribution.n)
+    points = (
+        [Block(value, weight) for t, value, weight in zip(series.t, series.v, series.weights, strict=True) if t >= since]
+        if series is not None
+        else []
+    )
+    error = (
+        estimate(points).error
+        if len(points) >= MIN_BLOCKS and any(point.rate for point in points)
+        else distribution.std / distribution.mean / math.sqrt(distribution.n)
+    )
     return RunRate(math.log(rate), error, side.session.environment.host, begun, begun + run.duration_s if begun else None)
 
 

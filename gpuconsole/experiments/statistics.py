@@ -6,9 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from statistics import NormalDist
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +14,7 @@ from gpuconsole.model.baseline import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.figures.rate import Block, blocks_of, estimate, work_over_time
 
 # --- statistics of measured rates ----------------------------------------------------------------------------
 
@@ -50,7 +49,6 @@ USUAL_RUNS = 4
 """Weight of RUN_TO_RUN against that spread, in degrees of freedom: the weight of five runs."""
 SAME_WITHIN = math.log(1.05)
 """An interval within 5 % is `same`: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
-MOST_CORRELATED = 0.9
 _T_975 = {
     1: 12.706,
     2: 4.303,
@@ -235,42 +233,17 @@ def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), 
 # --- whole runs ----------------------------------------------------------------------------------------------
 
 
-class Estimate(NamedTuple):
-    """The mean rate of a run, its relative standard error, and the equivalent number of independent blocks."""
-
-    mean: float
-    error: float
-    worth: float
-
-
-def estimate(rates: Sequence[float]) -> Estimate:
-    """The mean of successive block rates: two or more, each above 0.
-
-    Successive blocks are correlated: n blocks with lag-1 correlation r are equivalent to n (1 - r) / (1 + r) independent blocks
-    (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n (Kendall 1954), which is added.
-    """
-    n, mean = len(rates), statistics.fmean(rates)
-    offsets = [value - mean for value in rates]
-    squares = sum(offset * offset for offset in offsets)
-    if squares <= 0:
-        return Estimate(mean, 0.0, n)
-    seen = sum(offset * after for offset, after in pairwise(offsets)) / squares
-    correlated = min(MOST_CORRELATED, max(0.0, seen + (1 + 4 * seen) / n))
-    worth = max(2.0, n * (1 - correlated) / (1 + correlated))
-    return Estimate(mean, math.sqrt(squares / (n - 1) / worth) / mean, worth)
-
-
-def rate_change(now: Sequence[float], kept: Sequence[Sequence[float]], live: bool = False) -> RateChange | None:
-    """Throughput `now` compared with the `kept` runs, each as block rates; None while there are too few blocks.
+def rate_change(now: Sequence[Block], kept: Sequence[Sequence[Block]], live: bool = False) -> RateChange | None:
+    """Throughput `now` compared with the `kept` runs, each as its blocks; None while there are too few blocks.
 
     The noise within runs is Welch's, over blocks. The noise between runs is added: for one or two kept runs it is RUN_TO_RUN. From three kept
     runs on it is their spread combined with RUN_TO_RUN, which has the weight USUAL_RUNS degrees of freedom, because three runs can agree by
     chance (a moderated t, Smyth 2004). With `live`, the interval is valid at every moment of a running run.
     """
-    usable = [rates for rates in kept if len(rates) >= MIN_BLOCKS]
+    usable = [blocks for blocks in kept if len(blocks) >= MIN_BLOCKS]
     if len(now) < MIN_BLOCKS or not usable:
         return None
-    new, old = estimate(now), [estimate(rates) for rates in usable]
+    new, old = estimate(now), [estimate(blocks) for blocks in usable]
     log_rates = [math.log(run.mean) for run in old]
     k = len(old)
     within = new.error**2 * ((always_valid(new.worth) / NORMAL_975) ** 2 if live else 1.0)
@@ -447,35 +420,22 @@ def plans(
     return {arm: BlockPlan(values, changes, phases_ratio, other[arm], of_job=of_job, step_s=step_s) for arm, values in sides.items()}
 
 
+def work_of_step(step: Step) -> float:
+    """The work of a step: tokens if it has tokens, otherwise samples."""
+    return step.tokens or step.samples
+
+
 def rate(steps: Sequence[Step], contention_free: bool) -> float:
-    """Work per second of a block, in tokens if steps have tokens, otherwise in samples. `contention_free` subtracts the run-queue delay."""
-    work = sum(step.tokens or step.samples for step in steps)
+    """Work per second of a block. `contention_free` subtracts the run-queue delay."""
+    per_s = work_over_time(steps, work_of_step)
+    if not contention_free or not per_s:
+        return per_s
     seconds = sum(step.wall_s for step in steps)
-    if contention_free:
-        seconds -= sum(sum(step.runq or ()) for step in steps)
-    return work / max(seconds, 1e-9)
+    return per_s * seconds / max(seconds - sum(sum(step.runq or ()) for step in steps), 1e-9)
 
 
-def block_rates(steps: Sequence[Step], contention_free: bool = False) -> tuple[float, ...]:
-    """Work per second in successive blocks of a run: about a second each, at least MIN_STEPS steps, at most MOST_RUN_BLOCKS blocks.
-
-    Run-queue delay is read on some steps only. With `contention_free`, every block contains such steps, and their share of delay is
-    subtracted from the whole block.
-    """
+def run_blocks(steps: Sequence[Step]) -> list[Block]:
+    """Successive blocks of a run: about a second each, at least MIN_STEPS steps, at most MOST_RUN_BLOCKS blocks."""
     total = sum(step.wall_s for step in steps)
     block_s = max(MIN_RUN_BLOCK_S, min(RUN_BLOCK_S, total / FEW_RUN_BLOCKS), total / MOST_RUN_BLOCKS)
-    blocks, block, seconds, sampled = [], list[Step](), 0.0, False
-    for step in steps:
-        block.append(step)
-        seconds += step.wall_s
-        sampled = sampled or step.runq is not None
-        if seconds >= block_s and len(block) >= MIN_STEPS and (sampled or not contention_free):
-            blocks.append(rate(block, False) / (1 - _delay_ratio(block) if contention_free else 1.0))
-            block, seconds, sampled = [], 0.0, False
-    return tuple(blocks)
-
-
-def _delay_ratio(block: Sequence[Step]) -> float:
-    """Run-queue delay over wall time, from the steps on which the delay was read; below 1."""
-    sampled = [step for step in block if step.runq is not None]
-    return min(0.99, sum(sum(step.runq or ()) for step in sampled) / max(sum(step.wall_s for step in sampled), 1e-9))
+    return blocks_of(steps, work_of_step, block_s, MIN_STEPS)

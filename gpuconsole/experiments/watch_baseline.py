@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from gpuconsole import __version__
 from gpuconsole.engine.background import BackgroundTasks
 from gpuconsole.engine.machine.load import OtherLoad
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, compare, doubts, keep_run, nearest_baseline, read_all, unlike
-from gpuconsole.experiments.statistics import MIN_BLOCKS, block_rates
+from gpuconsole.experiments.statistics import MIN_BLOCKS, run_blocks
 from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
@@ -220,12 +221,13 @@ def measured(record: RunRecord, state: SessionState, limit: int | None, others: 
     """The figures of a run over its last `limit` steady steps (None: all). `others`: the load of other programs. No rates before the run is
     steady."""
     steps, run = record.steady_steps(limit), summarized(record, state.devices, state.environment, limit)
-    summary = run.summary
+    summary, blocks = run.summary, run_blocks(steps)
     return BaselineRun(
         date=run.started,
         gpuconsole=__version__,
-        rates=_rounded(block_rates(steps)),
-        contention_free=_rounded(block_rates(steps, contention_free=True)) if run.device == "cpu" else (),
+        rates=_rounded(block.rate for block in blocks),
+        seconds=_rounded(block.seconds for block in blocks),
+        on_cpu=run.device == "cpu",
         duration_s=round(sum(step.wall_s for step in steps), 3),
         step_time_s=summary.step_time_s.p50 if summary.step_time_s else None,
         phases_ratio={name: round(share, 5) for name, share in summary.phases_ratio.items()},
@@ -238,8 +240,8 @@ def measured(record: RunRecord, state: SessionState, limit: int | None, others: 
     )
 
 
-def _rounded(rates: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(float(f"{rate:.6g}") for rate in rates)
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(float(f"{value:.6g}") for value in values)
 
 
 def _mean(state: SessionState, metric: str, steps: list[Step]) -> float | None:
@@ -248,6 +250,5 @@ def _mean(state: SessionState, metric: str, steps: list[Step]) -> float | None:
     if series is None or not steps:
         return None
     end = state.session_time(steps[-1].t)
-    times, values = series.since(state.session_time(steps[0].t))
-    inside = [value for t, value in zip(times, values, strict=True) if t <= end]
-    return sum(inside) / len(inside) if inside else None
+    inside = [sample for sample in series.weighed(state.session_time(steps[0].t)) if sample.t <= end]
+    return statistics.fmean([sample.value for sample in inside], [sample.weight for sample in inside]) if inside else None

@@ -57,15 +57,17 @@ class BaselineKey(msgspec.Struct, frozen=True):
 class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """One kept run over its steady steps.
 
-    `rates`: tokens/s (or samples/s) of successive blocks of steps, on the wall clock. `contention_free`: the same without the run-queue delay
-    of the training thread, where the delay was read. `step_time_s` is the median. Load during the run: `waiting_ratio` is the share of time in
+    `rates`: tokens/s (or samples/s) of successive blocks of steps, on the wall clock. `seconds`: the length of each block; empty in files of
+    earlier versions, whose blocks count alike. `on_cpu`: the device of the run is the CPU, so the wait of the training
+    thread for a core slows the run down, and is taken off its rate. `step_time_s` is the median. Load during the run: `waiting_ratio` is the share of time in
     which some task of the host waited for a CPU, `others_ratio` the share of the CPUs that other programs kept busy.
     """
 
     date: Date
     gpuconsole: str
     rates: Annotated[tuple[Rate, ...], msgspec.Meta(min_length=1)]
-    contention_free: tuple[Rate, ...] = ()
+    seconds: tuple[Rate, ...] = ()
+    on_cpu: bool = False
     duration_s: float = 0.0
     step_time_s: float | None = None
     phases_ratio: dict[str, float] = {}
@@ -78,8 +80,14 @@ class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def rate(self) -> float:
-        """Work per second: the mean over the blocks."""
-        return sum(self.rates) / len(self.rates)
+        """Work over wall time."""
+        seconds = self.block_seconds
+        return sum(rate * of_block for rate, of_block in zip(self.rates, seconds, strict=True)) / sum(seconds)
+
+    @property
+    def block_seconds(self) -> tuple[float, ...]:
+        """The length of each block."""
+        return self.seconds if len(self.seconds) == len(self.rates) else (1.0,) * len(self.rates)
 
 
 class Baseline(msgspec.Struct, kw_only=True, frozen=True):

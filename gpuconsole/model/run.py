@@ -127,16 +127,28 @@ class Summary(msgspec.Struct, omit_defaults=True):
     loss_last: float | None = None
 
 
-class SeriesData(msgspec.Struct):
-    """A series in a snapshot: times in seconds since the start of the session, and values."""
+class SeriesData(msgspec.Struct, omit_defaults=True):
+    """A series in a snapshot: times in seconds since the start of the session, and values.
+
+    `w`: the weight of each value, where they differ: a value may be the mean of many samples. Of a rate, the seconds over which it was
+    measured. Empty in files of earlier versions too.
+    """
 
     t: list[float]
     v: list[float]
     source: str
+    w: list[float] = []
 
     def __post_init__(self) -> None:
         if len(self.t) != len(self.v):
             raise ValueError(f"a series has {len(self.t)} times and {len(self.v)} values")
+        if self.w and len(self.w) != len(self.v):
+            raise ValueError(f"a series has {len(self.w)} weights and {len(self.v)} values")
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each value."""
+        return self.w or [1.0] * len(self.v)
 
 
 class Rank(msgspec.Struct, omit_defaults=True):

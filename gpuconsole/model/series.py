@@ -1,5 +1,7 @@
 """Bounded time series: recent samples in full, older samples as means over growing time spans.
 
+A sample has a weight: 1, or of a rate the seconds over which it was measured. A mean stands for many samples, and has their weights together.
+
 A series holds `RAW` recent samples and `BUCKETS` means, about 10 KB. When the raw part is full, the series folds the older half
 into buckets. When the buckets are full, the series merges neighbouring buckets in pairs, so that each bucket covers twice the time.
 A week at 1 Hz therefore needs the same memory as a day.
@@ -7,36 +9,51 @@ A week at 1 Hz therefore needs the same memory as a day.
 
 from __future__ import annotations
 
+import operator
 from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
 
 RAW = 256
 BUCKETS = 384
 FOLD = 8  # samples in a new bucket
 
 
+class Weighed(NamedTuple):
+    """A sample, or the mean of older samples since the time `t`, with its weight."""
+
+    t: float
+    value: float
+    weight: float
+
+
 class Series:
     """One metric of one device over time. Times are seconds on the session's clock; they must not decrease."""
 
-    __slots__ = ("_bucket_n", "_bucket_t", "_bucket_v", "_fold", "_t", "_v", "source")
+    __slots__ = ("_bucket_t", "_bucket_v", "_bucket_w", "_fold", "_older", "_t", "_v", "_w", "source")
 
     def __init__(self, source: str = "") -> None:
         self._t = array("d")
         self._v = array("d")
+        self._w = array("f")
         self._bucket_t = array("d")  # time of the first sample of each bucket
         self._bucket_v = array("d")
-        self._bucket_n = array("L")
+        self._bucket_w = array("d")
+        self._older = 0  # samples in the buckets
         self._fold = FOLD
         self.source = source
 
-    def add(self, t: float, value: float) -> None:
+    def add(self, t: float, value: float, weight: float = 1.0) -> None:
         self._t.append(t)
         self._v.append(value)
+        self._w.append(weight)
         if len(self._t) >= RAW:
             self._fold_older_half()
 
     def __len__(self) -> int:
         """Number of samples added so far."""
-        return len(self._t) + sum(self._bucket_n)
+        return len(self._t) + self._older
 
     @property
     def last(self) -> float | None:
@@ -54,6 +71,13 @@ class Series:
         """The whole history: bucket means, then raw samples."""
         return [*self._bucket_t, *self._t], [*self._bucket_v, *self._v]
 
+    def weighed(self, since: float = float("-inf")) -> Iterator[Weighed]:
+        """Samples at or after `since`, each with its weight, for a mean: `statistics.fmean` with weights."""
+        for times, values, weights in ((self._bucket_t, self._bucket_v, self._bucket_w), (self._t, self._v, self._w)):
+            if times and times[-1] >= since:
+                start = bisect_left(times, since)
+                yield from map(Weighed, times[start:], values[start:], weights[start:])
+
     @staticmethod
     def _tail(times: array[float], values: array[float], t: float) -> tuple[list[float], list[float]]:
         start = len(times)
@@ -64,21 +88,27 @@ class Series:
     def _fold_older_half(self) -> None:
         cut = (RAW // 2) // self._fold * self._fold or self._fold
         for start in range(0, cut, self._fold):
-            values = self._v[start : start + self._fold]
+            value, weight = _mean(self._v[start : start + self._fold], self._w[start : start + self._fold])
             self._bucket_t.append(self._t[start])
-            self._bucket_v.append(sum(values) / len(values))
-            self._bucket_n.append(len(values))
-        del self._t[:cut], self._v[:cut]
+            self._bucket_v.append(value)
+            self._bucket_w.append(weight)
+        self._older += cut
+        del self._t[:cut], self._v[:cut], self._w[:cut]
         if len(self._bucket_t) > BUCKETS:
             self._merge_pairs()
 
     def _merge_pairs(self) -> None:
-        times, values, counts = self._bucket_t, self._bucket_v, self._bucket_n
+        times, values, weights = self._bucket_t, self._bucket_v, self._bucket_w
         self._bucket_t = times[::2]
-        self._bucket_v, self._bucket_n = array("d"), array("L")
+        self._bucket_v, self._bucket_w = array("d"), array("d")
         for start in range(0, len(times), 2):
-            n = sum(counts[start : start + 2])
-            total = sum(value * count for value, count in zip(values[start : start + 2], counts[start : start + 2], strict=True))
-            self._bucket_v.append(total / n)
-            self._bucket_n.append(n)
+            value, weight = _mean(values[start : start + 2], weights[start : start + 2])
+            self._bucket_v.append(value)
+            self._bucket_w.append(weight)
         self._fold = min(self._fold * 2, RAW // 2)
+
+
+def _mean(values: array[float], weights: array[float]) -> tuple[float, float]:
+    """The mean of `values`, and their weight together."""
+    weight = sum(weights)
+    return sum(map(operator.mul, values, weights)) / weight, weight

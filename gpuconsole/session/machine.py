@@ -65,8 +65,8 @@ class Readings:
         """Record that `reader` has reported about `device`."""
         self.reported.setdefault(device, {})[reader] = at
 
-    def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL) -> None:
-        """Store the values of a sample. Metrics that are not in the catalogue come from a newer program and are ignored."""
+    def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL, weight: float = 1.0) -> None:
+        """Store a value of a sample. `weight`: see `Series`. Metrics that are not in the catalogue come from a newer program and are ignored."""
         of_device = self._by_device.setdefault(device, {})
         entry = of_device.get(metric)
         if entry is None:
@@ -77,7 +77,7 @@ class Readings:
             entry = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None)
         key, series = entry
         if series is not None:
-            series.add(at, value)
+            series.add(at, value, weight)
         self.latest[key] = value
         self.sampled[key] = at
         if reader != USUAL:

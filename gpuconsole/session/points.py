@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from gpuconsole.model.run import PROBE, Step
 from gpuconsole.model.serving import Request
 from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_times
 from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak
+from gpuconsole.session.figures.rate import samples_of, tokens_of, work_over_time
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt, work_of
 from gpuconsole.session.machine import SERVER, WORKLOAD
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import Requests, ServerState, Steps
 
 EVERY_S = 1.0
+COST = "workload.cost_per_million_tokens"
 SERVER_RATES = ("preemptions", "prompt_tokens", "generation_tokens", "flops", "read_bytes")
 
-Add = Callable[[str, str, float, float, str], None]
+
+class Add(Protocol):
+    """Adds a point. `weight`: of a rate, the seconds over which it was measured."""
+
+    def __call__(self, metric: str, device: str, t: float, value: float, reader: str, weight: float = 1.0, /) -> None: ...
 
 
 class Rates(NamedTuple):
@@ -30,12 +36,14 @@ class Rates(NamedTuple):
 
 
 class RunPoints:
-    """`add(metric, device, t, value, reader)` is called for each point."""
+    """`add` is called for each point."""
 
     def __init__(self, add: Add) -> None:
         self._add = add
         self._steps: list[Step] = []
         self._steps_since = 0.0
+        self._counted: set[str] = set()
+        """The rates that the run has."""
         self._requests: list[Request] = []
         self._requests_since: float | None = None
         self._last: ServerState | None = None
@@ -57,15 +65,15 @@ class RunPoints:
         """Points of `steps`, which are ordinary steps of the run."""
         device = record.run.device
         wall = sum(step.wall_s for step in steps)
-        samples, tokens = sum(step.samples for step in steps) / wall, sum(step.tokens for step in steps) / wall
+        samples, tokens = work_over_time(steps, samples_of), work_over_time(steps, tokens_of)
         if record.serving is not None:
             points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
         else:
             points = {"workload.memory_bytes": event.memory_bytes}
-            if samples:
-                points["workload.samples_per_s"] = samples
-            if tokens:
-                points["workload.tokens_per_s"] = tokens
+            for metric, rate in (("workload.samples_per_s", samples), ("workload.tokens_per_s", tokens)):
+                if rate or metric in self._counted:  # a second without work counts where there was work before
+                    points[metric] = rate
+                    self._counted.add(metric)
             points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
         loss = next((step.loss for step in reversed(steps) if step.loss is not None), None)
         if loss is not None:
@@ -78,9 +86,10 @@ class RunPoints:
                 points["workload.mfu_ratio"] = flops / rates.peak[0]
         points |= rates_per_watt(tokens, samples or None, flops, rates.power_w)
         if rates.price_per_hour is not None and tokens:
-            points["workload.cost_per_million_tokens"] = cost_per_million_tokens(tokens, rates.price_per_hour)
+            points[COST] = cost_per_million_tokens(tokens, rates.price_per_hour)
         for metric, value in points.items():
-            self._add(metric, device, event.t, value, WORKLOAD)
+            weight = tokens * wall if metric == COST else wall
+            self._add(metric, device, event.t, value, WORKLOAD, weight)
 
     def add_requests(self, device: str, counted: Sequence[Request], event: Requests) -> None:
         """Medians over the requests that ended in the last second."""

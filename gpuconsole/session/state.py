@@ -119,8 +119,8 @@ class SessionState(MachineState):
             case _ if self.record is not None:
                 self._apply_to_run(self.record, event)
 
-    def add_point(self, metric: str, device: str, t: float, value: float, reader: str = USUAL) -> None:
-        self.readings.add(metric, device, self.session_time(t), value, reader)
+    def add_point(self, metric: str, device: str, t: float, value: float, reader: str = USUAL, weight: float = 1.0) -> None:
+        self.readings.add(metric, device, self.session_time(t), value, reader, weight)
 
     def _update_trial(self, event: TrialUpdate) -> None:
         before = self.trials.get(event.trial.id)

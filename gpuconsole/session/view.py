@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
+from gpuconsole.model.series import Weighed
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import summarized
@@ -136,13 +138,12 @@ def bucketed(state: SessionState, key: str, now: float, columns: int, seconds: f
         return [None] * max(0, columns)
     width = seconds / columns
     last = int(state.session_time(max(now, state.now)) / width)
-    sums, counts = [0.0] * columns, [0] * columns
-    times, values = series.since((last - columns + 1) * width)
-    for t, value in zip(times, values, strict=True):
+    sums, counts = [0.0] * columns, [0.0] * columns
+    for t, value, weight in series.weighed((last - columns + 1) * width):
         index = int(t / width) - last + columns - 1
         if 0 <= index < columns:
-            sums[index] += value
-            counts[index] += 1
+            sums[index] += value * weight
+            counts[index] += weight
     return _filled([total / n if n else None for total, n in zip(sums, counts, strict=True)])
 
 
@@ -220,13 +221,9 @@ def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
     end = state.session_time(record.closed_t if record.closed_t is not None else now)
     series = {}
     for key, history in readings.series.items():
-        times, values = history.points()
-        inside = [(t, v) for t, v in zip(times, values, strict=True) if start <= t <= end]
+        inside = [sample for sample in history.weighed(start) if sample.t <= end]
         if inside:
-            stride = max(1, -(-len(inside) // SERIES_POINTS))
-            kept = inside[::stride]
-            source = readings.substitutes.get(key, history.source)
-            series[key] = SeriesData([round(t, 3) for t, _ in kept], [v for _, v in kept], source)
+            series[key] = _thinned(inside, readings.substitutes.get(key, history.source))
     for key, value in readings.latest.items():  # the present value is all that is known of metrics without a history
         at = readings.sampled[key]
         if key not in readings.series and "/link:" not in key and start <= at <= end:
@@ -234,3 +231,18 @@ def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
             series[key] = SeriesData([round(at, 3)], [value], source)
     run = summarized(record, state.devices, state.environment)
     return msgspec.structs.replace(run, series=series, unavailable={**reasons(state), **run.unavailable})
+
+
+def _thinned(samples: Sequence[Weighed], source: str) -> SeriesData:
+    """At most about SERIES_POINTS points: means of successive samples with their weight, and the last sample as it is."""
+    stride = max(1, -(-len(samples) // SERIES_POINTS))
+    t, v, w = list[float](), list[float](), list[float]()
+    for first in range(0, len(samples) - 1, stride):
+        group = samples[first : min(first + stride, len(samples) - 1)]
+        weight = sum(sample.weight for sample in group)
+        t.append(round(group[0].t, 3))
+        v.append(sum(sample.value * sample.weight for sample in group) / weight if len(group) > 1 else group[0].value)
+        w.append(float(f"{weight:.4g}"))
+    last = samples[-1]
+    t, v, w = [*t, round(last.t, 3)], [*v, last.value], [*w, float(f"{last.weight:.4g}")]
+    return SeriesData(t, v, source, w if len({*w}) > 1 else [])

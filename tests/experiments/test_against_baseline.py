@@ -57,8 +57,8 @@ def test_contention_is_said_and_excuses() -> None:
 
 
 def test_time_on_the_run_queue_is_taken_off_where_both_have_it() -> None:
-    now = kept(16_000.0, contention_free=kept().rates, run_queue_ratio=0.12)
-    found = compare(now, baseline(kept(contention_free=kept().rates)))
+    now = kept(16_000.0, on_cpu=True, run_queue_ratio=0.12)
+    found = compare(now, baseline(kept(on_cpu=True, run_queue_ratio=0.0)))
     assert (found.clock, found.verdict) == ("contention_free", "undecided")
     assert "without run-queue delay" in found.words
     assert compare(now, baseline()).clock == "wall"

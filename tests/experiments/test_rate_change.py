@@ -3,19 +3,25 @@ import random
 
 import pytest
 
-from gpuconsole.experiments.statistics import MOST_RUN_BLOCKS, block_rates, estimate, rate_change, rate_verdict
+from gpuconsole.experiments.statistics import MOST_RUN_BLOCKS, rate_change, rate_verdict, run_blocks
 from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.figures.rate import Block, estimate, mean_rate
+
+
+def alike(*rates: float) -> list[Block]:
+    return [Block(rate, 1.0) for rate in rates]
+
 
 ZERO = (0.0,) * (len(PHASES) - 1)
 
 
 def run(
     chance: random.Random, rate: float = 100.0, n: int = 30, noise: float = 0.04, correlated: float = 0.5, between: float = 0.0
-) -> list[float]:
-    """Block rates of a run: AR(1) noise within it, and a level of its own."""
+) -> list[Block]:
+    """Blocks of a run: AR(1) noise within it, and a level of its own."""
     level, offset, rates = rate * math.exp(chance.gauss(0, between)), chance.gauss(0, noise), []
     for _ in range(n):
-        rates.append(level * (1 + offset))
+        rates.append(Block(level * (1 + offset), 1.0))
         offset = correlated * offset + chance.gauss(0, noise * math.sqrt(1 - correlated**2))
     return rates
 
@@ -69,57 +75,58 @@ def test_within_five_percent_of_several_quiet_runs_is_the_same() -> None:
 
 
 def test_less_than_two_percent_is_no_regression_however_sure() -> None:
-    kept = [[100.0 + i % 2 * 0.01 for i in range(20)] for _ in range(20)]
+    kept = [alike(*(100.0 + i % 2 * 0.01 for i in range(20))) for _ in range(20)]
     for rate, expected in ((98.5, "same"), (90.0, "slower"), (115.0, "faster")):
-        measured = rate_change([rate] * 20, kept)
+        measured = rate_change(alike(*[rate] * 20), kept)
         assert measured is not None
         assert measured.estimate == pytest.approx(rate / 100 - 1, abs=0.001)
         assert rate_verdict(measured) == expected
 
 
 def test_no_verdict_on_a_few_blocks() -> None:
-    assert rate_change([100.0] * 3, [[100.0] * 20]) is None
-    assert rate_change([100.0] * 20, [[100.0] * 3]) is None
+    assert rate_change(alike(*[100.0] * 3), [alike(*[100.0] * 20)]) is None
+    assert rate_change(alike(*[100.0] * 20), [alike(*[100.0] * 3)]) is None
 
 
 def test_contention_may_explain_as_much_as_it_took() -> None:
-    slow = rate_change([80.0] * 20, [[100.0] * 20])
+    slow = rate_change(alike(*[80.0] * 20), [alike(*[100.0] * 20)])
     assert slow is not None
     assert rate_verdict(slow) == "slower"
     assert rate_verdict(slow, excused=0.3) == "undecided"
     assert rate_verdict(slow, excused=-0.3) == "slower"  # it was the baseline that was disturbed
-    fast = rate_change([120.0] * 20, [[100.0] * 20])
+    fast = rate_change(alike(*[120.0] * 20), [alike(*[100.0] * 20)])
     assert fast is not None
     assert rate_verdict(fast, excused=-0.3) == "undecided"
-    much = rate_change([40.0] * 20, [[100.0] * 20])
+    much = rate_change(alike(*[40.0] * 20), [alike(*[100.0] * 20)])
     assert much is not None
     assert rate_verdict(much, excused=0.3) == "slower"
-    alike = rate_change([100.0] * 20, [[100.0] * 20 for _ in range(20)])
-    assert alike is not None
-    assert (rate_verdict(alike), rate_verdict(alike, excused=0.3)) == ("same", "undecided")
+    same = rate_change(alike(*[100.0] * 20), [alike(*[100.0] * 20) for _ in range(20)])
+    assert same is not None
+    assert (rate_verdict(same), rate_verdict(same, excused=0.3)) == ("same", "undecided")
 
 
 def test_alike_neighbours_count_less() -> None:
     chance = random.Random(1)
     assert estimate(run(chance, n=60, correlated=0.0)).worth > 40
     assert estimate(run(chance, n=60, correlated=0.8)).worth < 20
-    assert estimate([5.0] * 8) == (5.0, 0.0, 8)
+    assert estimate(alike(*[5.0] * 8)) == (5.0, 0.0, 8)
 
 
-def steps(n: int, wall: float, runq: float = 0.0, every: int = 4) -> list[Step]:
-    """Run-queue delay is read on one step in `every`."""
-    return [Step(i, i * wall, wall, 4, 1000, (wall, *ZERO), (runq, *ZERO) if i % every == 0 else None) for i in range(n)]
+def steps(n: int, wall: float) -> list[Step]:
+    return [Step(i, i * wall, wall, 4, 1000, (wall, *ZERO)) for i in range(n)]
 
 
 def test_blocks_are_a_second_long_shorter_in_short_runs_and_few_in_long_ones() -> None:
-    assert block_rates(steps(160, 0.125)) == pytest.approx([8000.0] * 20)
-    assert len(block_rates(steps(1024, 2**-8))) in (11, 12)
-    assert len(block_rates(steps(5000, 0.1))) <= MOST_RUN_BLOCKS
-    assert len(block_rates(steps(100, 2.0))) == 20  # five steps at the least
-    assert block_rates([]) == ()
+    assert run_blocks(steps(160, 0.125)) == [(8000.0, 1.0)] * 20
+    assert len(run_blocks(steps(1024, 2**-8))) in (11, 12)
+    assert len(run_blocks(steps(5000, 0.1))) <= MOST_RUN_BLOCKS
+    assert len(run_blocks(steps(100, 2.0))) == 20  # five steps at the least
+    assert run_blocks([]) == []
 
 
-def test_contention_free_blocks_have_the_delay_taken_off() -> None:
-    assert block_rates(steps(160, 0.125, runq=0.025), contention_free=True) == pytest.approx([10_000.0] * 20)
-    unread = [Step(i, i * 0.1, 0.1, 4, 1000, (0.1, *ZERO)) for i in range(100)]
-    assert block_rates(unread, contention_free=True) == ()
+def test_a_long_pause_counts_with_its_time() -> None:
+    """Steps of 10 ms, with an evaluation of 10 s in each thousandth step: half of the time is evaluation."""
+    made = [Step(i, i * 0.01, 0.01 + 10.0 * (i % 1000 == 999), 32, 0, (0.0, *ZERO)) for i in range(4000)]
+    assert mean_rate(run_blocks(made)) == pytest.approx(1600.0)
+    assert estimate(run_blocks(made)).mean == pytest.approx(1600.0)
+    assert estimate(run_blocks(made)).error > 0.1, "so few evaluations do not say how many there are"

@@ -44,6 +44,6 @@ def test_older_samples_are_found_by_their_buckets() -> None:
 def test_a_day_of_64_gpus_stays_under_60_mb() -> None:
     """The bytes of every array of a full series, for all metrics that have a history."""
     series = filled(24 * 3600)
-    columns = (series._t, series._v, series._bucket_t, series._bucket_v, series._bucket_n)
+    columns = (series._t, series._v, series._bucket_t, series._w, series._bucket_v, series._bucket_w)
     kept = sum(metric.history for metric in GPU_METRICS)
     assert sum(map(sys.getsizeof, columns)) * kept * 64 < 60e6

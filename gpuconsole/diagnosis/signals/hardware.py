@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import series_key
+from gpuconsole.model.series import Weighed
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.distributions import steady_growth
 from gpuconsole.session.run import RunRecord
@@ -137,19 +138,17 @@ class Readings:
     def __init__(self, state: SessionState, device: str, since: float) -> None:
         self._state, self._device, self._since = state, device, since
         self.state_now = state.session_time(state.now)
-        idle = dict(self._points("clocks_idle"))
+        idle = {sample.t: sample.value for sample in self._points("clocks_idle")}
         self._busy = list(self._points("utilization_ratio"))
-        self._loaded = {t for t, value in self._busy if value >= LOADED and not idle.get(t, 0.0)}
+        self._loaded = {t for t, value, _ in self._busy if value >= LOADED and not idle.get(t, 0.0)}
 
     def mean(self, name: str) -> tuple[float, int] | None:
         """The mean under load and the number of readings; None if there are too few."""
-        values = [value for t, value in self._points(name) if t in self._loaded]
-        return (statistics.fmean(values), len(values)) if len(values) >= LEAST_READINGS else None
+        return _mean(sample for sample in self._points(name) if sample.t in self._loaded)
 
     def busy(self) -> tuple[float, int] | None:
         """The mean utilization of all readings and their number; None if there are too few."""
-        values = [value for _, value in self._busy]
-        return (statistics.fmean(values), len(values)) if len(values) >= LEAST_READINGS else None
+        return _mean(self._busy)
 
     def fact(self, name: str) -> float | None:
         """The newest value of a metric that does not depend on load."""
@@ -165,12 +164,20 @@ class Readings:
         times, values = series.since(self.state_now - window_s) if series is not None else ([], [])
         return (values[-1] - values[0], times[-1] - times[0]) if len(times) > 1 else None
 
-    def _points(self, name: str) -> Iterable[tuple[float, float]]:
+    def _points(self, name: str) -> Iterable[Weighed]:
         series = self._state.readings.series.get(self._key(name))
-        return zip(*series.since(self._since), strict=True) if series is not None else ()
+        return series.weighed(self._since) if series is not None else ()
 
     def _key(self, name: str) -> str:
         return series_key(f"gpu.{name}", self._device)
+
+
+def _mean(samples: Iterable[Weighed]) -> tuple[float, int] | None:
+    """The mean of `samples`, and their number; None if there are too few."""
+    inside = list(samples)
+    if len(inside) < LEAST_READINGS:
+        return None
+    return statistics.fmean([sample.value for sample in inside], [sample.weight for sample in inside]), len(inside)
 
 
 def activity_signals(state: SessionState, record: RunRecord, since: float) -> Signals:
@@ -183,12 +190,9 @@ def activity_signals(state: SessionState, record: RunRecord, since: float) -> Si
     for name, (metric, meaning) in ACTIVITY.items():
         key = series_key(f"gpu.{metric}", record.run.device)
         series = state.readings.series.get(key)
-        values = [value for t, value in zip(*series.since(begin), strict=True) if t <= end] if series is not None else []
-        if len(values) >= LEAST_READINGS and series is not None:
+        if series is not None and (mean := _mean(sample for sample in series.weighed(begin) if sample.t <= end)) is not None:
             source = state.readings.substitutes.get(key, series.source)
-            signals[name] = Signal(
-                statistics.fmean(values), "ratio", f"{source}, mean of {len(values)} readings over the steady steps: {meaning}"
-            )
+            signals[name] = Signal(mean[0], "ratio", f"{source}, mean of {mean[1]} readings over the steady steps: {meaning}")
     return signals
 
 

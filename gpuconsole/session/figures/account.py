@@ -6,10 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from gpuconsole.model.run import PHASES, Step, Summary
+from gpuconsole.model.run import PHASES, Distribution, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
 from gpuconsole.session.figures.flops import SampleFlops
+from gpuconsole.session.figures.rate import Work, blocks_of, rate_distribution, samples_of, tokens_of, work_over_time
 
 # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -18,6 +19,8 @@ STEADY_SPAN_S = 2.0
 STEADY_TREND = 0.02
 """A trend below 2 % is steady (rolling-median slope, as profine uses)."""
 STEADY_SIGMAS = 2.5
+BLOCK_S = 0.5
+"""Least seconds of a block of steps, for the spread of a rate."""
 
 
 def wall_shares(steps: Sequence[Step]) -> dict[str, float]:
@@ -79,18 +82,8 @@ def _median_error(values: list[float]) -> float:
     return 1.2533 * spread / middle / math.sqrt(len(values))
 
 
-def rates(steps: Sequence[Step], field: str, block_s: float = 0.5) -> list[float]:
-    """`tokens` or `samples` per second of step time, in blocks of at least `block_s`."""
-    blocks, amount, span = [], 0, 0.0
-    for step in steps:
-        amount += getattr(step, field)
-        span += step.wall_s
-        if span >= block_s:
-            blocks.append(amount / span)
-            amount, span = 0, 0.0
-    if not blocks and span > 0:
-        blocks.append(amount / span)
-    return blocks
+def _rate(steps: Sequence[Step], work: Work, block_s: float) -> Distribution | None:
+    return rate_distribution(blocks_of(steps, work, block_s))
 
 
 def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float, str] | None) -> Summary:
@@ -98,14 +91,13 @@ def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float
     summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([step.wall_s for step in steps]))
     if not steps:
         return summary
-    wall = sum(step.wall_s for step in steps)
     summary.runq_ratio = runq_ratio(steps)
     if any(step.samples for step in steps):  # else they are not known: a job may call no model with a batch
-        summary.samples_per_s = distribution(rates(steps, "samples"))
+        summary.samples_per_s = _rate(steps, samples_of, BLOCK_S)
     if any(step.tokens for step in steps):
-        summary.tokens_per_s = distribution(rates(steps, "tokens"))
+        summary.tokens_per_s = _rate(steps, tokens_of, BLOCK_S)
     if work is not None and work.full:
-        rate = sum(step.samples for step in steps) / wall
+        rate = work_over_time(steps, samples_of)
         summary.flops_per_s = work.full * rate
         if peak:
             summary.mfu_ratio = summary.flops_per_s / peak[0]
@@ -120,10 +112,9 @@ def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float
 
 def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: float | None, peak: tuple[float, str] | None) -> None:
     """Add the minimum bytes per second of `steps`, if the workload reports the bytes of a sample. `peak`: the reference bandwidth for MBU."""
-    wall = sum(step.wall_s for step in steps)
-    if not bytes_per_sample or wall <= 0:
+    if not bytes_per_sample or not steps:
         return
-    summary.memory_bytes_per_s = bytes_per_sample * sum(step.samples for step in steps) / wall
+    summary.memory_bytes_per_s = bytes_per_sample * work_over_time(steps, samples_of)
     if peak:
         summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / peak[0], peak[1]
 
@@ -146,8 +137,8 @@ def summarize_serving(
     answered = [request for request in requests if not request.error]
     summary = Summary(steps=len(ticks), requests=len(answered), failed_requests=len(requests) - len(answered))
     if ticks:
-        summary.tokens_per_s = distribution(rates(ticks, "tokens", RATE_BLOCK_S))
-        summary.requests_per_s = distribution(rates(ticks, "samples", RATE_BLOCK_S))
+        summary.tokens_per_s = _rate(ticks, tokens_of, RATE_BLOCK_S)
+        summary.requests_per_s = _rate(ticks, samples_of, RATE_BLOCK_S)
         summary.samples_per_s = summary.requests_per_s
     for field in (*REQUEST_TIMES, "client_queue_s"):
         setattr(summary, field, distribution(request_times(answered, field)))

@@ -1,0 +1,95 @@
+"""The rate of work: work over wall time. All outputs take their rates from here: headline, summary, gate, baselines, comparison and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from gpuconsole.model.run import Distribution, Step
+from gpuconsole.session.figures.distributions import weighted
+
+MOST_CORRELATED = 0.9
+
+
+class Block(NamedTuple):
+    """A stretch of a run: its work per second, and its seconds.
+
+    The seconds are the weight of the block. An evaluation of ten seconds is one block, and it counts like twenty blocks of half a second.
+    """
+
+    rate: float
+    seconds: float
+
+
+Work = Callable[[Step], float]
+
+
+def tokens_of(step: Step) -> float:
+    return step.tokens
+
+
+def samples_of(step: Step) -> float:
+    return step.samples
+
+
+def work_over_time(steps: Sequence[Step], work: Work) -> float:
+    """Work per second of wall time over all `steps`; 0 without steps."""
+    seconds = sum(step.wall_s for step in steps)
+    return sum(map(work, steps)) / seconds if seconds > 0 else 0.0
+
+
+def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[Block]:
+    """Successive blocks of at least `block_s` and `least` steps. The last block also has the steps that are left, so that the blocks hold
+    all the work and all the time of `steps`."""
+    sums: list[tuple[float, float]] = []
+    amount, seconds, count = 0.0, 0.0, 0
+    for step in steps:
+        amount, seconds, count = amount + work(step), seconds + step.wall_s, count + 1
+        if seconds >= block_s and count >= least:
+            sums.append((amount, seconds))
+            amount, seconds, count = 0.0, 0.0, 0
+    if seconds > 0:
+        before = sums.pop() if sums else (0.0, 0.0)
+        sums.append((before[0] + amount, before[1] + seconds))
+    return [Block(amount / seconds, seconds) for amount, seconds in sums]
+
+
+def mean_rate(blocks: Sequence[Block]) -> float:
+    """Work over wall time of all `blocks`. Raises ZeroDivisionError without time."""
+    return sum(block.rate * block.seconds for block in blocks) / sum(block.seconds for block in blocks)
+
+
+def rate_distribution(blocks: Sequence[Block]) -> Distribution | None:
+    """The rate of `blocks`: work over wall time, and the spread of the blocks weighed by their seconds. None without blocks."""
+    total = sum(block.seconds for block in blocks)
+    return weighted((block.rate, block.seconds * len(blocks) / total) for block in blocks) if total > 0 else None
+
+
+class Estimate(NamedTuple):
+    """The mean rate of a run, its relative standard error, and the equivalent number of independent blocks."""
+
+    mean: float
+    error: float
+    worth: float
+
+
+def estimate(blocks: Sequence[Block]) -> Estimate:
+    """The mean rate of successive blocks: two or more, with a mean above 0.
+
+    The rate is a ratio, work over time. Its error is that of a ratio estimator: each block counts with the square of its share of the
+    time (Cochran 1977, section 6.4). Successive blocks are correlated: n blocks with lag-1 correlation r are equivalent to
+    n (1 - r) / (1 + r) independent blocks (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n
+    (Kendall 1954), which is added.
+    """
+    n, mean = len(blocks), mean_rate(blocks)
+    usual = sum(block.seconds for block in blocks) / n
+    offsets = [(block.rate - mean) * block.seconds / usual for block in blocks]
+    squares = sum(offset * offset for offset in offsets)
+    if squares <= 0:
+        return Estimate(mean, 0.0, n)
+    seen = sum(offset * after for offset, after in pairwise(offsets)) / squares
+    correlated = min(MOST_CORRELATED, max(0.0, seen + (1 + 4 * seen) / n))
+    worth = max(2.0, n * (1 - correlated) / (1 + correlated))
+    return Estimate(mean, math.sqrt(squares / (n - 1) / worth) / mean, worth)
