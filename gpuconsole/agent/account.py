@@ -9,6 +9,7 @@ then shows the exposed time of each phase: overlap is already subtracted.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 from collections import deque
@@ -104,7 +105,8 @@ class StepAccount:
             every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
             self._next_sample = self._index + self._random.randint(1, 2 * every - 1)
         self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
-        fields = (self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind)
+        sent = repr(loss) if loss is not None and not math.isfinite(loss) else loss  # JSON has no NaN
+        fields = (self._index, self._start, self._ended, self._times, self._runq, samples, tokens, sent, arm, kind)
         self._done.append(_new(MarkedStep, fields))
         self._index += 1
         self._begin(t)

@@ -45,7 +45,7 @@ class MarkedStep(NamedTuple):
     runq: list[float]
     samples: int
     tokens: int
-    loss: float | None
+    loss: float | str | None
     arm: int
     kind: int
 

@@ -45,7 +45,7 @@ def _of_trial(trial: Trial) -> list[str]:
     if again is None or any(abs(value - other) > ROUNDING * max(1.0, abs(value)) for value, other in pairs):
         differences.append(f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs")
     decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between) or "undecided"
-    if decided != trial.verdict:
+    if decided != trial.verdict and not trial.reason:
         differences.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
     if trial.kept and not trial.worth_keeping:
         differences.append(f"{name}: kept, but not proven")

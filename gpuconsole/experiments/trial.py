@@ -34,7 +34,7 @@ from gpuconsole.experiments.statistics import (
     speedup,
     verdict,
 )
-from gpuconsole.model.experiments import HeldOutLoss, Method, Perplexity, Trial
+from gpuconsole.model.experiments import NOT_FINITE, HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
 from gpuconsole.session.api import SessionError
@@ -72,6 +72,10 @@ class Sides(Protocol):
 
 class TrialFailed(RuntimeError):
     """The change could not be applied; the message is one line."""
+
+
+class LossNotFinite(RuntimeError):
+    """A side of a trial has a loss that is NaN or infinite, or no loss any more, where the loss was finite before."""
 
 
 class OneWorker:
@@ -274,7 +278,8 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     pairs, wall_pairs = Pairs(), Pairs()
     ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
     losses: list[tuple[list[float], list[float]]] = []
-    on_clock = no_blocks(contention_free)
+    firsts: list[int] = []
+    on_clock, finite = no_blocks(contention_free), FiniteLoss()
     between = BETWEEN[sides.method]
     start, compiled = time.monotonic(), False
     cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
@@ -302,9 +307,11 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                     start, compiled = start + time.monotonic() - asked, True
                 blocks[block.arm], of_block = await _block(sides, block, of_side[block.arm])
                 spread_s += of_block
+                finite.add(block.arm, blocks[block.arm])
             if not all(rate(steps, False) > 0 for steps in blocks.values()):
                 raise TrialFailed("no work was done in a whole block")
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
+            firsts.append(pair[0].arm)
             for measured, free in ((pairs, contention_free), (wall_pairs, False)):
                 measured.add(pair[0].arm, {arm: math.log(rate(steps, free)) for arm, steps in blocks.items()})
             for arm, steps in blocks.items():
@@ -324,12 +331,16 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
             on_update(trial)
             if decided or exhausted(ratios, nulls, between) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
                 break
+    except LossNotFinite:
+        return msgspec.structs.replace(
+            trial, state="done", verdict="worse", reason=NOT_FINITE, checked=False, elapsed_s=time.monotonic() - start
+        )
     except (TrialFailed, WorkerGone) as error:
         # where the job itself ended, the cause of the end is in the error of the run
         why = JOB_ENDED if run.is_job and isinstance(error, WorkerGone) else str(error)
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=why, elapsed_s=time.monotonic() - start)
     trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided", rhythm=first_rhythm(on_clock))
-    return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial
+    return with_training_loss(trial, losses, firsts) if run.is_job and changes_numerics(trial) else trial
 
 
 async def _block(sides: Sides, block: Block, plan: BlockPlan) -> tuple[list[Step], float]:
@@ -363,19 +374,71 @@ def losses_of(steps: Sequence[Step]) -> list[float]:
     return [step.loss for step in steps if step.loss is not None]
 
 
-def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[float]]]) -> Trial:
-    """`trial` of a user's job with the losses of its own steps, without and with the change, for each pair of blocks.
+class FiniteLoss:
+    """Watches the losses of the blocks of a trial, in order of time."""
 
-    The job has no held-out batches. The random order of the blocks cancels the progress of the training; `drift` is twice the standard error of
-    the differences.
+    LEAST_READ = 0.5
+    """From this share of the steps on, the losses of a side are read on its steps, not only where the program logs one."""
+
+    def __init__(self) -> None:
+        self._shares: dict[int, list[float]] = {BASELINE: [], CHANGED: []}
+        self._was_finite = False
+
+    def add(self, arm: int, steps: Sequence[Step]) -> None:
+        """Add the block of a side. Raises LossNotFinite where its loss is not finite, or where it has lost its losses, once the changed side has run.
+
+        Before the changed side has run, a loss that is not finite is not the work of the change.
+        """
+        losses, before = losses_of(steps), self._shares[arm]
+        broken = not all(map(math.isfinite, losses))
+        lost = len(before) > 1 and min(before) >= self.LEAST_READ and not losses
+        tried = arm == CHANGED or bool(self._shares[CHANGED])
+        self._was_finite = self._was_finite or any(map(math.isfinite, losses))
+        before.append(len(losses) / len(steps))
+        if tried and self._was_finite and (broken or lost):
+            raise LossNotFinite
+
+
+def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[float]]], firsts: Sequence[int] = ()) -> Trial:
+    """`trial` of a user's job with the losses of its own steps, without and with the change, for each pair of blocks. `firsts`: the arm that came
+    first in each pair; empty: not known.
+
+    The job has no held-out batches. The blocks of a pair follow each other, so the progress between them is half of that from one pair to the
+    next, which the middles of the pairs show: they do not depend on the change. This progress is taken off. `drift` is twice the standard error
+    of what is left.
     """
-    means = [(statistics.fmean(before), statistics.fmean(after)) for before, after in pairs if before and after]
-    if len(means) < 2:
+    every = [loss for pair in pairs for side in pair for loss in side]
+    if any(map(math.isfinite, every)) and (_lost(pairs) or not all(map(math.isfinite, every))):
+        return msgspec.structs.replace(trial, verdict="worse", reason=NOT_FINITE, checked=False)
+    seen = [place for place, (before, after) in enumerate(pairs) if before and after]
+    if len(seen) < 2:
         return msgspec.structs.replace(trial, error="no loss of the job was seen", checked=False)
-    differences = [after - before for before, after in means]
+    means = [(statistics.fmean(pairs[place][0]), statistics.fmean(pairs[place][1])) for place in seen]
+    signs = [0 if not firsts else 1 if firsts[place] == BASELINE else -1 for place in seen]
+    middles = [(before + after) / 2 for before, after in means]
+    differences = [
+        after - before - sign * _progress(middles, place) / 2
+        for place, (sign, (before, after)) in enumerate(zip(signs, means, strict=True))
+    ]
     before = statistics.fmean(before for before, _ in means)
     drift = 2 * statistics.stdev(differences) / math.sqrt(len(differences))
     return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss(before, before + statistics.fmean(differences), drift, training=True))
+
+
+def _lost(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
+    """Whether a side that had losses has none in a later pair in which the other side has."""
+    had = [False, False]
+    for pair in pairs:
+        if any(pair) and any(before and not losses for before, losses in zip(had, pair, strict=True)):
+            return True
+        had = [before or bool(losses) for before, losses in zip(had, pair, strict=True)]
+    return False
+
+
+def _progress(middles: Sequence[float], place: int) -> float:
+    """The change of the loss from one pair to the next, near the pair at `place`."""
+    first, last = max(0, place - 1), min(len(middles) - 1, place + 1)
+    return (middles[last] - middles[first]) / (last - first)
 
 
 async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
@@ -389,16 +452,23 @@ async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
 
 
 async def _with_loss(trial: Trial, sides: Sides) -> Trial:
-    """Measure the held-out loss three times: without the change, with the change, without the change.
+    """Measure the held-out loss in the order without, with, without, with, without the change.
 
-    The mean of the first and the third loss cancels the effect of the training steps between them.
+    A few training steps lie between two looks. So each look with the change is compared with the middle of the looks before and after it: a
+    steady fall of the loss, however fast, cancels. The noise is how far the looks without the change are from a straight line.
     """
-    losses = []
-    for arm in (BASELINE, CHANGED, BASELINE):
+    losses = list[float]()
+    for arm in (BASELINE, CHANGED, BASELINE, CHANGED, BASELINE):
         await sides.switch_to(arm)
         answer = await sides.worker(arm).probe("held_out_loss")
+        if "quality.held_out_loss_not_finite" in answer.signals and arm == CHANGED:
+            return msgspec.structs.replace(trial, verdict="worse", reason=NOT_FINITE, checked=False)
         if "quality.held_out_loss" not in answer.signals:
-            return msgspec.structs.replace(trial, error=f"held-out loss not measured: {answer.error}", checked=False)
+            why = answer.error or NOT_FINITE
+            return msgspec.structs.replace(trial, error=f"held-out loss not measured: {why}", checked=False)
         losses.append(answer.signals["quality.held_out_loss"].value)
-    first, changed, second = losses
-    return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss((first + second) / 2, changed, abs(first - second)))
+    first, changed, second, again, third = losses
+    before = (first + second) / 2
+    difference = ((changed - before) + (again - (second + third) / 2)) / 2
+    curved = abs(second - (first + third) / 2)
+    return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss(before, before + difference, curved))

@@ -17,6 +17,10 @@ from gpuconsole.model.knobs.catalogue import Knobs
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
 MOST_PERPLEXITY_COST = 0.05
 """A change that raises perplexity by more than 5 % is not kept."""
+MOST_LOSS_NOISE = 0.10
+"""The noise of a loss excuses at most a rise of 10 %: where a loss is noisier, nobody knows what a change does to it."""
+NOT_FINITE = "the loss is not finite"
+"""The reason of such a verdict."""
 MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
@@ -65,12 +69,12 @@ class Perplexity(msgspec.Struct, frozen=True):
 
     @property
     def too_high(self) -> bool:
-        return self.cost_ratio > MOST_PERPLEXITY_COST
+        return not self.cost_ratio <= MOST_PERPLEXITY_COST  # true for nan too
 
 
 class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Loss of the same held-out batches, without and with the change. `drift`: how much training changed the loss between the two measurements
-    without the change. `training`: instead the loss of a user's job on its own training batches, whose noise is the `drift`."""
+    """Loss of the same held-out batches, without and with the change; the progress of the training between the looks is taken off. `drift`: the
+    noise of the difference. `training`: instead the loss of a user's job on its own training batches."""
 
     before: float
     after: float
@@ -84,7 +88,8 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def too_high(self) -> bool:
-        return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # true for nan too
+        noise = min(self.drift, MOST_LOSS_NOISE * abs(self.before))
+        return not self.after - self.before <= max(MOST_LOSS_COST * abs(self.before), noise)  # true for nan too
 
 
 class Rhythm(msgspec.Struct, frozen=True):
@@ -109,7 +114,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
     each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
     periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done. `spread_s`: seconds of evaluations and
-    checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place.
+    checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place. `reason`: why the
+    verdict is what it is, where the pairs do not say it.
     """
 
     id: str
@@ -142,6 +148,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     order_seed: int | None = None
     rhythm: Rhythm | None = None
     spread_s: float = 0.0
+    reason: str = ""
 
     @property
     def way(self) -> str:

@@ -58,7 +58,7 @@ def verdict(trial: Trial) -> str:
         return "on trial"
     if trial.state in ("failed", "cancelled"):
         return trial.state
-    result = RESULTS.get(trial.verdict or "", UNFINISHED)
+    result = f"worse, {trial.reason}" if trial.reason else RESULTS.get(trial.verdict or "", UNFINISHED)
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
     return f"{result}: {'kept' if trial.kept else 'reverted'}"

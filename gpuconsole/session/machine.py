@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ class Readings:
         self.reported.setdefault(device, {})[reader] = at
 
     def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL, weight: float = 1.0) -> None:
-        """Store a value of a sample. `weight`: see `Series`. Metrics that are not in the catalogue come from a newer program and are ignored."""
+        """Store a value of a sample. `weight`: see `Series`. A value that is not finite, as a loss may be, leaves no present value. Metrics that are not in the catalogue come from a newer program and are ignored."""
         of_device = self._by_device.setdefault(device, {})
         entry = of_device.get(metric)
         if entry is None:
@@ -76,6 +77,9 @@ class Readings:
             keep = self._history and CATALOGUE[metric].history
             entry = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None)
         key, series = entry
+        if not math.isfinite(value):
+            self.forget(key)
+            return
         if series is not None:
             series.add(at, value, weight)
         self.latest[key] = value

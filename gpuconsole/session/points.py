@@ -17,6 +17,7 @@ from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import Requests, ServerState, Steps
 
 EVERY_S = 1.0
+LOSS = "workload.loss"
 COST = "workload.cost_per_million_tokens"
 SERVER_RATES = ("preemptions", "prompt_tokens", "generation_tokens", "flops", "read_bytes")
 
@@ -77,7 +78,7 @@ class RunPoints:
             points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
         loss = next((step.loss for step in reversed(steps) if step.loss is not None), None)
         if loss is not None:
-            points["workload.loss"] = loss
+            points[LOSS] = loss
         work = work_of(record, steps)
         flops = work.full * samples if work is not None else 0.0
         if flops:

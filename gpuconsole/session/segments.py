@@ -26,7 +26,7 @@ from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL = range(15)
 LOADER = 16
 HEAD = struct.Struct("<IdIIdBBHI")
-RUN_QUEUE, STREAM = 1, 2
+RUN_QUEUE, STREAM, LOSS = 1, 2, 4
 
 P_DATA, P_H2D, P_FORWARD, P_BACKWARD, P_OPTIMIZER, P_COMM, P_LOGGING, P_CHECKPOINT, P_EVAL, P_OTHER = range(len(PHASES))
 FIXED = {
@@ -95,13 +95,23 @@ def unpack(packed: str) -> list[RawStep]:
             if len(ends) != n or not n:
                 raise ValueError("a step without its segments")
             at += 9 * n
-            runq = None
+            runq = None  # agents of earlier versions set no flag for a loss, and send no loss as NaN
             if flags & RUN_QUEUE:
                 runq = array.array("d", data[at : at + 8 * (n + 1)]).tolist()
                 at += 8 * (n + 1)
             steps.append(
                 RawStep(
-                    index, start, codes, ends, samples, tokens, None if math.isnan(loss) else loss, arm, kind, runq, bool(flags & STREAM)
+                    index,
+                    start,
+                    codes,
+                    ends,
+                    samples,
+                    tokens,
+                    loss if flags & LOSS or not math.isnan(loss) else None,
+                    arm,
+                    kind,
+                    runq,
+                    bool(flags & STREAM),
                 )
             )
     except (binascii.Error, struct.error) as error:

@@ -6,6 +6,7 @@ screen. The console sends commands to children.
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast, get_args
 
 import msgspec
@@ -24,7 +25,7 @@ from gpuconsole.model.run import Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.wire.marks import MarkedStep
+from gpuconsole.wire.marks import MarkedStep, NotFinite
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
@@ -154,7 +155,8 @@ class Steps(Event, frozen=True):
 
     `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
     began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory. `exchanges`: those that
-    DistributedDataParallel has timed in a user's job.
+    DistributedDataParallel has timed in a user's job. `not_finite`: by the place of a step in `steps`, a loss that is NaN or infinite: JSON has
+    no number for it. The steps have it as their loss.
     """
 
     steps: list[Step]
@@ -166,6 +168,15 @@ class Steps(Event, frozen=True):
     rank: int = 0
     counters: dict[str, float] = {}
     exchanges: list[Exchange] = []
+    not_finite: dict[int, NotFinite] = {}
+
+    def __post_init__(self) -> None:
+        found = {place: str(step.loss) for place, step in enumerate(self.steps) if step.loss is not None and not math.isfinite(step.loss)}
+        if found:
+            msgspec.structs.force_setattr(self, "not_finite", found)
+        for place, loss in self.not_finite.items():  # decoded
+            if place < len(self.steps):
+                self.steps[place] = msgspec.structs.replace(self.steps[place], loss=float(loss))
 
 
 class MarkedSteps(Event, frozen=True):

@@ -4,11 +4,14 @@ caches."""
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from gpuconsole.model.run import PHASES, Step
+
+NotFinite = Literal["nan", "inf", "-inf"]
+"""A loss that is not finite: JSON has no number for it."""
 
 
 class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -24,7 +27,7 @@ class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
     runq: list[float]
     samples: int
     tokens: int
-    loss: float | None
+    loss: float | NotFinite | None
     arm: int
     kind: int
 
@@ -38,7 +41,7 @@ class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
             self.tokens,
             _by_phase(self.ended, [self.start, *self.times]),
             _by_phase(self.ended, self.runq) if self.runq else None,
-            self.loss,
+            None if self.loss is None else float(self.loss),
             self.arm,
             self.kind,
         )

@@ -7,13 +7,17 @@ import math
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpuconsole.experiments.statistics import BASELINE, CHANGED
-from gpuconsole.experiments.trial import with_quality, with_training_loss
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS
+from gpuconsole.experiments.trial import run_trial, with_quality, with_training_loss
 from gpuconsole.model.experiments import HeldOutLoss, Speedup, Trial
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import PHASES, Run, Step
+from gpuconsole.report.experiments import verdict
 from gpuconsole.wire.events import ProbeDone
+from tests.experiments.fake_job import FakeJob
 
 
 class Sides:
@@ -61,7 +65,7 @@ def test_changes_that_compute_the_same_are_not_looked_at() -> None:
 def test_arms_are_those_of_blocks() -> None:
     sides = Sides(0.0)
     asyncio.run(with_quality(Trial("1", "1", {"precision": "bf16"}, "done"), sides))  # type: ignore[arg-type]
-    assert sides.looks[1:] == [BASELINE, CHANGED, BASELINE]
+    assert sides.looks[1:] == [BASELINE, CHANGED, BASELINE, CHANGED, BASELINE]
 
 
 @pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.05, False)])
@@ -82,3 +86,95 @@ def test_the_loss_of_a_job_is_that_of_its_own_steps(worse: float, keeps: bool) -
 def test_without_a_loss_of_the_job_a_change_of_numerics_is_not_kept() -> None:
     trial = with_training_loss(Trial("1", "1", {"precision": "bf16"}, "done", verdict="win"), [([], [])] * 4)
     assert not trial.worth_keeping and trial.error == "no loss of the job was seen"
+
+
+WON = Trial("1", "1", {"precision": "bf16"}, "done", verdict="win")
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [([2.0] * 8, [2.0] * 8), ([2.0, 2.01], [2.0, 2.02]), ([2.0] * 3, []), ([], [])],
+        [([2.0] * 4, [2.0, math.nan, 2.0, math.nan])] * 4,
+        [([2.0] * 4, [2.0] * 4)] * 3 + [([2.0] * 4, [2.0, math.inf])],
+    ],
+    ids=["a side loses its losses", "not a number", "infinite"],
+)
+def test_a_change_that_destroys_the_loss_is_worse(pairs: list[tuple[list[float], list[float]]]) -> None:
+    trial = with_training_loss(WON, pairs)
+    assert trial.verdict == "worse" and trial.reason == "the loss is not finite" and not trial.worth_keeping
+    assert verdict(trial) == "worse, the loss is not finite: reverted"
+
+
+def test_a_fast_fall_of_the_loss_hides_no_rise() -> None:
+    assert HeldOutLoss(2.5, 3.4, drift=1.0).too_high
+    assert not HeldOutLoss(2.5, 2.7, drift=0.25).too_high, "as noisy as that: a rise of 8 % is nothing"
+
+
+@pytest.mark.parametrize("first", [BASELINE, CHANGED])
+@pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.05, False)])
+def test_the_progress_of_the_training_is_no_effect_of_the_change(first: int, worse: float, keeps: bool) -> None:
+    """The loss falls by a tenth from one block to the next, and the same side always comes first."""
+    blocks = [4.0 * 0.9**place for place in range(12)]
+    pairs = []
+    for early, late in zip(blocks[::2], blocks[1::2], strict=True):
+        before, after = (early, late) if first == BASELINE else (late, early)
+        pairs.append(([before], [after * (1 + worse)]))
+    trial = with_training_loss(WON, pairs, [first] * 6)
+    assert trial.held_out_loss is not None
+    assert trial.held_out_loss.cost_ratio == pytest.approx(worse, abs=0.015)
+    assert trial.worth_keeping is keeps
+
+
+class Falling(Sides):
+    """A loss that falls by a fifth with each look."""
+
+    async def probe(self, name: str) -> ProbeDone:
+        self.looks.append(self.arm)
+        value = 5.0 * 0.8 ** len(self.looks) * (1 + (self.worse if self.arm == CHANGED else 0.0))
+        if not math.isfinite(value):
+            return ProbeDone(0.0, 1, name, {"quality.held_out_loss_not_finite": Signal(1.0, "", "test")}, None, 0.0)
+        return ProbeDone(0.0, 1, name, {"quality.held_out_loss": Signal(value, "", "test")}, None, 0.0)
+
+
+@pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.36, False), (math.nan, False)])
+def test_held_out_losses_are_compared_while_the_loss_falls_fast(worse: float, keeps: bool) -> None:
+    won = msgspec.structs.replace(WON, speedup=Speedup(1.5, 1.4, 1.6))
+    trial = asyncio.run(with_quality(won, Falling(worse)))  # type: ignore[arg-type]
+    assert trial.worth_keeping is keeps
+    assert trial.verdict == ("win" if math.isfinite(worse) else "worse")
+
+
+class Diverges(FakeJob):
+    """A job whose changed side is faster, and whose loss is NaN from some step on, on both sides."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._count, self._after, self.blocks = 0, after, 0
+
+    async def switch_to(self, arm: int) -> None:
+        self.blocks += 1
+        await super().switch_to(arm)
+
+    async def next_steps(self) -> None:
+        self._count += self.arm == CHANGED
+        seconds = 0.02 if self.arm == CHANGED else 0.03
+        loss = 2.0 if self._count < self._after else math.nan
+        phases = (seconds, *[0.0] * (len(PHASES) - 1))
+        self.trial_steps.append(Step(0, 0.0, seconds, 8, 0, phases, phases, loss, self.arm))
+
+
+def test_a_trial_ends_with_the_first_block_whose_loss_is_no_number() -> None:
+    job = Diverges(100)
+    run = Run("1", "train.py", "job", {"precision": "fp32"}, "gpu:0")
+    trial = asyncio.run(run_trial(Trial("1", "1", {"precision": "bf16"}, order_seed=3), run, job, lambda trial: None))  # type: ignore[arg-type]
+    assert (trial.state, trial.verdict, trial.reason) == ("done", "worse", "the loss is not finite")
+    assert job.blocks < 2 * MIN_PAIRS and not trial.worth_keeping
+    kept = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
+    assert kept == trial
+
+
+def test_a_loss_that_was_never_finite_is_not_the_work_of_the_change() -> None:
+    run = Run("1", "train.py", "job", {"optim": "adamw"}, "gpu:0")
+    trial = asyncio.run(run_trial(Trial("1", "1", {"optim": "adamw_fused"}, order_seed=3), run, Diverges(0), lambda trial: None))  # type: ignore[arg-type]
+    assert trial.verdict == "win" and not trial.reason

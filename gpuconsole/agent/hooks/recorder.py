@@ -34,10 +34,10 @@ MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG, UNMARKED))
 LAST = frozenset((FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, *range(LOADER, LOADER + LOADERS)))
 """The codes by which the time after them is named. A pass without gradients says nothing about it."""
 HEAD = struct.Struct("<IdIIdBBHI")
-"""Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, flags, number of segments. Then the codes (a byte each) and the
+"""Of a packed step: index, start, samples, tokens, loss, arm, kind, flags, number of segments. Then the codes (a byte each) and the
 ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
-those of the CUDA stream."""
-RUN_QUEUE, STREAM = 1, 2
+those of the CUDA stream. LOSS: the step has a loss, which may be NaN."""
+RUN_QUEUE, STREAM, LOSS = 1, 2, 4
 MOST_SEGMENTS, MOST_READINGS = 100_000, 20_000
 """Of one step. A program that has stopped training, and serves its model, makes segments for ever. So the segments of a step with more are folded, and a
 step with more readings has none."""
@@ -380,6 +380,7 @@ def pack(steps: list[RawStep]) -> str:
     for index, start, codes, times, samples, tokens, loss, arm, kind, readings in steps:
         flags = 0 if readings is None else RUN_QUEUE if readings else STREAM
         value = float("nan") if loss is None else float(loss)
+        flags |= 0 if loss is None else LOSS
         parts.append(HEAD.pack(index, start, samples & 0xFFFFFFFF, tokens & 0xFFFFFFFF, value, arm, kind, flags, len(codes)))
         parts.append(bytes(codes))
         parts.append(array.array("d", times).tobytes())

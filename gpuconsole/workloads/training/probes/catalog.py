@@ -5,6 +5,7 @@ Each probe is a function from the loop to signals. It raises ProbeError where it
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +76,10 @@ def held_out_loss(loop: TrainingLoop) -> Signals:
     """The loss of the held-out batches under the present knobs. A change of numerics must not make it worse."""
     with untouched(loop), torch.no_grad():
         losses = [loop.forward(batch).item() for batch in loop.eval_batches()]
-    return {"quality.held_out_loss": Signal(statistics.fmean(losses), "", f"mean over {len(losses)} held-out batches")}
+    mean, source = statistics.fmean(losses), f"mean over {len(losses)} held-out batches"
+    if not math.isfinite(mean):  # JSON has no number for it
+        return {"quality.held_out_loss_not_finite": Signal(1.0, "", source)}
+    return {"quality.held_out_loss": Signal(mean, "", source)}
 
 
 # --- probe P5: a pass with another value of one knob, and an optimizer step in another implementation -----------
