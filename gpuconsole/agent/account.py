@@ -18,12 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .clock import ThreadTimes, now
-from .protocol import PHASES, MarkedStep, Message
+from .protocol import MarkedStep, Message
 
 if TYPE_CHECKING:
     import torch
 
-DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(len(PHASES))
+DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(10)
+"""The phases that our own loop marks, as indices of PHASES. Its loss is a part of the forward pass."""
 USUAL_OF = 31
 """Steps whose median duration is the usual one."""
 MOST_SKIPPED = 16

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
 """The exclusive parts of a step. A mark names a phase by its index here."""
 
 COUNTS, SETTLING, PROBE = 0, 1, 2

@@ -97,7 +97,9 @@ PRECEDENCE = (
     Yields("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
     Yields("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields("host.slow_function", "host.slowing_down", _GROWS, when=trend.claims_in("forward", "backward", "optimizer")),
+    Yields(
+        "host.slow_function", "host.slowing_down", _GROWS, when=trend.claims_in("generation", "forward", "loss", "backward", "optimizer")
+    ),
     Yields("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),

@@ -74,7 +74,7 @@ SERVING = (
 )
 UNMEASURED = "forward_ratio"
 """The signal that rules lack where the time of a step is not divided yet."""
-PASSES = ("forward", "backward", "optimizer")
+PASSES = ("generation", "forward", "loss", "backward", "optimizer")
 RULES_OF_PASSES = ("gpu.", "host.launch_bound", "host.sync_stall", "host.recompile_graphbreak", "host.idle_cores")
 
 

@@ -56,7 +56,7 @@ from gpuconsole.experiments.statistics import (
 )
 from gpuconsole.model.comparison import Comparison, Difference
 from gpuconsole.model.gate import Gate, GateFigure, GateFinding, GateRatio, GateVerdict
-from gpuconsole.model.run import PHASES, Distribution, Run
+from gpuconsole.model.run import IN_A_STEP, Distribution, Run
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
@@ -363,7 +363,7 @@ def _figures(base: Sequence[GateSide], new: Sequence[GateSide], free: bool) -> l
         ]
     else:
         shares = [side.run.summary.phases_ratio for side in (*base, *new)]
-        parts = [part for part in PHASES if max(share.get(part, 0.0) for share in shares) >= LEAST_SHARE]
+        parts = [part for part in IN_A_STEP if max(share.get(part, 0.0) for share in shares) >= LEAST_SHARE]
         reads.append(("step time", "s", lambda run: run.summary.step_time_s.mean if run.summary.step_time_s else None))
         reads += [(f"step: {part}", "s", partial(_part_s, part)) for part in parts]
     reads.append(("memory peak", "bytes", lambda run: run.summary.memory_peak_bytes))

@@ -17,8 +17,12 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.serving import ServerFacts
 from gpuconsole.model.stacks import Place
 
-PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
-"""The exclusive parts of a step; their times sum to the wall time of the step."""
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
+"""The exclusive parts of a step; their times sum to the wall time of the step. A recording has them in this order, so a new part comes last."""
+IN_A_STEP = (
+    "data_wait", "h2d", "generation", "forward", "loss", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other",
+)  # fmt: skip
+"""The same parts in the order in which a step has them, for everything that people read."""
 
 LOAD_KNOBS = {knob.name for knob in GROUPS["load"]}
 
@@ -42,7 +46,7 @@ class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One training step, measured by the worker. All times in seconds.
 
-    `phases` has the order of PHASES. `runq` is the run-queue delay of the training thread per phase, on sampled steps only (agent.account).
+    `phases` has the order of PHASES; a step of an older recording has none of the last parts: their time is in the others. `runq` is the run-queue delay of the training thread per phase, on sampled steps only (agent.account).
     `kind`: COUNTS, SETTLING or PROBE.
 
     In a serving run: one tick of the load generator's clock with `samples` answered requests and `tokens` generated tokens, without phases.
@@ -58,6 +62,12 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     loss: float | None = None
     arm: int = 0
     kind: int = 0
+
+    def __post_init__(self) -> None:
+        if 0 < len(self.phases) < len(PHASES):
+            more = (0.0,) * (len(PHASES) - len(self.phases))
+            msgspec.structs.force_setattr(self, "phases", self.phases + more)
+            msgspec.structs.force_setattr(self, "runq", None if self.runq is None else self.runq + more)
 
 
 class Exchange(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -17,7 +17,7 @@ PARTS = {
     "forward": "forward",
     "no_grad": "passes without gradients",
     "eval": "passes in eval mode",
-    "loss": "loss (after the model)",
+    "loss": "loss",
     "backward": "backward",
     "clip": "after the backward pass",
     "optimizer": "optimizer",
@@ -27,6 +27,16 @@ PARTS = {
     "between": "between two steps",
 }
 """The parts of a step, and their words."""
+WITHIN = {
+    "forward": "the forward pass",
+    "eval": "passes in eval mode",
+    "no_grad": "passes without gradients",
+    "loss": "the loss",
+    "backward": "the backward pass",
+    "clip": "the time after the backward pass",
+    "optimizer": "the optimizer",
+}
+"""The words of some parts in a sentence."""
 
 
 class StackSample(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,8 @@ RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
 """The cumulative times of the training thread, which each message has as fields, under the names of counters."""
 EVAL_S, EVAL_WITH_GRADIENTS_S = "eval.s", "eval.with_gradients_s"
 """Counters that `session.segments` adds to each message of a job: seconds of evaluation, and those of its passes that recorded gradients."""
+GENERATED, GENERATED_STEPS = "generation.passes", "generation.steps"
+"""The same: passes without gradients of the model that is trained, and the steps that have some."""
 GROWTH_EVERY_S = 3.0
 """Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds. With LEAST_POINTS readings or fewer, each
 new one is used."""
@@ -185,6 +187,7 @@ class WorkCounts:
                 **_idle_signal(gained, wall, over),
                 **_sampler_signal(gained, wall, over),
                 **_evaluation_signal(gained, over),
+                **_generation_signal(gained, over),
             }
         )
 
@@ -217,6 +220,14 @@ def _evaluation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
         return {}
     source = f"passes in eval mode with gradients that no backward pass follows, {over}"
     return {"eval.with_gradients_ratio": Signal(gained[EVAL_WITH_GRADIENTS_S] / gained[EVAL_S], "ratio", source)}
+
+
+def _generation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
+    """How many passes of generation a step has that has some; empty without generation."""
+    if not gained[GENERATED_STEPS]:
+        return {}
+    source = f"passes without gradients of the model that is trained, in {gained[GENERATED_STEPS]:.0f} of {gained['work.steps']:.0f} steps, {over}"
+    return {"generation.passes_per_step": Signal(gained[GENERATED] / gained[GENERATED_STEPS], "", source)}
 
 
 def _epoch_signal(gained: Counter[str], over: str) -> dict[str, Signal]:

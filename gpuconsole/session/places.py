@@ -6,8 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.stacks import ANOMALY, NATIVE, PARTS, PYTHON, THREAD, WAITS, Place, StackSample
+from gpuconsole.model.stacks import ANOMALY, NATIVE, PARTS, PYTHON, THREAD, WAITS, WITHIN, Place, StackSample
 from gpuconsole.wire.events import Stacks
 
 MESSAGES = 150
@@ -25,7 +27,11 @@ PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
 SIDE_WORK = {"comm": "collectives", "logging": "log records", "checkpoint": "checkpoints", "eval": "passes in eval mode"}
 """The parts of a step that have a name without being a pass, in the words of a signal's source."""
+MODULES = ("forward", "no_grad")
+"""Those of them in which modules call modules."""
 NOWHERE = "nowhere"
+ELSEWHERE = 0.05
+"""Share of a function's samples in other parts of a step, from which on the function is the one around these parts: a loop, or a step of it."""
 
 
 class StackRecord:
@@ -69,32 +75,31 @@ _memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = W
 """The last places of each record, with what they were made from: a view is made more often than a message comes."""
 
 
-def signals_of(samples: list[StackSample]) -> dict[str, Signal]:
-    """The share of samples in the script's own lines outside of named phases, the line with most of them, and how much of its time that line computes; empty
-    with too few samples."""
+def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str, Signal]:
+    """The share of samples in the script's own lines outside of named phases, the function with most of them, and how much of its time that function computes;
+    empty with too few samples. `loss_ratio`: the share of a step in the loss. Samples between two calls of the model are no loss."""
     total = sum(sample.weight for sample in samples)
     if total < LEAST_SAMPLES:
         return {}
-    parts = SCRIPT if torch_ratio(samples) > 1 - LEAST_REST else (*SCRIPT, "loss")
+    after_pass = sum(sample.weight for sample in samples if sample.part == "loss") / total
+    is_loss = torch_ratio(samples) > 1 - LEAST_REST or loss_ratio >= after_pass / 2
+    parts = SCRIPT if is_loss else (*SCRIPT, "loss")
     own = [sample for sample in samples if sample.part in parts and sample.lines and not (sample.part == "loss" and is_torch(sample))]
-    by_line: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for sample in own:
-        by_line[sample.lines[0], sample.part] += sample.weight
-    (line, part), most = max(by_line.items(), key=lambda entry: entry[1], default=((NOWHERE, "between"), 0.0))
+    most = _largest(_with_called(own, samples, total))
     source = f"{total:.0f} stack samples of ordinary steps"
     signals = {
-        "stack.script_ratio": Signal(sum(by_line.values()) / total, "ratio", f"{source}: in the script, outside of named phases"),
-        "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {line}, {PARTS[part]}"),
+        "stack.script_ratio": Signal(
+            sum(sample.weight for sample in own) / total, "ratio", f"{source}: in the script, outside of named phases"
+        ),
+        "stack.line_ratio": Signal(most.share_ratio, "ratio", f"{source}, most of them at {most.line} {most.function}, {PARTS[most.part]}"),
     }
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
     signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
     signals |= _side_work_signals(samples, total, source)
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
-    if most:
-        waits = sum(sample.weight for sample in own if (sample.lines[0], sample.part) == (line, part) and sample.kind == WAITS)
-        signals["stack.line_cpu_ratio"] = Signal(
-            1 - waits / most, "ratio", f"{most:.0f} stack samples in this line: whether the thread ran"
-        )
+    if most.samples:
+        source = f"{most.samples} stack samples in this function: whether the thread ran"
+        signals["stack.line_cpu_ratio"] = Signal(1 - most.waits_ratio, "ratio", source)
     return signals
 
 
@@ -124,11 +129,13 @@ def _side_work_signals(samples: list[StackSample], total: float, source: str) ->
 def _function_signals(samples: list[StackSample], parts: list[str], total: float) -> dict[str, Signal]:
     """The function of the program with most of the time in these parts, without that in functions of torch: its share of a step, and how much of this time is
     Python, and how much is waiting."""
-    functions = _functions((sample for sample in samples if sample.part in parts and not sample.callee.startswith("torch.")), total)
-    largest = max(functions, key=lambda place: place.share_ratio, default=Place("forward", NOWHERE, NOWHERE, 0.0))
+    own = [sample for sample in samples if sample.part in parts and not sample.callee.startswith("torch.")]
+    alone = [sample for sample in own if sample.part in MODULES]  # a module calls all modules in it
+    functions = _functions(alone, total) + _with_called([sample for sample in own if sample.part not in MODULES], samples, total)
+    largest = _largest(functions)
     source = f"{total:.0f} stack samples of ordinary steps"
     called = f", called by {largest.caller}" if largest.caller else ""
-    where = f"{largest.function} at {largest.line}{called}, in {PARTS[largest.part]}"
+    where = f"{largest.function} at {largest.line}{called}, in {WITHIN.get(largest.part, PARTS[largest.part])}"
     python = 1 - largest.waits_ratio - largest.native_ratio if largest.samples else 0.0
     without = [sample for sample in samples if sample.part == "no_grad" and sample.lines]
     caller, _ = _heaviest(((sample.lines[1:] or sample.lines)[0], sample.weight) for sample in without) if without else (NOWHERE, 0.0)
@@ -142,6 +149,27 @@ def _function_signals(samples: list[StackSample], parts: list[str], total: float
         "stack.function_python_ratio": Signal(python, "ratio", f"{largest.samples} stack samples in this function"),
         "stack.function_waits_ratio": Signal(largest.waits_ratio, "ratio", f"{largest.samples} stack samples in this function"),
     }
+
+
+def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
+    """The share of the time between an optimizer step and the next pass that belongs to lines below the step, in the innermost function of the program that
+    both have in common. The lines above the pass make a batch. 0 where less than `least` samples show it."""
+    passes, steps, between = defaultdict[tuple[str, str], int](int), defaultdict[tuple[str, str], int](int), list[StackSample]()
+    for sample in samples:
+        if sample.part == "between":
+            between.append(sample)
+        elif sample.part in ("forward", "backward", "clip", "optimizer") and not sample.callee.endswith(".zero_grad"):
+            lines = passes if sample.part == "forward" else steps
+            for file, number, function in map(_parts, sample.lines):
+                lines[file, function] = max(lines[file, function], number)
+    below = total = 0.0
+    for sample in between:
+        common = next(((number, key) for file, number, function in map(_parts, sample.lines) if (key := (file, function)) in steps), None)
+        if common is not None:
+            number, key = common
+            total += sample.weight
+            below += sample.weight if number > max(steps[key], passes[key]) else 0.0
+    return below / total if total >= least else 0.0
 
 
 def torch_ratio(samples: Iterable[StackSample]) -> float:
@@ -176,8 +204,42 @@ def growing(early: list[StackSample], late: list[StackSample], early_s: float, l
     return (place, seconds) if place is not None and seconds > 0 else None
 
 
+def _with_called(samples: Iterable[StackSample], every: Iterable[StackSample], total: float) -> list[Place]:
+    """The functions of the program with the time of all that they call, each within one part of a step; without those around the parts of a step. `every`:
+    the samples of all parts. `total`: the samples of which a share is taken."""
+    weights: defaultdict[tuple[str, str], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for sample in every:
+        for function in {_function(line) for line in sample.lines}:
+            weights[function][sample.part] += sample.weight
+    by_function: defaultdict[tuple[str, str, str], list[StackSample]] = defaultdict(list)
+    for sample in samples:
+        counted = set[tuple[str, str]]()
+        for depth, line in enumerate(sample.lines):
+            function = _function(line)
+            others = sum(weight for part, weight in weights[function].items() if part != sample.part)
+            if function not in counted and (not depth or others < ELSEWHERE * weights[function][sample.part]):
+                counted.add(function)
+                by_function[sample.part, *function].append(msgspec.structs.replace(sample, lines=sample.lines[depth:]))
+    return [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
+
+
+def _largest(places: list[Place]) -> Place:
+    """The place with the largest share. A function that has nearly all of the time of its caller stands for both: it says more."""
+    rest = sorted(places, key=lambda place: -place.share_ratio)
+    most = place = rest.pop(0) if rest else Place("between", NOWHERE, NOWHERE, 0.0)
+    for called in rest:
+        within = called.part == place.part and called.caller and _function(called.caller) == (_file(place), place.function)
+        if within and called.share_ratio >= ONE_CALLER * most.share_ratio:
+            place = called
+    return place
+
+
 def _key(place: Place) -> tuple[str, str, str]:
-    return place.part, place.line.rpartition(":")[0], place.function
+    return place.part, _file(place), place.function
+
+
+def _file(place: Place) -> str:
+    return place.line.rpartition(":")[0]
 
 
 def _functions(samples: Iterable[StackSample], total: float) -> list[Place]:
@@ -223,6 +285,19 @@ def _line_with_caller(samples: list[StackSample]) -> str:
         (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples if sample.lines[0] == line
     )
     return f"{line}, called by {caller}" if caller and called >= ONE_CALLER * most else line
+
+
+def _function(line: str) -> tuple[str, str]:
+    """The file and the function of a line."""
+    place, function = _split(line)
+    return place.rpartition(":")[0], function
+
+
+def _parts(line: str) -> tuple[str, int, str]:
+    """The file, the number and the function of a line."""
+    place, function = _split(line)
+    file, _, number = place.rpartition(":")
+    return file, int(number), function
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import base64
 import binascii
+import itertools
 import math
 import struct
 from collections import defaultdict, deque
@@ -18,17 +19,21 @@ import msgspec
 
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S
+from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S, GENERATED, GENERATED_STEPS
 from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS, Exchanges
-from gpuconsole.session.places import LEAST_REST, torch_ratio
+from gpuconsole.session.places import LEAST_REST, after_step_ratio, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL = range(15)
-LOADER = 16
+DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL = (
+    range(17)
+)
+LOADER = 24
 HEAD = struct.Struct("<IdIIdBBHI")
 RUN_QUEUE, STREAM, LOSS = 1, 2, 4
 
-P_DATA, P_H2D, P_FORWARD, P_BACKWARD, P_OPTIMIZER, P_COMM, P_LOGGING, P_CHECKPOINT, P_EVAL, P_OTHER = range(len(PHASES))
+P_DATA, P_H2D, P_FORWARD, P_BACKWARD, P_OPTIMIZER, P_COMM, P_LOGGING, P_CHECKPOINT, P_EVAL, P_OTHER, P_LOSS, P_GENERATION = range(
+    len(PHASES)
+)
 FIXED = {
     DATA: P_DATA,
     FORWARD: P_FORWARD,
@@ -43,12 +48,15 @@ FIXED = {
 }
 """The phase of a segment that needs no neighbours."""
 AFTER_PASS, LEAST_AFTER_PASS = 400, 30
-"""Most different stacks after a pass, and least samples, by which its time is divided between functions of torch and the rest."""
+"""Most different stacks after a pass, and least samples, by which its time is divided between functions of torch and the rest; and the same for the time
+between two steps."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
 SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
 """Segments that a light step does not have: their time is in its segments UNMARKED (see `agent.hooks.recorder`)."""
 FULL_STEPS = 32
 """Steps with all segments by which the unmarked time of other steps is divided."""
+LEAST_GENERATED = 4
+"""Passes without gradients of the trained model in a step, from which on they are a generation. Fewer make labels for the step, or choose one action."""
 RECENT = 32
 """Steps by which a pass without gradients is judged: one in most steps is a teacher's or a policy's, not an evaluation."""
 STREAM_STEPS = 16
@@ -60,6 +68,8 @@ BACKWARD_STEPS = 200
 """Steps whose mean backward pass the waits for exchanges are compared with."""
 MOST_EXPOSED = 0.98
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
+LATER = {DATA, FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, UNMARKED}
+"""Segments before which the lines after the last step run."""
 MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE, UNMARKED}
 """Segments by which a gap is named."""
 
@@ -127,6 +137,11 @@ class SegmentFold:
         self.torch_ratio = 1.0
         """The share of the time from a forward pass to the next pass that functions of torch take, by the samples of the stack; 1 where the rest is short: it
         is the Python between two functions."""
+        self.after_step_ratio = 0.0
+        """Of a program without a DataLoader, the share of the time between an optimizer step and the next pass that belongs to the lines after the step; the
+        other lines make the next batch. 0 where it is not known."""
+        self._stacks: deque[StackSample] = deque(maxlen=2 * AFTER_PASS)
+        """The samples by which the lines after a step are told from those that make a batch."""
         self._loss_samples: deque[StackSample] = deque(maxlen=AFTER_PASS)
         self._loaders: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
@@ -137,6 +152,10 @@ class SegmentFold:
         """Of the last steps with all segments, the seconds by phase that a light step does not mark: up to its first batch, and from there on."""
         self._whole = False
         """Whether the last pass with gradients was a framework's training step with its loss."""
+        self._modelled = False
+        """Whether the last call of the model was seen, and no backward pass has followed it yet."""
+        self.generated = self.generated_steps = 0
+        """Passes of generation, and the steps that have some."""
         self._last: int | None = None
         """The last mark of the step before."""
         self._exchanges = Exchanges()
@@ -154,6 +173,9 @@ class SegmentFold:
         if isinstance(event, JobKnown):
             self.on_device = event.facts.device.startswith("cuda")
             return
+        if not self._has_data:
+            self._stacks.extend(event.samples)
+            self.after_step_ratio = after_step_ratio(self._stacks, LEAST_AFTER_PASS)
         self._loss_samples.extend(sample for sample in event.samples if sample.part == "loss")
         known = sum(sample.weight for sample in self._loss_samples) >= LEAST_AFTER_PASS
         ratio = torch_ratio(self._loss_samples) if known else 1.0
@@ -181,6 +203,8 @@ class SegmentFold:
                 COLLECTIVES_STEPS: self._steps,
                 EVAL_S: self.eval_s,
                 EVAL_WITH_GRADIENTS_S: self.eval_with_gradients_s,
+                GENERATED: float(self.generated),
+                GENERATED_STEPS: float(self.generated_steps),
                 OUTSIDE: self._outside_s,
                 OUTSIDE_CALLS: float(self._outside_calls),
                 OUTSIDE_STEPS: float(self._outside_steps),
@@ -206,14 +230,18 @@ class SegmentFold:
     def step(self, raw: RawStep) -> Step:
         """One step with its phases. The agent's own time belongs to no phase and is not in the wall time."""
         phases, delays = [0.0] * len(PHASES), [0.0] * len(PHASES)
-        codes, with_gradients = _passes_by_use(self._unwrapped(raw.codes))
+        trained = {place: code for place, code in enumerate(raw.codes) if code in (TRAINED, TRAINED_EVAL)}
+        codes, with_gradients = _passes_by_use(self._unwrapped([NO_GRAD if code in trained.values() else code for code in raw.codes]))
         self._learn(codes)
         evaluated = self._evaluated(codes, with_gradients)
+        generated = self._generation(codes, raw, trained, evaluated)
         saving = _before_saves(codes)
         fed = self._fed(codes)
+        after_step, moved = self._after_step(codes, raw)
         before, after = self._neighbours(codes)
         unseen = _before_backward(codes)
         begun, own, part, outside_before = raw.start, 0.0, 0, self._outside_calls
+        inside: int | None = None
         unmarked_s, seldom = [0.0, 0.0], ([0.0] * len(PHASES), [0.0] * len(PHASES))
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
             seconds, begun = end - begun, end
@@ -234,13 +262,23 @@ class SegmentFold:
                 phase = P_EVAL
                 self.eval_s += seconds
                 self.eval_with_gradients_s += seconds if i in with_gradients else 0.0
+            elif i in generated:
+                phase = P_GENERATION
+            elif code == WHOLE and inside == FORWARD and after[i] not in PASSES:
+                phase = P_LOSS  # in a framework's training step, after the model's call
             else:
                 phase = self._phase(code, before[i], BACKWARD if i in unseen else after[i], fed[i])
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
+            if code in MARKS:
+                inside = code if code == FORWARD and i and codes[i - 1] == WHOLE else None
+            if code in (FORWARD, COMPILED, BACKWARD):
+                self._modelled = code != BACKWARD
             shares = {phase: 1.0}
             if code == GAP and phase == P_FORWARD and before[i] == FORWARD and not self.on_device:
                 shares = self._after_pass(after[i])
+            elif i in after_step and phase in (P_DATA, P_FORWARD):
+                shares = {phase: 1 - moved, P_OTHER: moved}
             for phase, share in shares.items():
                 phases[phase] += share * seconds
                 if code in SELDOM_MARKED and phase not in RARE:
@@ -323,7 +361,9 @@ class SegmentFold:
         if code != GAP:
             return FIXED[code]
         if after == BACKWARD:
-            return P_OTHER if self._whole else P_FORWARD  # the loss; or a model that is called in a way that is not seen
+            if self._whole:
+                return P_OTHER
+            return P_LOSS if self._modelled else P_FORWARD  # the model is called in a way that is not seen
         if after == OPTIMIZER and before == BACKWARD:
             return P_OPTIMIZER  # clipping, unscaling
         if (before == FORWARD and after in (ZERO, FORWARD, NO_GRAD)) or (before == NO_GRAD and after == ZERO):
@@ -335,6 +375,23 @@ class SegmentFold:
         if fed and self.on_device:
             return P_H2D
         return P_OTHER
+
+    def _after_step(self, codes: list[int], raw: RawStep) -> tuple[set[int], float]:
+        """The gaps in which the lines after the last optimizer step run, and the share of these gaps that they take. Without a loader, the lines that make the next
+        batch come in the same gaps."""
+        if self._has_data or not self.after_step_ratio or self._last != OPTIMIZER:
+            return set(), 0.0
+        first, first_s, rest_s, begun = set[int](), 0.0, 0.0, raw.start
+        for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
+            if code in LATER or code >= LOADER:
+                break
+            if code == GAP and not rest_s and MARKS.isdisjoint(codes[:i]):
+                first.add(i)
+                first_s += end - begun
+            elif code == GAP:
+                rest_s += end - begun
+            begun = end
+        return first, min(1.0, self.after_step_ratio * (first_s + rest_s) / first_s) if first_s else 0.0
 
     def _after_pass(self, after: int | None) -> dict[int, float]:
         """The phases of the time between a forward pass and the next mark, with their shares. Without a loader, the lines between two passes make the
@@ -354,6 +411,20 @@ class SegmentFold:
                 codes[i] = GAP
             before = before if code == OWN else code
         return codes
+
+    def _generation(self, codes: list[int], raw: RawStep, trained: dict[int, int], evaluated: set[int]) -> set[int]:
+        """The segments of generation: passes without gradients of the model that is trained, where a step has many of them, and what lies between two of them
+        if it takes less time than they do. Else an environment runs there. Passes in eval mode that few steps have may be an evaluation."""
+        often = 2 * sum(self._passed_without) > len(self._passed_without)
+        passes = [place for place, code in trained.items() if place not in evaluated and (often or code == TRAINED)]
+        if len(passes) < LEAST_GENERATED:
+            return set()
+        self.generated += len(passes)
+        self.generated_steps += 1
+        gaps = [before + 1 for before, after in itertools.pairwise(passes) if after == before + 2 and codes[before + 1] == GAP]
+        seconds = [ended - begun for begun, ended in itertools.pairwise([raw.start, *raw.ends])]
+        short = sum(seconds[place] for place in gaps) <= sum(seconds[place] for place in passes)
+        return {*passes, *gaps} if short else set(passes)
 
     def _learn(self, codes: list[int]) -> None:
         """Count for each loader whether its batches meet passes with gradients."""

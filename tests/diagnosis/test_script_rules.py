@@ -375,6 +375,13 @@ def test_passes_without_gradients_within_a_step_are_a_note_with_their_caller() -
     assert "train.py:9 generate" in finding.summary
 
 
+def test_generation_is_counted_and_its_share_is_that_of_the_account() -> None:
+    finding = check("host.slow_function", stacks(without=0.8, generation_ratio=0.85, generation__passes_per_step=40.0))
+    assert (
+        finding.note and finding.summary == "generation: 40 passes per step, 85 % of the step, most of them called at train.py:9 generate"
+    )
+
+
 def test_only_jobs_have_such_functions() -> None:
     assert "host.slow_function" in {finding.rule for finding in evaluate(stacks())}
     assert "host.slow_function" not in {finding.rule for finding in evaluate(case())}

@@ -1,5 +1,6 @@
 import random
 
+import msgspec
 import pytest
 
 from gpuconsole.model.run import PHASES, Step
@@ -19,6 +20,13 @@ def test_shares_sum_to_one() -> None:
     shares = wall_shares([step(i, 0.1, 0.04) for i in range(10)])
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["data_wait"] == pytest.approx(0.4)
+
+
+def test_a_step_of_a_recording_without_the_newer_parts_has_none_of_their_time() -> None:
+    before = msgspec.json.decode(b"[1, 1.0, 0.2, 8, 0, [0,0,0.1,0.1,0,0,0,0,0,0], [0,0,0.01,0,0,0,0,0,0,0], 0.5]", type=Step)
+    shares = wall_shares([before, step(2, 0.2)])
+    assert shares["loss"] == shares["generation"] == 0 and sum(shares.values()) == pytest.approx(1)
+    assert before.loss == 0.5 and len(before.runq or ()) == len(PHASES)
 
 
 def test_run_queue_delay_is_taken_off_before_shares() -> None:

@@ -91,6 +91,39 @@ def test_the_loss_is_the_scripts_own_where_much_of_it_is_no_function_of_torch(py
     assert signals_of(loss)["stack.script_ratio"].value == pytest.approx(python / (60 + python) if counted else 0)
 
 
+def test_python_in_the_loss_is_named_there_and_is_no_code_between_the_phases() -> None:
+    loss = [sample(40, "detr.py:9 match", "loss"), sample(10, "detr.py:20 criterion", "loss")]
+    signals = signals_of([*loss, REST], 0.5)
+    assert signals["stack.script_ratio"].value == 0
+    assert signals["stack.function_ratio"].value == pytest.approx(0.4)
+    assert signals["stack.function_ratio"].source.endswith(f"most of them in: match at detr.py:9, called by {MAIN}, in the loss")
+
+
+@pytest.mark.parametrize("part", ["between", "loss"])
+def test_small_functions_are_added_up_in_the_function_that_calls_them(part: str) -> None:
+    called = [
+        StackSample(part, "python", 10, "", [f"metric.py:{number} part{number}", f"metric.py:{60 + number} update", MAIN])
+        for number in range(4)
+    ]
+    around = StackSample("backward", "native", 50, "torch.Tensor.backward", [MAIN])
+    signals = signals_of([*called, around, sample(12, "train.py:8 log", part)], 0.5)
+    name = "stack.line_ratio" if part == "between" else "stack.function_ratio"
+    assert signals[name].value == pytest.approx(40 / 102) and "update at metric.py" in signals[name].source.replace(
+        "metric.py:60 update", "update at metric.py"
+    )
+
+
+def test_a_function_with_nearly_all_of_the_time_of_its_caller_is_named_and_modules_are_not_added_up() -> None:
+    stack = ["ema.py:7 average", "ema.py:20 update", MAIN]
+    signals = signals_of([StackSample("between", "python", 45, "", stack), StackSample("between", "python", 5, "", stack[1:]), REST])
+    assert signals["stack.line_ratio"].value == pytest.approx(0.45)
+    assert " at ema.py:7 average, " in signals["stack.line_ratio"].source
+    layers = [
+        StackSample("forward", "python", 15, "", [f"gpt.py:{number} Layer{number}.forward", "gpt.py:90 GPT.forward"]) for number in range(3)
+    ]
+    assert signals_of([*layers, REST])["stack.function_ratio"].value == pytest.approx(15 / 95)
+
+
 def test_samples_of_before_the_steady_state_do_not_count() -> None:
     record = StackRecord()
     record.add(Stacks(1.0, 0, [sample(60, "train.py:1 warm")]))

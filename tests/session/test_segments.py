@@ -10,6 +10,7 @@ from gpuconsole.model.run import PHASES
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.segments import (
     BACKWARD,
+    COMPILED,
     DATA,
     EVAL,
     FORWARD,
@@ -19,7 +20,10 @@ from gpuconsole.session.segments import (
     NO_GRAD,
     OPTIMIZER,
     SAVE,
+    TRAINED,
+    TRAINED_EVAL,
     UNMARKED,
+    WHOLE,
     ZERO,
     RawStep,
     SegmentFold,
@@ -67,19 +71,19 @@ def shares_of(*steps: list[int]) -> tuple[dict[str, float], float]:
     return {name: 100 * s for name, s in zip(PHASES, step.phases, strict=True)}, (fold.eval_with_gradients_s - before) * 100
 
 
-TRAINED = [GAP, FORWARD, GAP, BACKWARD, OPTIMIZER]
-OFTEN = [[GAP, EVAL, *TRAINED]] * 6
+TRAINED_STEP = [GAP, FORWARD, GAP, BACKWARD, OPTIMIZER]
+OFTEN = [[GAP, EVAL, *TRAINED_STEP]] * 6
 
 
 @pytest.mark.parametrize(
     ("steps", "evaluated", "with_gradients", "forward"),
     [
-        ([TRAINED, TRAINED, [GAP, EVAL, GAP, EVAL, GAP, *TRAINED]], 3, 2, 2),  # without a DataLoader
-        ([[LOADER, *TRAINED], [LOADER, *TRAINED], [LOADER, GAP, EVAL, LOG, EVAL, LOADER, *TRAINED]], 4, 2, 2),
-        ([TRAINED, TRAINED, [GAP, EVAL, GAP, BACKWARD, OPTIMIZER]], 0, 0, 2),  # it trains in eval mode
-        ([TRAINED, TRAINED, [GAP, EVAL, ZERO, GAP, BACKWARD, OPTIMIZER]], 0, 0, 2),
+        ([TRAINED_STEP, TRAINED_STEP, [GAP, EVAL, GAP, EVAL, GAP, *TRAINED_STEP]], 3, 2, 2),  # without a DataLoader
+        ([[LOADER, *TRAINED_STEP], [LOADER, *TRAINED_STEP], [LOADER, GAP, EVAL, LOG, EVAL, LOADER, *TRAINED_STEP]], 4, 2, 2),
+        ([TRAINED_STEP, TRAINED_STEP, [GAP, EVAL, GAP, BACKWARD, OPTIMIZER]], 0, 0, 2),  # it trains in eval mode
+        ([TRAINED_STEP, TRAINED_STEP, [GAP, EVAL, ZERO, GAP, BACKWARD, OPTIMIZER]], 0, 0, 2),
         (OFTEN, 0, 0, 3),  # a teacher without no_grad, a policy
-        ([TRAINED, TRAINED, [GAP, EVAL, GAP, EVAL, GAP, BACKWARD, OPTIMIZER]], 0, 0, 4),  # two towers
+        ([TRAINED_STEP, TRAINED_STEP, [GAP, EVAL, GAP, EVAL, GAP, BACKWARD, OPTIMIZER]], 0, 0, 4),  # two towers
     ],
 )  # fmt: skip
 def test_passes_in_eval_mode_that_no_backward_pass_follows_are_an_evaluation(
@@ -87,7 +91,7 @@ def test_passes_in_eval_mode_that_no_backward_pass_follows_are_an_evaluation(
 ) -> None:
     shares, recorded = shares_of(*steps)
     assert (round(shares["eval"]), round(recorded)) == (evaluated, with_gradients)
-    assert round(shares["forward"]) == forward
+    assert round(shares["forward"] + shares["loss"]) == forward
 
 
 def test_zeroing_before_the_batch_is_asked_for_is_no_copy() -> None:
@@ -172,9 +176,94 @@ def test_lines_without_torch_between_two_passes_are_no_forward_pass(batches: boo
         return dict(zip(PHASES, fold.step(raw._replace(index=2)).phases, strict=True))
 
     usual = step(100, 0)
-    assert usual["forward"] == pytest.approx(0.04), "two passes, what lies between them, and the loss"
+    assert usual["forward"] == pytest.approx(0.03), "two passes, and what lies between them"
+    assert usual["loss"] == pytest.approx(0.01)
     assert step(70, 30) == usual, "the Python between two functions of torch"
     assert step(3, 7) == usual, "too few samples"
     works = step(30, 70)
-    assert works["forward"] == pytest.approx(0.026) and works[rest] >= usual[rest] + 0.007 - 1e-9
-    assert works["data_wait"] + works["other"] == pytest.approx(usual["data_wait"] + usual["other"] + 0.014)
+    assert works["forward"] == pytest.approx(0.023) and works[rest] >= usual[rest] + 0.007 - 1e-9
+    assert works["data_wait"] + works["other"] == pytest.approx(usual["data_wait"] + usual["other"] + 0.007)
+    assert works["loss"] == usual["loss"], "whatever runs up to the backward pass"
+
+
+@pytest.mark.parametrize(
+    ("codes", "loss", "forward"),
+    [
+        ([LOADER, FORWARD, GAP, BACKWARD, OPTIMIZER], 1, 1),
+        ([LOADER, FORWARD, GAP, ZERO, GAP, BACKWARD, OPTIMIZER], 2, 1),
+        ([LOADER, FORWARD, GAP, LOG, GAP, BACKWARD, OPTIMIZER], 2, 1),
+        ([LOADER, FORWARD, GAP, BACKWARD, GAP, LOADER, FORWARD, GAP, BACKWARD, OPTIMIZER], 2, 2),  # gradients of two batches
+        ([LOADER, FORWARD, GAP, FORWARD, GAP, BACKWARD, OPTIMIZER], 1, 3),  # two calls of a model: between them the next call is prepared
+        ([LOADER, FORWARD, GAP, NO_GRAD, GAP, BACKWARD, OPTIMIZER], 1, 3),  # a teacher
+        ([LOADER, COMPILED, GAP, BACKWARD, OPTIMIZER], 1, 1),
+        ([GAP, OPTIMIZER, ZERO, OPTIMIZER, FORWARD, OPTIMIZER, BACKWARD, OPTIMIZER], 1, 1),  # a closure
+        ([LOADER, GAP, BACKWARD, OPTIMIZER], 0, 1),  # the call of the model is not seen
+        ([LOADER, WHOLE, FORWARD, WHOLE, GAP, BACKWARD, OPTIMIZER], 1, 2),  # a framework's training step with its loss
+        ([LOADER, WHOLE, FORWARD, WHOLE, FORWARD, WHOLE, GAP, BACKWARD, OPTIMIZER], 1, 4),
+        ([LOADER, WHOLE, GAP, BACKWARD, OPTIMIZER], 0, 1),
+    ],
+)
+def test_the_loss_lasts_from_the_call_of_the_model_to_the_backward_pass(codes: list[int], loss: int, forward: int) -> None:
+    shares, _ = shares_of(codes, codes)
+    assert (round(shares["loss"]), round(shares["forward"])) == (loss, forward)
+    assert sum(shares.values()) == pytest.approx(len(codes))
+
+
+ROLLED = [TRAINED, GAP] * 5
+
+
+@pytest.mark.parametrize(
+    ("codes", "generation"),
+    [
+        ([LOADER, *ROLLED, *TRAINED_STEP], 9),
+        ([GAP, *[TRAINED_EVAL, GAP] * 5, *TRAINED_STEP], 9),  # in each step: no evaluation
+        ([LOADER, *[NO_GRAD, GAP] * 5, *TRAINED_STEP], 0),  # of another model, such as a teacher
+        ([LOADER, *[TRAINED, GAP] * 3, *TRAINED_STEP], 0),  # labels for the step
+    ],
+)
+def test_many_passes_without_gradients_of_the_trained_model_are_generation(codes: list[int], generation: int) -> None:
+    shares, _ = shares_of(codes, codes, codes)
+    assert round(shares["generation"]) == generation
+    assert sum(shares.values()) == pytest.approx(len(codes))
+
+
+def test_an_environment_between_passes_of_generation_makes_the_batch() -> None:
+    fold, codes = SegmentFold(), [*ROLLED, *TRAINED_STEP]
+    for index in range(3):
+        ends = list(itertools.accumulate(0.03 if code == GAP else 0.01 for code in codes))
+        seen = dict(zip(PHASES, fold.step(RawStep(index, 0.0, codes, ends, 8, 0, None, 0, 0)).phases, strict=True))
+    assert seen["generation"] == pytest.approx(0.05) and seen["data_wait"] > 0.1
+    assert (fold.generated, fold.generated_steps) == (15, 3)
+
+
+@pytest.mark.parametrize(
+    ("codes", "before"),
+    [([GAP, ZERO, GAP, *TRAINED_STEP[1:]], "data_wait"), ([GAP, *TRAINED_STEP[1:]], "data_wait"), ([GAP, BACKWARD, OPTIMIZER], "forward")],
+)
+def test_lines_after_a_step_are_no_wait_for_data_in_a_program_without_a_loader(codes: list[int], before: str) -> None:
+    """A moving average of the weights, a metric, the garbage collector; what makes the batch stands above the call of the model."""
+
+    def step(*samples: StackSample) -> dict[str, float]:
+        fold = SegmentFold()
+        fold.learn(Stacks(0.0, 0, list(samples)))
+        ends = list(itertools.accumulate(0.05 if not place else 0.01 for place in range(len(codes))))
+        raw = RawStep(1, 0.0, codes, ends, 8, 0, None, 0, 0)
+        fold.step(raw)
+        return dict(zip(PHASES, fold.step(raw._replace(index=2)).phases, strict=True))
+
+    def lines(part: str, weight: float, *stack: str, callee: str = "") -> StackSample:
+        return StackSample(part, "python", weight, callee, [*stack, "train.py:70 main"])
+
+    usual = step()
+    calls = (
+        lines("backward", 5, "train.py:12 step"),
+        lines("optimizer", 5, "train.py:13 step", callee="torch.AdamW.step"),
+        lines("optimizer", 5, "train.py:20 step", callee="torch.AdamW.zero_grad"),
+    )
+    batch, average = lines("between", 10, "data.py:5 load", "train.py:9 step"), lines("between", 40, "ema.py:7 update", "train.py:15 step")
+    seen = step(*calls, batch, average)
+    after_s = 0.8 * (0.06 if ZERO in codes else 0.05)
+    assert seen["other"] == pytest.approx(usual["other"] + min(after_s, 0.05))
+    assert seen[before] == pytest.approx(usual[before] - min(after_s, 0.05))
+    assert step(*calls, batch) == usual
+    assert step(*calls, lines("between", 10, "ema.py:7 update", "train.py:15 step")) == usual, "too few samples"

@@ -19,7 +19,7 @@ from . import tracing
 from .evidence.memory_lines import history
 from .first_steps import first_steps
 from .guard import MARK, from_outside, put, unseen, wrappers_without_level
-from .recorder import BACKWARD, COMM, DATA, EVAL, FORWARD, LOG, NO_GRAD, OPTIMIZER, SAVE, get_ident
+from .recorder import BACKWARD, COMM, DATA, EVAL, FORWARD, LOG, OPTIMIZER, SAVE, WITHOUT_GRADIENTS, get_ident
 from .structure import children, has_parameters, inner_modules, parameters_of
 from .watch import is_program, program_frame, recorder, watch
 
@@ -34,7 +34,7 @@ BATCH_KNOWN = 3
 """The step at whose end the batch is known: the first passes are those before the program's modules are watched."""
 PHASES = {
     FORWARD: "forward",
-    NO_GRAD: "eval",
+    **dict.fromkeys(WITHOUT_GRADIENTS, "eval"),
     EVAL: "forward",  # as long as it keeps its tensors for a backward pass, whatever the mode
     BACKWARD: "backward",
     OPTIMIZER: "optimizer",

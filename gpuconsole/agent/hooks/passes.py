@@ -17,12 +17,14 @@ from .evidence.steps import own_updates
 from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
 from .memory import raised
 from .modes import modes
-from .recorder import BACKWARD, EVAL, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, get_ident
+from .recorder import BACKWARD, EVAL, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
 from .structure import children, has_parameters, parameters_of
 from .watch import count_samples, recorder, watch
 
 DEPTH = 4
 """Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
+MOST_TRAINED = 256
+"""Modules whose identities are kept: a program may make a model in each step."""
 
 
 class State:
@@ -43,6 +45,8 @@ class State:
         """Whether the last pass was one with gradients in eval mode."""
         self.trains_in_eval = False
         """Whether a backward pass has followed such a pass: the mode says nothing about the passes of this program."""
+        self.trained: set[int] = set()
+        """The identities of the modules whose passes record gradients."""
         self.counting: Any = None
         """Counts the operators of each pass: `enter` and `leave`."""
 
@@ -145,6 +149,15 @@ def evaluates(module: Any) -> bool:
     return not module.__dict__.get("training", True) and not state.trains_in_eval
 
 
+def without_gradients(module: Any) -> int:
+    """The code of a pass of `module` that records no gradients."""
+    if id(module) not in state.trained:
+        return NO_GRAD
+    if len(state.trained) > MOST_TRAINED:
+        state.trained.clear()
+    return TRAINED_EVAL if evaluates(module) else TRAINED
+
+
 @hot_entry("passes.begin_light")
 def begin_light(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Begin a pass of a light step. Returns whether it is one: not in another thread, not without gradients, and not an evaluation."""
@@ -178,8 +191,9 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         recorder.passes += 1
         grad = tracing.grad_enabled()
         state.in_eval = grad and evaluates(module)
-        recorder.enter(EVAL if state.in_eval else FORWARD if grad else NO_GRAD)
+        recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module))
         if grad and not state.in_eval:
+            state.trained.add(id(module))
             watch.loader = watch.last_loader
             if not state.sized:
                 state.sized = True

@@ -28,7 +28,23 @@ from ..held import ProcFile
 from ..protocol import COUNTS
 from .guard import OWN as OWN_FILES
 from .guard import switch
-from .recorder import BACKWARD, COMM, COMPILED, EVAL, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN, SAVE, UNMARKED, WHOLE, ZERO
+from .recorder import (
+    BACKWARD,
+    COMM,
+    COMPILED,
+    EVAL,
+    FORWARD,
+    GAP,
+    LOADER,
+    LOG,
+    OPTIMIZER,
+    OWN,
+    SAVE,
+    UNMARKED,
+    WHOLE,
+    WITHOUT_GRADIENTS,
+    ZERO,
+)
 from .watch import is_program, place_name, recorder
 
 EVERY_S = 0.01
@@ -72,7 +88,7 @@ PARTS = {
     FORWARD: "forward",
     WHOLE: "forward",
     COMPILED: "forward",
-    NO_GRAD: "no_grad",
+    **dict.fromkeys(WITHOUT_GRADIENTS, "no_grad"),
     EVAL: "eval",
     BACKWARD: "backward",
     OPTIMIZER: "optimizer",
@@ -254,6 +270,8 @@ class Sampler:
     def _sample(self, late_s: float) -> None:
         """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
         code, between = recorder.stack[-1], self._between()
+        if code == WHOLE and recorder.last == FORWARD:  # in a framework's training step, after the model's call
+            code = GAP
         busy = self._others.busy
         # No variable holds the dictionary: it has the frame of this function too, and both would keep each other and the program's objects alive.
         frame, *others = map(sys._current_frames().get, (self._thread, *busy))

@@ -9,8 +9,8 @@ from gpuconsole.diagnosis.rule import Case, Confidence, Evidence, Interval, Thre
 
 
 def compute_ratio(case: Case) -> float:
-    """Share of a step in forward and backward passes. Raises Missing."""
-    return case.value("forward_ratio") + case.value("backward_ratio")
+    """Share of a step in forward and backward passes, with the loss between them. Raises Missing."""
+    return case.value("forward_ratio") + case.get("loss_ratio", 0.0) + case.value("backward_ratio")
 
 
 def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
@@ -50,7 +50,7 @@ class Swap:
         """The figures of the probe, and the shares of the step that they apply to."""
         least = 1 / (1 - min(0.9, GAIN / max(compute_ratio(self.case), 0.1)))
         measured = self.case.evidence((f"probe.{self.name}_speedup", least)) + self.case.if_known(f"probe.{self.name}_spread")
-        return measured + self.case.evidence("forward_ratio", "backward_ratio")
+        return measured + self.case.evidence("forward_ratio", "backward_ratio") + self.case.if_known("loss_ratio")
 
     @property
     def confidence(self) -> Confidence:
@@ -95,7 +95,7 @@ def optimizer_claim(case: Case) -> float:
 def embedding_claim(case: Case) -> float:
     """Share of the step that sparse embedding gradients would save; 0 where gpu.dense_embedding_grad does not apply. Raises Missing.
 
-    The gradient and update of the table take the time of backward pass and optimizer minus twice the forward pass.
+    The gradient and update of the table take the time of backward pass and optimizer minus twice the forward pass with its loss.
     """
     share = case.value("backward_ratio") + case.value("optimizer_ratio")
     if case.knobs.get("sparse") is not False:
@@ -103,7 +103,7 @@ def embedding_claim(case: Case) -> float:
     touched = case.value("embedding.rows_touched_ratio")
     if touched > TOUCHED or share < SHARE:
         return 0.0
-    table = max(0.0, share - 2 * case.value("forward_ratio"))
+    table = max(0.0, share - 2 * (case.value("forward_ratio") + case.get("loss_ratio", 0.0)))
     return table * (1 - INDEXED * touched)
 
 

@@ -109,7 +109,7 @@ def _exposed(inputs: ModelInputs, figure: Figure, sharding: str, seconds: float,
     backward, forward = inputs.value("backward_ratio"), inputs.value("forward_ratio")
     if step is None or backward is None:
         return with_note(figure, f"not predicted: {NOT_STEADY}")
-    hides = backward + (forward or 0.0) if sharding in ("zero2", "zero3") else backward
+    hides = backward + (forward or 0.0) + (inputs.value("loss_ratio") or 0.0) if sharding in ("zero2", "zero3") else backward
     last = last_bucket_share(gradients, float(inputs.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
     exposed = exposed_s(seconds, hides * step / inputs.passes, last)
     return replace(figure, predicted=exposed.low, note=f"if nothing overlaps: {exposed.high:.4g} s")

@@ -43,10 +43,11 @@ NO_WORK = "the run has counted neither the FLOPs nor the bytes of a sample"
 FORMULA = "forward and backward: max(FLOPs / peak, bytes / bandwidth); optimizer: bytes / bandwidth; bytes: each value moved once"
 CACHED = "faster than its bytes over the memory bandwidth: a part of its data stays in caches"
 FASTER = "faster than its FLOPs over the peak: the peak in use is too low"
-PASSES, UPDATE = ("forward", "backward"), "optimizer"
+PASSES, UPDATE = ("forward", "loss", "backward"), "optimizer"
 TITLES = {
     "data_wait": "data wait",
     "h2d": "copy to GPU",
+    "generation": "generation",
     "comm": "exposed communication",
     "logging": "logging",
     "checkpoint": "checkpoints",

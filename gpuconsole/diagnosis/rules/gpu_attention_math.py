@@ -12,7 +12,7 @@ class GpuAttentionMath(Rule):
     clear_title = "Attention costs no avoidable time"
     thresholds = (passes.GAIN,)
     knobs = ("attention",)
-    reads = ("forward_ratio", "backward_ratio", "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread")
+    reads = ("forward_ratio", "loss_ratio", "backward_ratio", "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread")
     text = """Written out, softmax(q k^T / sqrt d) v stores a T x T matrix of scores per head several times in a pass, and keeps the matrix for the
 backward pass. A fused kernel (FlashAttention and similar, behind torch's scaled_dot_product_attention) works on tiles and stores no scores.
 The rule applies only where attention is `math`. It does not guess: probe P5 runs the same pass both ways, alternately. Longer sequences gain

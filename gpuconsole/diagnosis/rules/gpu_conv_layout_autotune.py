@@ -21,7 +21,7 @@ class GpuConvLayoutAutotune(Rule):
     thresholds = (passes.GAIN,)
     knobs = ("channels_last",)
     reads = (
-        "is_gpu", "forward_ratio", "backward_ratio", "probe.channels_last_speedup", "probe.channels_last_spread", "precision.tf32_ratio",
+        "is_gpu", "forward_ratio", "loss_ratio", "backward_ratio", "probe.channels_last_speedup", "probe.channels_last_spread", "precision.tf32_ratio",
         "profile.layout_ratio", "profile.convolution_ratio",
     )  # fmt: skip
     text = """Tensor cores multiply over channels. In 16 bits or TF32, cuDNN needs NHWC and converts NCHW tensors before and after its kernels. oneDNN

@@ -16,7 +16,7 @@ class GpuDenseEmbeddingGrad(Rule):
     clear_title = "Embedding updates cost no avoidable time"
     thresholds = (TOUCHED, SHARE)
     knobs = ("sparse",)
-    reads = ("backward_ratio", "optimizer_ratio", "embedding.rows_touched_ratio", "embedding.table_bytes", "forward_ratio")
+    reads = ("backward_ratio", "optimizer_ratio", "embedding.rows_touched_ratio", "embedding.table_bytes", "forward_ratio", "loss_ratio")
     text = """The dense gradient of an embedding table has the size of the table and is zero except for the rows in the batch. The backward pass writes it, and
 the optimizer reads it and updates the parameters and both moments of every row: eight times the table's bytes for a few rows. With sparse=True
 the gradient holds only these rows, and SparseAdam updates only these rows. Moments of other rows do not decay, which changes Adam a little.

@@ -33,7 +33,7 @@ class GpuElementwiseMembw(Rule):
     thresholds = (SHARE, BOUND, NO_PRODUCTS)
     knobs = ("torch_compile",)
     reads = (
-        "forward_ratio", "backward_ratio", "profile.elementwise_ratio", "profile.normalization_ratio", "profile.reduction_ratio",
+        "forward_ratio", "loss_ratio", "backward_ratio", "profile.elementwise_ratio", "profile.normalization_ratio", "profile.reduction_ratio",
         "optimizer_ratio", "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio", "gpu.dram_active_ratio", "gpu.tensor_active_ratio",
     )  # fmt: skip
     text = """A short profiler window measures which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few FLOPs per

@@ -25,7 +25,7 @@ class GpuFp32NoTensorCore(Rule):
     thresholds = (COMPUTE, ACTIVE, IN_TF32, OF_FP32, passes.GAIN, device.CAUGHT_UP, device.WAITED, device.CALLS)
     knobs = ("precision",)
     reads = (
-        "forward_ratio", "backward_ratio", "is_gpu", "profile.tensor_core_ratio", "probe.precision_bf16_native",
+        "forward_ratio", "loss_ratio", "backward_ratio", "is_gpu", "profile.tensor_core_ratio", "probe.precision_bf16_native",
         "probe.precision_bf16_speedup", "probe.precision_bf16_spread", "probe.precision_tf32_speedup", "probe.precision_tf32_spread",
         "precision.tf32_ratio", "gpu.tensor_active_ratio", "gpu.bf16_speed_ratio", "gpu.tf32_speed_ratio", "mfu_ratio", "host.caught_up_ratio",
         "sync.calls", "sync.wait_s", "step_s",

@@ -19,7 +19,7 @@ class GpuSmallBatch(Rule):
     thresholds = (COST, GAIN, MEMORY)
     knobs = ("batch_size",)
     reads = (
-        "probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "backward_ratio", "optimizer_ratio",
+        "probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "loss_ratio", "backward_ratio", "optimizer_ratio",
         "probe.optim_present_step_s", "memory_used_ratio", "probe.batch_cost_spread", "embedding.rows_touched_ratio",
         "probe.optim_fused_step_s",
     )  # fmt: skip

@@ -35,7 +35,7 @@ logging, checkpoints and evaluation, and so measures their total cost. `model.ev
         recorded = case.get("eval.with_gradients_ratio", 0.0)
         often = f"evaluation takes {percent(share)} of step time (once every {case.knobs['eval_every']} steps)"
         return (
-            f"{often}; {percent(recorded)} of it records gradients that nobody uses: torch.no_grad() is missing"
+            f"{often}; {percent(recorded)} of the evaluation records gradients that nobody uses: torch.no_grad() is missing"
             if recorded >= RECORDED
             else often
         )

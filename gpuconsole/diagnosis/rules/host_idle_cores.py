@@ -17,7 +17,7 @@ class HostIdleCores(Rule):
     thresholds = (OTHERS, passes.GAIN)
     knobs = ("num_threads",)
     reads = (
-        "is_gpu", "step_s", "forward_ratio", "backward_ratio", "threads", "cores", "host.others_cpu_ratio", "probe.threads_tried",
+        "is_gpu", "step_s", "forward_ratio", "loss_ratio", "backward_ratio", "threads", "cores", "host.others_cpu_ratio", "probe.threads_tried",
         "probe.threads_speedup", "probe.threads_spread", "optimizer_ratio",
     )  # fmt: skip
     text = """A run on a CPU computes on num_threads threads. The default leaves one core to the loader, the console and other programs, which keeps timings

@@ -23,7 +23,7 @@ class HostLaunchBound(Rule):
     thresholds = (ISSUE, BUSY, device.CAUGHT_UP, device.WAITED, device.CALLS, device.MFU, device.MFU_CAUSAL)
     knobs = ("torch_compile",)
     reads = (
-        "is_gpu", "forward_ratio", "backward_ratio", "mfu_ratio", "mfu_causal_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
+        "is_gpu", "forward_ratio", "loss_ratio", "backward_ratio", "mfu_ratio", "mfu_causal_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
         "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "step_s",
         "gpu.sm_active_ratio", "gpu.util_ratio", "data_wait_ratio", "h2d_ratio", "logging_ratio", "checkpoint_ratio", "eval_ratio", "other_ratio",
         "runq_ratio",

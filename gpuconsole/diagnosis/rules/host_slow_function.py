@@ -24,15 +24,16 @@ class HostSlowFunction(Rule):
     clear_title = "No function of the program slows the passes"
     thresholds = (SHARE, OWN, WITHOUT, HIDDEN)
     reads = (
-        "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio", "stack.no_grad_ratio", "eval_ratio", "is_gpu",
-        "host.caught_up_ratio",
+        "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio", "stack.no_grad_ratio", "eval_ratio",
+        "generation_ratio", "generation.passes_per_step", "is_gpu", "host.caught_up_ratio",
     )  # fmt: skip
     text = """Stack samples of the training thread show which function of the program takes most of the time within the passes: a loop over the elements of a
 batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
 of torch does not count. A function that calls only large operators does not count either. What helps: one operator for the whole batch in place of a loop
 over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer steps, or in another process.
-Passes without gradients within a step, such as the generation of text or a teacher's passes, are a note: whether the program needs them, only you know. What
-helps: fewer of them, states that are kept from token to token, several sequences at once."""
+Time in the loss is from the end of the model's call to the backward pass: a matcher or a metric in Python counts there with the functions that it calls.
+Passes without gradients within a step are a note: generation, which is many passes of the model that is trained, or the passes of a teacher. Whether the program
+needs them, only you know. What helps: fewer of them, states that are kept from token to token, several sequences at once."""
     ignore = "The function is the work that you want to do, and no operator does it for a whole batch."
 
     def judge(self, case: Case) -> Finding:
@@ -40,9 +41,15 @@ helps: fewer of them, states that are kept from token to token, several sequence
             return self.clear(0.0, case.evidence(("host.caught_up_ratio", HIDDEN)), "the GPU still has work at the end of most steps")
         share, python, waits = (case.value(f"stack.function_{name}ratio") for name in ("", "python_", "waits_"))
         evidence = case.evidence(("stack.function_ratio", SHARE), ("stack.function_python_ratio", OWN), "stack.function_waits_ratio")
-        without = case.value("stack.no_grad_ratio") - case.get("eval_ratio", 0.0)
+        caller = case.signal("stack.no_grad_ratio").source.rpartition(" called by ")[2]
+        generation = case.get("generation_ratio", 0.0)
+        if generation >= WITHOUT and case.has("generation.passes_per_step"):
+            passes = case.value("generation.passes_per_step")
+            summary = f"generation: {passes:.0f} passes per step, {percent(generation)} of the step, most of them called at {caller}"
+            evidence += case.evidence(("generation_ratio", WITHOUT), "generation.passes_per_step")
+            return self.note(generation / WITHOUT, evidence, summary, confidence="high", title="The model generates for much of every step")
+        without = case.value("stack.no_grad_ratio") - case.get("eval_ratio", 0.0) - generation
         if without >= WITHOUT:
-            caller = case.signal("stack.no_grad_ratio").source.rpartition(" called by ")[2]
             summary = (
                 f"{percent(without)} of each step is in passes without gradients that are no evaluation, most of them called at {caller}"
             )

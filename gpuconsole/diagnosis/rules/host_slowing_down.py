@@ -21,6 +21,7 @@ PASSES = (
 SIDE_WORK = "Look for a history that is written as a whole each time: write what is new"
 ADVICE = {
     "forward": PASSES,
+    "generation": "Look for an input that becomes longer, and for states that are not kept from token to token",
     "backward": PASSES,
     "optimizer": "Look for a hook or a group of parameters that is added in each step",
     "comm": "Look for a list that is gathered from all processes and becomes longer",
@@ -31,7 +32,9 @@ ADVICE = {
 PARTS = {
     "data_wait": "the wait for data",
     "h2d": "the copies to the GPU",
+    "generation": "generation",
     "forward": "the forward pass",
+    "loss": "the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer",
     "comm": "communication",

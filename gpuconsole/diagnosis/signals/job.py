@@ -14,6 +14,7 @@ from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.places import signals_of, thread_signals
 from gpuconsole.session.run import RunRecord
 
+LOSS = PHASES.index("loss")
 SIDE_WORK = ("logging", "checkpoint", "eval")
 EVERY = {"save_every": "checkpoint", "log_every": "logging", "eval_every": "eval"}
 """Knobs that the account shows, and the phase that shows each."""
@@ -33,7 +34,8 @@ in the training thread, because the agent reads the clocks of that thread at som
 def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
     """The passive signals over these steady steps. `signals`: those of the run so far."""
     training = record.stacks.since(steps[0].t)
-    stacks = signals_of(training) | thread_signals(record.stacks.of_others(steps[0].t), training)
+    loss_ratio = sum(step.phases[LOSS] for step in steps) / sum(step.wall_s for step in steps)
+    stacks = signals_of(training, loss_ratio) | thread_signals(record.stacks.of_others(steps[0].t), training)
     return _side_work(steps, signals) | _loader(record, steps, signals) | _program(record, signals) | stacks
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpuconsole.model import units
 from gpuconsole.model.figure import Attainable, TimePart
-from gpuconsole.model.run import PHASES, Run
+from gpuconsole.model.run import IN_A_STEP, Run
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, row_width
@@ -22,7 +22,9 @@ SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
     "data_wait": ("█", "wait"),
     "h2d": ("░", "wait"),
+    "generation": ("█", "forward"),
     "forward": ("▓", "forward"),
+    "loss": ("░", "forward"),
     "backward": ("▒", "backward"),
     "optimizer": ("░", "optimizer"),
     "comm": ("█", "wait"),
@@ -81,7 +83,7 @@ def _head(view: View, run: Run) -> Segment:
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
     """Phases that take at least half a percent, in the order of a step or of a request."""
-    return [(name, ratios[name]) for name in (*PHASES, *SERVING_PHASES) if ratios.get(name, 0.0) >= SMALLEST]
+    return [(name, ratios[name]) for name in (*IN_A_STEP, *SERVING_PHASES) if ratios.get(name, 0.0) >= SMALLEST]
 
 
 def account_segments(run: Run) -> list[Segment]:

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 from gpuconsole.model import units
-from gpuconsole.model.run import PHASES, Run
+from gpuconsole.model.run import IN_A_STEP, Run
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import Segment
@@ -114,7 +114,7 @@ class Steps(NamedTuple):
     def names(self) -> list[str]:
         """The names of all parts, in the order of a step or of a request."""
         names = {name for bar in self.bars for name, _ in bar.parts}
-        return [name for name in (*PHASES, *SERVING_PHASES) if name in names]
+        return [name for name in (*IN_A_STEP, *SERVING_PHASES) if name in names]
 
 
 class Range(NamedTuple):

@@ -21,7 +21,7 @@ from ..calls import compiled
 from ..guard import entry, from_outside, switch, unseen, wrappers_without_level
 from ..memory import tensors_of_program
 from ..passes import has_modes, state
-from ..recorder import EVAL, NO_GRAD, OWN, get_ident
+from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of, structure
 from ..watch import place_name, program_frame, recorder, watch
 
@@ -202,7 +202,7 @@ def is_compiled() -> bool:
 
 def evaluated() -> bool:
     """Whether the step under way holds passes of an evaluation."""
-    return NO_GRAD in recorder.codes or EVAL in recorder.codes
+    return EVAL in recorder.codes or not WITHOUT_GRADIENTS.isdisjoint(recorder.codes)
 
 
 def has_compiled() -> bool:

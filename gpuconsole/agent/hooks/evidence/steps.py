@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ...clock import now
-from ..recorder import BACKWARD, COMPILED, DATA, EVAL, FORWARD, GAP, LOADER, NO_GRAD, OPTIMIZER, WHOLE, Mark
+from ..recorder import BACKWARD, COMPILED, DATA, EVAL, FORWARD, GAP, LOADER, OPTIMIZER, WHOLE, WITHOUT_GRADIENTS, Mark
 from ..watch import OWN, recorder, watch
 
 # --- several optimizers --------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ FREE_LOOKS = 8
 """Looks at all objects after the first one, which need not be rare."""
 LOOK_SHARE = 0.01
 """The share of time that further looks may take."""
-NEXT_STEP = (DATA, FORWARD, NO_GRAD, EVAL, COMPILED, WHOLE)
+NEXT_STEP = (DATA, FORWARD, *WITHOUT_GRADIENTS, EVAL, COMPILED, WHOLE)
 """Segments that belong to the next step, as do those of a DataLoader. What comes before them updates the weights."""
 
 
