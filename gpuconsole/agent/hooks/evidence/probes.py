@@ -13,7 +13,7 @@ import random
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from pathlib import PurePath
@@ -29,7 +29,7 @@ from ...protocol import Knobs, Message, Profile, RunProbe, message
 from ...world import World
 from .. import tracing
 from ..changes.state import state_of_generator
-from ..guard import switch, wrappers_without_level
+from ..guard import switch, unseen, wrappers_without_level
 from ..recorder import BACKWARD, FORWARD, get_ident
 from ..sampler import sampler
 from ..watch import place_name, program_frame, recorder, watch
@@ -395,14 +395,20 @@ def _like(value: Any, items: dict[Any, Any]) -> Any:
         return items
 
 
+@unseen
 def python_state(module: Any) -> dict[str, Any]:
-    """What the modules keep beside parameters and buffers: numbers, texts, sizes of containers, versions of tensors, states of random generators; and
-    those of the random generators that their classes use as global variables."""
+    """What the modules keep beside parameters and buffers: numbers, texts, contents of containers, versions of tensors, states of random generators; and
+    those of the random generators that their classes use as global variables.
+
+    Parameters and buffers that an attribute refers to, such as `_flat_weights` of nn.LSTM, are the same whatever their values: the steps change them. A container
+    or a small tensor that a pass makes anew is the same where its content is: `LastPass.preserved` gives the module the former one back.
+    """
     state: dict[str, Any] = {}
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     for path, inner in module.named_modules():
         for name, value in inner.__dict__.items():
             if name not in HELD:
-                state[f"{path}.{name}".lstrip(".")] = _print_of(value, 2)
+                state[f"{path}.{name}".lstrip(".")] = _print_of(value, 2, own, True)
         for function in _functions(type(inner)):
             for name in function.__code__.co_names:
                 value = function.__globals__.get(name)
@@ -456,21 +462,51 @@ def _is_known(value: Any, depth: int) -> bool:
     return isinstance(held, dict) and (not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MOST_ITEMS]))
 
 
-def _print_of(value: Any, depth: int) -> Any:
+class SmallTensor:
+    """A tensor with its values. Equal to the same tensor without a change, and to another tensor with the same values."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.key, self.version, self.values = id(tensor), tensor._version, tensor.detach().clone()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SmallTensor):
+            return False
+        if self.key == other.key:
+            return bool(self.version == other.version)
+        mine, others = self.values, other.values
+        return mine.dtype == others.dtype and mine.shape == others.shape and bool(mine.equal(others))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _is_small(tensor: Any) -> bool:
+    """Whether the values of a tensor can be compared: a plain tensor of the host. To compare those of a GPU would wait for it."""
+    plain = type(tensor) is sys.modules["torch"].Tensor and tensor.layout is sys.modules["torch"].strided
+    return plain and tensor.device.type == "cpu" and not tensor.is_quantized and tensor.numel() * tensor.element_size() <= MOST_BYTES
+
+
+def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -> Any:
+    """What is equal for two looks at `value` unless a pass has changed it. `own`: the identities of the parameters and buffers. `is_put_back`: another object with
+    the same content is no change."""
     value = _owner(value)
     if isinstance(value, SIMPLE):
         return value
     if (numbers := state_of_generator(value) or _content(value)) is not None:
         return id(value), numbers
+    if id(value) in own:
+        return id(value)
+    if isinstance(value, ReferenceType):
+        return id(value()) if is_put_back else id(value)
     if hasattr(value, "_version") and hasattr(value, "data_ptr"):
-        return id(value), value._version
+        return SmallTensor(value) if is_put_back and _is_small(value) else (id(value), value._version)
     if isinstance(value, CONTAINERS):
-        items = list(value.values() if isinstance(value, dict) else value)
-        inner = tuple(_print_of(item, depth - 1) for item in items[:MOST_ITEMS]) if depth else ()
-        return id(value), len(items), inner
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+        inner = tuple(_print_of(item, depth - 1, own, is_put_back) for item in items[:MOST_ITEMS]) if depth else ()
+        whole = is_put_back and depth and len(items) <= MOST_ITEMS
+        return type(value) if whole else id(value), len(items), inner
     held = getattr(value, "__dict__", None)
     if depth and isinstance(held, dict) and not hasattr(value, "named_modules"):
-        return id(value), tuple((name, _print_of(item, depth - 1)) for name, item in list(held.items())[:MOST_ITEMS])
+        return id(value), tuple((name, _print_of(item, depth - 1, own, False)) for name, item in list(held.items())[:MOST_ITEMS])
     return id(value)
 
 

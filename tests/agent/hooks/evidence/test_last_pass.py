@@ -157,6 +157,66 @@ def test_random_generators_of_the_model_are_state_that_a_pass_changes(kind: str,
     assert not probes.unknown_state(model), "forward names all but the iterator that it does not use"
 
 
+class Recurrent(nn.Module):
+    """A recurrent network, and attributes that each pass makes anew with the same content, or with another one."""
+
+    def __init__(self, cell: type[nn.Module], changes: str = "") -> None:
+        super().__init__()
+        self.cell, self.conv, self.head = cell(4, 8, batch_first=True), nn.Conv2d(1, 1, 1), nn.Linear(8, 2)
+        self.changes = changes
+        self.weights: list[Any] = []
+        self.named: dict[str, Any] = {}
+        self.mask = self.kept = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weights = [self.head.weight, self.head.bias]
+        self.named = {"other" if self.changes == "a key" and self.named else "mask": self.mask}
+        self.mask = torch.ones(3) * (len(self.weights) + (self.mask.sum() if self.changes == "values" else 0))
+        if self.changes == "in place":
+            self.kept.zero_()
+        out, _ = self.cell(self.conv(x[:, None])[:, 0])
+        return self.head(out[:, -1])
+
+
+def trained(model: nn.Module) -> None:
+    """Two steps of a program."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come_back(cell: type[nn.Module]) -> None:
+    model = Recurrent(cell)
+    trained(model)
+    before = probes.python_state(model)
+    trained(model)
+    after = probes.python_state(model)
+    assert [name for name in after if before.get(name) != after[name]] == []
+    assert not probes.unknown_state(model)
+    flat, weights = model.cell._flat_weights, model.weights
+    held = [*flat, *model.cell._flat_weight_refs, *weights, model.mask, *model.named.values()]
+    subject = LastPass(model, ((torch.ones(2, 3, 4),), {}), SegmentAccount.__new__(SegmentAccount), {})
+    with untouched(subject), subject.under({"channels_last": True}):
+        subject.run_pass(subject.repeated(subject.batch, 2))
+        assert model.weights is not weights
+    assert model.cell._flat_weights is flat and model.weights is weights
+    present = [*flat, *model.cell._flat_weight_refs, *weights, model.mask, *model.named.values()]
+    assert list(map(id, present)) == list(map(id, held))
+
+
+@pytest.mark.parametrize(("changes", "name"), [("values", "mask"), ("a key", "named"), ("in place", "kept")])
+def test_what_a_pass_makes_anew_with_another_content_is_state(changes: str, name: str) -> None:
+    model = Recurrent(nn.GRU, changes)
+    model(torch.ones(2, 3, 4))
+    before = probes.python_state(model)
+    model(torch.ones(2, 3, 4))
+    after = probes.python_state(model)
+    assert name in [name for name in after if before.get(name) != after[name]]
+
+
 def test_an_object_of_unknown_state_that_a_pass_calls_refuses() -> None:
     assert probes.unknown_state(nn.Sequential(nn.Linear(1, 1), Drawing("iterator"))) == "1.count"
 
