@@ -99,7 +99,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
     `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU. `mfu_causal_ratio`: MFU without
     the masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores. `runq_ratio`: the share of the step time in
-    which the training thread waited for a CPU, from the steps on which this was read.
+    which the training thread waited for a CPU, from the steps on which this was read. `overhead_s_per_step`: without probes, which took `probes_s` in the whole run.
     """
 
     tokens_per_s: Distribution | None = None
@@ -119,6 +119,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     flops_per_j: float | None = None
     cost_per_million_tokens: float | None = None
     overhead_s_per_step: float | None = None
+    probes_s: float | None = None
     runq_ratio: float | None = None
     ttft_s: Distribution | None = None
     itl_s: Distribution | None = None

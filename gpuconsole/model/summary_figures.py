@@ -91,6 +91,7 @@ FIGURES: dict[str, SummaryFigure] = {figure.field: figure for figure in (
     _F("cost_per_million_tokens", "per Mtoken", "lower", "cost", text="cost {} per million tokens", row=("cost", "{}"), beside=MEAN,
        live=(DERIVED, "Price per hour (--price) over millions of tokens per hour, in the currency of the price")),
     _F("overhead_s_per_step", "s", "lower", "agent cost", row=("agent cost", "{} per step, measured by the agent itself")),
+    _F("probes_s", "s", "", "probes", row=("probes", "{} in all")),
 )}
 # fmt: on
 """In the order of the reports."""

@@ -253,6 +253,8 @@ class RunRecord:
         self.overhead_start: tuple[float, int] | None = None
         """Measurement overhead in seconds, and number of steps, at the first message."""
         self.probe_signals: dict[str, Signal] = {}
+        self.probes_s = 0.0
+        """Seconds that probes have taken."""
         self.stacks = StackRecord()
         self.blocks = StepBlocks()
         """The steps of the whole run of a user's job: steps before the run is steady count too."""
@@ -415,6 +417,7 @@ class RunRecord:
 
     def _probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
+        self.probes_s += event.cost_s
         if event.error is None or event.cost_s:  # a probe that was refused has taken no time, and has changed no count
             self.work.probed()
             self.compiled.probed()

@@ -17,6 +17,7 @@ from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import AnyEvent, Found, Note, ProbeDone, RunOpened, Steps
 from tests.waiting import until
 
@@ -62,6 +63,16 @@ def test_probes_in_a_job_wait_for_consent_and_run_after_it() -> None:
     assert waiting | set(ALWAYS) <= set(worker.probed)
     state.apply(ProbeDone(11.0, 1, min(waiting)))
     assert f"probe.{min(waiting)}" not in record.run.unavailable
+
+
+def test_the_seconds_of_all_probes_are_a_figure_of_the_run() -> None:
+    state = steady("job")
+    record = state.record
+    assert record is not None and run_now(state, record).summary.probes_s is None
+    for request, cost_s in ((1, 0.5), (2, 1.25), (3, 0.0)):
+        state.apply(ProbeDone(11.0, request, "launch", error="no GPU", cost_s=cost_s))
+    summary = run_now(state, record).summary
+    assert summary.probes_s == 1.75 and summary.overhead_s_per_step == 0.0
 
 
 @pytest.mark.parametrize("tunable", [(), ("num_threads", "precision")])

@@ -43,7 +43,7 @@ def run(number: str, rate: float, begun_s: float, seconds: int, phases: dict[str
 def small_session() -> Snapshot:
     """Two runs: one that waits for data, and one with a kept change."""
     first = run("1", 96.0, 2.0, 20, {"data_wait": 0.54, "forward": 0.16, "backward": 0.29, "optimizer": 0.01})
-    first.findings = [WAITS, CLEAR, UNSURE]
+    first.findings, first.summary.probes_s = [WAITS, CLEAR, UNSURE], 1.75
     last = run("2", 227.0, 22.0, 10, {"data_wait": 0.02, "forward": 0.34, "backward": 0.62, "optimizer": 0.02})
     last.knobs, last.changes, last.findings = {**KNOBS, "num_workers": 2}, {"num_workers": 2}, [CLEAR]
     kept = Trial(

@@ -291,6 +291,16 @@ def _pends(name: str) -> bool:
         return True
 
 
+@contextmanager
+def probing() -> Iterator[None]:
+    """The time of this block is that of a probe, not of the agent's own work."""
+    begun = now()
+    try:
+        yield
+    finally:
+        recorder.probes_s += now() - begun
+
+
 def refusal(problem: Exception) -> str:
     """Why a change is not in force, in one line."""
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
@@ -374,10 +384,8 @@ class JobService(Service):
             self._go_on_preparing(self._preparing)
         if self._probing is not None:
             self._go_on_probing(*self._probing)
-        if self._window is not None and self._window.step():
-            self._channel.send(self._window.answer())
-            self._window = None
-            self.loop.settle()
+        if self._window is not None:
+            self._go_on_profiling(self._window)
         due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
         if due is not None and self._changing is None:
             self._waiting.remove(due)
@@ -467,7 +475,7 @@ class JobService(Service):
     def _go_on_probing(self, command: RunProbe, probe: Probing, spent_s: float) -> None:
         """Let a probe work between two steps. `spent_s`: what it has taken so far."""
         start = now()
-        with self.loop.beside_the_peak():
+        with probing(), self.loop.beside_the_peak():
             try:
                 signals, error = self._advance(probe)
             except BaseException:  # the program's own
@@ -513,7 +521,8 @@ class JobService(Service):
                 raise ProbeError("a change, a probe or another window is under way")
             if self.loop.knobs.get("nproc", 1) != 1:
                 raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
-            self._window = Window(command, self._folder, self.loop.device)
+            with probing():
+                self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
             if from_outside(problem):
                 raise
@@ -524,6 +533,14 @@ class JobService(Service):
                 self._answer("profiled", request=command.request, error=error)
             return
         recorder.kind = PROBE
+
+    def _go_on_profiling(self, window: Window) -> None:
+        with probing():
+            over = window.step()
+        if over:
+            self._channel.send(window.answer())
+            self._window = None
+            self.loop.settle()
 
     def _wait_for_resume(self, command: Command) -> None:
         """A user's job is never paused."""
@@ -599,7 +616,7 @@ class Agent:
         if tracing.capturing() or (recorder.index < COUNT_AT and recorder.start < self._works_at):
             return
         recorder.enter(OWN)
-        begun = recorder.times[-1]
+        begun, probes_s = recorder.times[-1], recorder.probes_s
         try:
             self._work()
         finally:
@@ -607,7 +624,7 @@ class Agent:
                 recorder.leave()
             self._works_at = 0.0 if self._every_step else begun + self._poll_s()
             recorder.due = self._works_at if recorder.index >= COUNT_AT else 0.0  # the FLOPs of the step after COUNT_AT are always counted
-            recorder.own_s += now() - begun
+            recorder.own_s += now() - begun - (recorder.probes_s - probes_s)
 
     def _poll_s(self) -> float:
         """Seconds until the agent works again. The pipe holds 0.2 MB, and a message about many short steps is ten times as long."""

@@ -92,6 +92,7 @@ class Recorder:
         "on_stream",
         "own_s",
         "passes",
+        "probes_s",
         "random",
         "read",
         "readings",
@@ -137,7 +138,8 @@ class Recorder:
         self.arm = self.kind = 0
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
-        self.own_s = 0.0
+        self.own_s = self.probes_s = 0.0
+        """Seconds of the agent's work between two steps without those of probes, and those of probes and profiler windows."""
         self.keeps = False
         """Whether `take` leaves the last step: what comes next may belong to it."""
         self.read: Callable[[], Any] | None = None

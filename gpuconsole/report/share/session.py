@@ -218,6 +218,8 @@ def _validity(snapshot: Snapshot) -> list[TextBlock | Folded]:
     overheads = [run.summary.overhead_s_per_step for run in snapshot.runs if run.summary.overhead_s_per_step is not None]
     if overheads:
         parts.append(labelled("agent cost", f"at most {units.duration(max(overheads)).strip()} per step, measured by the agent itself"))
+    if probes_s := sum(run.summary.probes_s or 0.0 for run in snapshot.runs):
+        parts.append(labelled("probes", f"{units.duration(probes_s).strip()} in all"))
     if not parts:
         parts.append(text(f"{units.NA}: nothing was measured"))
     blocks: list[TextBlock | Folded] = [TextBlock(parts)]

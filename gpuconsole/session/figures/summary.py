@@ -133,6 +133,7 @@ def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Pea
     if record.overhead_start is not None and record.seen_steps > record.overhead_start[1]:
         overhead_s, first = record.overhead_start
         summary.overhead_s_per_step = (record.overhead_s - overhead_s) / (record.seen_steps - first)
+    summary.probes_s = record.probes_s or None
     losses = [step.loss for step in itertools.islice(record.steps, LOSS_STEPS) if step.loss is not None]
     if losses:
         summary.loss_first = sum(losses) / len(losses)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,24 @@ def test_a_slow_description_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += 1.0
     assert not job.switch.failed
     assert [round(later - earlier) for earlier, later in itertools.pairwise(described_at)] == [10, 10]
+
+
+def test_the_time_of_a_probe_is_not_that_of_the_agents_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    agent = job.Agent("/nowhere")
+    recorder = SimpleNamespace(index=100, start=0.0, times=[clock[0]], own_s=0.0, probes_s=0.0, on=True, due=0.0, leave=int, arm=0)
+    recorder.enter = lambda code: None
+    monkeypatch.setattr(job, "now", lambda: clock[0])
+    monkeypatch.setattr(job, "recorder", recorder)
+
+    def work() -> None:
+        clock[0] += 0.001
+        with job.probing():
+            clock[0] += 2.0
+
+    monkeypatch.setattr(agent, "_work", work)
+    agent.step_ended()
+    assert (round(recorder.own_s, 6), round(recorder.probes_s, 6)) == (0.001, 2.0)
 
 
 def test_a_file_of_the_program_named_as_a_module_of_python_is_not_run(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ FIRST, SECOND = 500, 400
 PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines", "swap_precision", "swap_layout", "launch")
 COUNTS = 9
 PROFILED, OP_MIX, SYNC_GAPS = 10, 11, 12
-Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled], list[StackSample]]
+Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled], list[StackSample], float]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     assert probed.stderr == alone.stderr
     profiled = {event.request: event for event in one.events if isinstance(event, Profiled)}
     answers = {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
-    return alone.stdout, probed.stdout, answers, profiled, one.samples
+    return alone.stdout, probed.stdout, answers, profiled, one.samples, one.last.overhead_s
 
 
 def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs: Outputs) -> None:
@@ -71,6 +71,11 @@ def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: Outpu
 @pytest.mark.parametrize(("pass_s", "factors"), [(0.01, (1, 2, 4)), (0.08, (1, 2, 4)), (0.3, (1, 2))])
 def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_batch(pass_s: float, factors: tuple[int, ...]) -> None:
     assert factors_in_time(pass_s, LONGEST_HOLD_S) == factors
+
+
+def test_the_agents_own_work_is_told_without_that_of_probes(outputs: Outputs) -> None:
+    probes_s = sum(event.cost_s for event in outputs[2].values())
+    assert probes_s > 1 and outputs[5] < 0.5 * probes_s
 
 
 def test_stack_samples_name_the_line(outputs: Outputs) -> None:
