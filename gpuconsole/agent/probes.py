@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from .clock import now
 from .loop import Signals, Subject, Timed
 from .protocol import Knobs, Signal
+from .reasons import PlainError
 
 if TYPE_CHECKING:
     import torch
 
 
-class ProbeError(RuntimeError):
+class ProbeError(PlainError):
     """The probe does not apply to this workload. The message says why."""
 
 

@@ -12,7 +12,8 @@ from .clock import now
 from .loop import Loop
 from .probes import ProbeError
 from .protocol import Channel, Command, Pause, Profile, Resume, RunProbe, SetKnobs, Stop, Value, message
-from .world import PlainError, World
+from .reasons import PlainError, reason
+from .world import World
 
 # --- commands wait until the training thread takes them ------------------------------------------------------
 
@@ -333,11 +334,10 @@ MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "
 
 
 def explain(error: BaseException, knobs: Mapping[str, Value]) -> str:
-    """`error` as one line for people."""
+    """`error` as one line for people. A lack of memory is named, with the batch size."""
     if isinstance(error, PlainError):
         return str(error)
-    text = str(error).strip().splitlines()
-    line = text[0] if text else type(error).__name__
     if isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS):
-        return f"out of memory at batch_size {knobs.get('batch_size')}: {line}"
-    return f"{type(error).__name__}: {line}"
+        line = next(iter(str(error).strip().splitlines()), "")
+        return f"out of memory at batch_size {knobs.get('batch_size')}{line and ': '}{line}"
+    return reason(error)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+from .reasons import PlainError
+
 T = TypeVar("T")
 
 STORE = "GPUCONSOLE_STORE"
@@ -23,10 +25,6 @@ OUTCOME_S = 30.0
 MEET_S = 180.0
 """How long processes wait for each other at the start. Importing torch takes 3 s, and much longer on a busy machine or over a network."""
 ASK_EVERY_S = 0.005
-
-
-class PlainError(RuntimeError):
-    """An error whose message alone is shown to the user, without the name of its class."""
 
 
 class Torn(PlainError):

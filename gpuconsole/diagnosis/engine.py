@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Collection, Iterable
 from functools import cache
 
@@ -122,7 +123,8 @@ def conclude(rule: Rule, case: Case) -> Finding:
     except CantTell as reason:
         return rule.cant_tell(str(reason))
     except Exception as error:
-        return rule.cant_tell(f"the rule failed: {type(error).__name__}: {error}")
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return rule.cant_tell(f"the rule failed at {where.filename.rpartition('/')[2]}:{where.lineno}: {error}")
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:

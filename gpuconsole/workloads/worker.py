@@ -22,8 +22,9 @@ from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
+from gpuconsole.agent.reasons import PlainError
 from gpuconsole.agent.service import Inbox, Profiler, Service, explain
-from gpuconsole.agent.world import PlainError, World
+from gpuconsole.agent.world import World
 from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT

@@ -33,6 +33,7 @@ from ..protocol import (
     SetKnobs,
     message,
 )
+from ..reasons import reason
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import described, passes, tracing
@@ -301,12 +302,6 @@ def probing() -> Iterator[None]:
         recorder.probes_s += now() - begun
 
 
-def refusal(problem: Exception) -> str:
-    """Why a change is not in force, in one line."""
-    lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return lines[0] if isinstance(problem, Refused) else f"{type(problem).__name__}: {lines[0]}"
-
-
 class JobService(Service):
     """Serves the console between two steps of a user's loop. A change may need several steps; its answer comes then.
 
@@ -405,7 +400,7 @@ class JobService(Service):
                 return
             self.loop.set_knobs(changes, command.arm, prepare=command.stage == PREPARE)
         except Exception as problem:  # the program goes on as before; the problem is the answer
-            self._answer_change(command, refusal(problem))
+            self._answer_change(command, reason(problem))
             if from_outside(problem):
                 raise
             return
@@ -424,7 +419,7 @@ class JobService(Service):
         except Exception as problem:
             if from_outside(problem):
                 raise
-            error = refusal(problem)
+            error = reason(problem)
         self._preparing, self._holds = None, error is None
         self._answer_change(command, error, prepared=self._holds)
 
@@ -437,7 +432,7 @@ class JobService(Service):
         except Exception as problem:
             if from_outside(problem):
                 raise
-            error = refusal(problem)
+            error = reason(problem)
             self.loop.take_back(command.changes)
         self._changing = None
         self.loop.observe()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...protocol import Value
+from ...reasons import PlainError
 from ..first_steps import first_steps
 from ..watch import place_name
 
@@ -16,7 +17,7 @@ SAME_BITS, SAME_SAMPLES, CHANGES_NUMERICS = "same bits", "same samples", "change
 """Effects of a change on what the program computes. SAME_SAMPLES: the same batches in the same order, but other rounding is possible."""
 
 
-class Refused(Exception):
+class Refused(PlainError):
     """The change is not possible in this program. The message is the reason, in one line."""
 
 

@@ -95,8 +95,8 @@ def test_another_precision_is_timed_where_the_cpu_has_it_and_the_rest_is_refused
     assert precision.error is None
     native = precision.signals["probe.precision_bf16_native"].value
     assert ("probe.precision_bf16_speedup" in precision.signals) == bool(native)
-    assert layout.error == "ProbeError: the layout is NHWC already, or there are no convolutions"
-    assert launch.error == "ProbeError: no GPU: nothing is launched or copied to one"
+    assert layout.error == "the layout is NHWC already, or there are no convolutions"
+    assert launch.error == "no GPU: nothing is launched or copied to one"
 
 
 def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: Outputs) -> None:
@@ -119,4 +119,4 @@ def test_the_profiler_writes_the_trace_of_some_steps_for_the_user_and_for_a_prob
 
 
 def test_gaps_of_a_gpu_are_not_looked_for_on_a_cpu(outputs: Outputs) -> None:
-    assert outputs[2][SYNC_GAPS].error == "ProbeError: no GPU: nothing is launched or copied to one"
+    assert outputs[2][SYNC_GAPS].error == "no GPU: nothing is launched or copied to one"
