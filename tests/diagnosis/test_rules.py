@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.families import loader as loader_family
 from gpuconsole.diagnosis.rule import Case, Rule
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE
@@ -105,6 +106,38 @@ def test_a_worker_that_would_save_little_is_no_lack_of_cores() -> None:
     )
     finding = check("input.cpu_transform", short)
     assert finding.state == "fires" and "no core is free" not in finding.summary and "cores" not in finding.title
+
+
+def small_batches(both_ms: float, tensors: int, cores: float = 2.0, others: float = 0.0) -> Case:
+    """A job without workers whose model computes as long as a batch is made; its batches have a few kB."""
+    step_s, each = 2 * both_ms / 1e3, 0.0006 + 0.00035 * tensors
+    rate = 64 / (both_ms / 1e3)
+    return case(
+        step_s=step_s, samples_per_step=64.0, data_wait_ratio=0.5, cores=cores, host__others_cpu_ratio=others, mfu_ratio=0.3,
+        loader__receive_s=each, loader__send_s=each, **loader(rate, rate, 0.97),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("both_ms", "tensors", "cores", "others"),
+    [
+        (2.0, 5, 2.0, 0.0),  # graphs: measured 0.76x with a worker
+        (20.0, 2, 1.0, 0.0),  # the only core has the work of both
+        (20.0, 2, 2.0, 0.5),  # another program has the second core
+    ],
+)
+def test_where_sending_a_batch_costs_what_a_worker_saves_or_no_core_is_spare_no_worker_is_suggested(
+    both_ms: float, tensors: int, cores: float, others: float
+) -> None:
+    a_case = small_batches(both_ms, tensors, cores, others)
+    assert loader_family.predicted(a_case, 1) < 1.05
+    assert check("input.too_few_workers", a_case).state == "clear"
+    assert check("input.cpu_transform", a_case).state == "fires"
+
+
+def test_a_worker_that_makes_large_batches_beside_the_model_is_suggested() -> None:
+    finding = check("input.too_few_workers", small_batches(20.0, 2))
+    assert finding.state == "fires" and finding.suggestions[0].changes["num_workers"] == 1
 
 
 def test_input_rules_stay_silent_below_their_threshold_without_any_probe() -> None:

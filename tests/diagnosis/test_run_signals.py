@@ -131,4 +131,13 @@ def test_the_loader_of_a_job_is_observed_without_a_probe(workers: int, rate: flo
     assert found["probe.loader_samples_per_s"] == pytest.approx(rate)
     assert found["probe.loader_plus_1_samples_per_s"] == pytest.approx(more)
     assert found["probe.loader_cpu_ratio"] == pytest.approx(0.25)
-    assert ("loader.receive_s" in found) == (workers == 0)
+    assert ("loader.receive_s" in found) == ("loader.send_s" in found) == (workers == 0)
+    if not workers:
+        assert found["loader.receive_s"] == pytest.approx(0.0013), "two tensors, where none was seen"
+        state.record.run.facts.update({"loader.batch_tensors": 5.0, "loader.batch_bytes": 1e6})
+        seen = run_signals(state.record, Summary(), 2, None)
+        assert seen["loader.receive_s"].value == pytest.approx(0.0006 + 5 * 0.00035 + 0.0002)
+        assert (
+            seen["loader.send_s"].value == pytest.approx(0.0006 + 5 * 0.00035 + 0.0012)
+            and "5 tensors, 1 MB" in seen["loader.send_s"].source
+        )

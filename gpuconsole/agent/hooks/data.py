@@ -10,7 +10,7 @@ from typing import Any
 from ..clock import now
 from .changes.loader import is_served
 from .changes.servers import belongs_to
-from .evidence.loading import Place, loading
+from .evidence.loading import Place, loading, size_of
 from .evidence.steps import iterations
 from .guard import alike, entry, hot_entry, put, switch, wrappers_without_level
 from .recorder import LOADER, LOADERS, UNMARKED, get_ident
@@ -44,7 +44,10 @@ def on_dataloader(module: Any) -> None:
                         raise
         begun = begin_batch(self) if recorder.thread else None
         try:
-            return plain(self) if serves is None else serves()
+            batch = plain(self) if serves is None else serves()
+            if begun is not None:
+                note_batch(self, batch)
+            return batch
         finally:
             if begun is not None:
                 end_batch(self, begun)
@@ -186,6 +189,13 @@ def end_batch(iterator: Any, begun: float) -> None:
     except Exception as problem:
         if switch.part_off("data.end", problem):
             raise
+
+
+@entry("data.batch")
+def note_batch(iterator: Any, batch: Any) -> None:
+    """Look once at a batch of the training's loader: what it would cost to send one."""
+    if loading.batch is None and loading.place is not None and iterator.__dict__.get("_gpuconsole_place") is loading.place:
+        loading.batch = size_of(batch)
 
 
 @entry("data.begin_epoch")

@@ -834,7 +834,7 @@ class Agent:
         """Send what is known, if it has changed."""
         assert self._service is not None
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
-        facts |= self._arithmetic.facts
+        facts |= self._arithmetic.facts | loading.facts()
         varies = {f"varies: {name}": "the program changes it by itself" for name in self._service.loop.varies}
         notes = described.notes(knobs) | varies
         if (knobs, facts, about, notes) == self._announced:

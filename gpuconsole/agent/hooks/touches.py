@@ -315,6 +315,8 @@ READS = Group(
               "Attributes are read without `__getattr__`; `__len__` of the program runs.", Until.ITSELF, "The change is refused."),
         Touch("a dataset", "tensors __code__", "rows that are fetched one by one; whether an IterableDataset divides its samples", When.STEP,
               "The sizes of the first rows of a TensorDataset, and the names in the methods of an IterableDataset of the program. No method runs."),
+        Touch("a batch of a DataLoader", "tensors", "what it would cost to send a batch to another process", When.STEP,
+              "The number and the sizes of the tensors of one batch. No method of the program runs."),
         Touch("/proc", "self/stat self/status self/fd PID/schedstat meminfo", "CPU time of workers; files that workers would share; memory", When.NOW_AND_THEN,
               "A descriptor is open for a moment."),
         Touch("DDP logger", "_get_ddp_logging_data", "the exchange of gradients", When.STEP),

@@ -181,13 +181,20 @@ def compute_s(case: Case) -> float:
 
 
 def predicted(case: Case, workers: int) -> float:
-    """Speed-up with `workers`: T' = max(T_compute + T_receive, T_load / k). T_receive counts for a job without workers. Free cores limit
-    workers that compute; the storage limits workers that wait."""
+    """Speed-up with `workers`: T' = max(T_compute + T_receive, (T_load + T_send) / k). T_receive and T_send count for a job without workers. Free cores limit
+    workers that compute; the storage limits workers that wait. No step is shorter than its work divided by the cores that other programs leave."""
     cpu = loading_cpu_ratio(case)
     free = max(1.0, case.value("cores") - case.value("threads"))
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))
     rate = min(one_worker_rate(case) * useful, rate_of_waiting(case, workers))
-    return case.value("step_s") / max(compute_s(case) + case.get("loader.receive_s", 0.0), case.value("samples_per_step") / rate)
+    receive_s, send_s = case.get("loader.receive_s", 0.0), case.get("loader.send_s", 0.0)
+    load_s = case.value("samples_per_step") / rate + send_s / max(1.0, useful)
+    busy_s = 0.0
+    if send_s:
+        others = case.value("cores") * case.get("host.others_cpu_ratio", 0.0)
+        work_s = compute_s(case) * case.value("threads") + receive_s + send_s + cpu * case.value("samples_per_step") / one_worker_rate(case)
+        busy_s = work_s / max(1.0, case.value("cores") - others)
+    return case.value("step_s") / max(compute_s(case) + receive_s, load_s, busy_s)
 
 
 def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:

@@ -16,7 +16,7 @@ class InputCpuTransform(Rule):
     reads = (
         "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
         "data_wait_excess_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "threads",
-        "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "loader.receive_s", "probe.loader_samples_per_s",
+        "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "probe.loader_samples_per_s",
         "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and

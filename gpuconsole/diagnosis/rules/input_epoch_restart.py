@@ -16,7 +16,7 @@ class InputEpochRestart(Rule):
     reads = (
         "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "loader.calls_per_epoch", "loader.row_bytes", "loading.lock_ratio", "loader.sampler_ratio", "data_wait_excess_ratio", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
-        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "probe.loader_samples_per_s",
+        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "probe.loader_samples_per_s",
     )  # fmt: skip
     text = """Without persistent_workers, a DataLoader ends its processes with every epoch and starts new processes: fork, import, first batch. The step waits
 meanwhile. The time is measured from the end of one epoch to the first batch of the next. The rule fires if this time is most of the wait for

@@ -16,7 +16,7 @@ class InputIpcCollate(Rule):
     reads = (
         "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
-        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "probe.loader_stacked_samples_per_s",
+        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "probe.loader_stacked_samples_per_s",
         "probe.loader_samples_per_s",
     )  # fmt: skip
     text = """The loader's processes have batches ready, but next() takes long: each tensor of a batch travels through its own file descriptor and is mapped

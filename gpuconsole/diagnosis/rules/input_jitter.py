@@ -22,7 +22,7 @@ class InputJitter(Rule):
     reads = (
         "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
-        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "data_wait_long_s",
+        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "data_wait_long_s",
         "probe.loader_samples_per_s", "data_wait_long_steps", *loader.PARTS,
     )  # fmt: skip
     text = """The typical step finds its batch ready, but the long waits add up. Excess is the sum, over all steps, of the wait beyond the median wait. A few samples

@@ -18,7 +18,7 @@ class InputSlowStorage(Rule):
     reads = (
         "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "cores", "probe.loader_samples_per_s",
-        "probe.loader_plus_4_samples_per_s", "threads", "loader.receive_s", "probe.loader_plus_1_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
+        "probe.loader_plus_4_samples_per_s", "threads", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "probe.loader_plus_1_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches while the processes that load them do not use the CPU: they wait for disk, network or a lock. Probe P6
 measures the loader alone: CPU seconds over wall time less run-queue delay, below one half. A waiting worker needs no core, so there may be more

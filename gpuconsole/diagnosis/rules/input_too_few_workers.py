@@ -15,7 +15,7 @@ class InputTooFewWorkers(Rule):
     knobs = ("num_workers",)
     reads = (
         "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
-        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "samples_per_step", "loader.restart_ratio",
+        "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "loader.restart_ratio",
         "loader.restarts", "loader.sampler_ratio", "data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_receive_ratio",
         "probe.loader_samples_per_s", "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip

@@ -23,9 +23,12 @@ OBSERVABLE = 0.05
 IN_TIME = 0.05
 """Share of time. If the median round waits for data less than this, most batches are ready. A round is as many steps as there are workers. Workers of
 the same speed deliver their batches at the same time, so only one step of each round waits."""
-RECEIVE_S = 0.0013
-"""Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
-2.13). A program without workers does not show it."""
+RECEIVE_S, SEND_S = (0.0006, 0.00035, 0.2e-9), (0.0006, 0.00035, 1.2e-9)
+"""CPU seconds in which the training thread receives a batch from a worker process, and in which the worker sends it: for each batch, each tensor and each byte.
+Measured for 1 to 16 tensors and 64 B to 20 MB on busy machines with 2 and 4 cores (torch 2.13): each tensor travels through its own file descriptor, and the
+worker copies it into shared memory. A program without workers does not show it."""
+TENSORS = 2.0
+"""Tensors of a batch where the agent has not seen one."""
 LEAST_LOADING_S, LEAST_LOADING_HERE_S = 0.2, 0.02
 """The least seconds of loading that a signal needs. First: in the loader's processes, because /proc counts their CPU time in ticks of the scheduler. Second:
 in the training thread, because the agent reads the clocks of that thread at some batches only."""
@@ -85,7 +88,7 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     workers = int(workers)
     in_time = _wait_of_a_round(steps, workers) < IN_TIME
     if workers and in_time:
-        return _rates(workers, in_time, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
+        return _rates(record, workers, in_time, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
     seconds, gained = record.work.gained(steps[0].t)
     passive: dict[str, Signal] = {}
     who = "workers" if workers else "here"
@@ -98,7 +101,7 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     if workers and inside > 0:
         source = "schedstat of the training thread within next(): CPU time over time outside of run queues, nothing was tried"
         passive["probe.loader_receive_ratio"] = Signal(min(1.0, gained["loader.here_cpu_s"] / inside), "ratio", source)
-    return passive | _rates(workers, in_time, signals)
+    return passive | _rates(record, workers, in_time, signals)
 
 
 def _wait_of_a_round(steps: list[Step], workers: int) -> float:
@@ -109,7 +112,17 @@ def _wait_of_a_round(steps: list[Step], workers: int) -> float:
     return median_s / (len(rounds[0]) * statistics.fmean(step.wall_s for step in steps))
 
 
-def _rates(workers: int, in_time: bool, signals: dict[str, Signal]) -> dict[str, Signal]:
+def _transfer(record: RunRecord) -> dict[str, Signal]:
+    """What it would cost to send a batch from a worker to the training process."""
+    tensors, size = record.facts.get("loader.batch_tensors", TENSORS), record.facts.get("loader.batch_bytes", 0.0)
+    seen = f"{tensors:.0f} tensors, {size / 1e6:.3g} MB" if "loader.batch_tensors" in record.facts else "two tensors"
+    return {
+        name: Signal(batch + each * tensors + byte * size, "s", f"assumed: a batch of {seen}, {what} a worker")
+        for name, what, (batch, each, byte) in (("loader.receive_s", "from", RECEIVE_S), ("loader.send_s", "sent by", SEND_S))
+    }
+
+
+def _rates(record: RunRecord, workers: int, in_time: bool, signals: dict[str, Signal]) -> dict[str, Signal]:
     """Rates of the loader now and with one worker more; empty where the loop does not wait, or where only some batches are late."""
     wait, samples, step_s = (signals[name].value for name in ("data_wait_ratio", "samples_per_step", "step_s"))
     if wait < OBSERVABLE or not samples:
@@ -120,8 +133,7 @@ def _rates(workers: int, in_time: bool, signals: dict[str, Signal]) -> dict[str,
     source = "step breakdown: the loop waits for the loader and runs at its rate, nothing was tried"
     if not workers:
         source = "step breakdown: samples over the time of loading them in the training thread, nothing was tried"
-    receive = {} if workers else {"loader.receive_s": Signal(RECEIVE_S, "s", "assumed: a batch of two tensors from a worker")}
-    return receive | {
+    return ({} if workers else _transfer(record)) | {
         "probe.loader_samples_per_s": Signal(rate, "samples/s", source),
         "probe.loader_plus_1_samples_per_s": Signal(
             rate * (workers + 1) / max(1, workers), "samples/s", f"{source}; in proportion to the workers"

@@ -8,12 +8,15 @@ Many programs make a new DataLoader in each epoch. So all that is kept belongs t
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from ...clock import ThreadTimes, now, process_cpu_s
 from ..changes.loader import worker_pids
+from ..guard import unseen
 from ..recorder import LOADER, LOADERS
 from ..watch import program_frame, watch
 from .loading_parts import job_folder
@@ -68,6 +71,8 @@ class Loading:
         self._here = [0.0, 0.0, 0.0]
         self._workers = [0.0, 0.0, 0.0]
         self._last: dict[int, tuple[float, float, float]] = {}
+        self.batch: tuple[int, int] | None = None
+        """Tensors and bytes of a batch; None before one was seen."""
         self._memory = WorkersMemory()
 
     def close(self) -> None:
@@ -163,6 +168,14 @@ class Loading:
 
     # --- what is sent -----------------------------------------------------------------------------------------
 
+    def facts(self) -> dict[str, float]:
+        """What is known of a batch."""
+        return (
+            {"loader.batch_tensors": float(self.batch[0]), "loader.batch_bytes": float(self.batch[1])}
+            if self.batch and self.batch[0]
+            else {}
+        )
+
     def read(self) -> dict[str, float]:
         """The counters; empty before the first batch of a DataLoader. Reads the loader's processes, which takes 5 µs each."""
         if self.place is None:
@@ -193,6 +206,38 @@ class Loading:
                 for i in range(3):
                     self._workers[i] += reading[i] - last[i]
         self._last = present
+
+
+MOST_PARTS, DEPTH = 64, 3
+"""Of a batch: parts of each container, and containers within containers, that are looked at."""
+
+
+@unseen
+def size_of(batch: Any) -> tuple[int, int]:
+    """The number of tensors in a batch, and their bytes. No code of the program runs: other objects are known by what they hold."""
+    torch, tensors, size = sys.modules["torch"], 0, 0
+    parts = [(batch, DEPTH)]
+    while parts:
+        part, depth = parts.pop()
+        if type(part) is torch.Tensor:
+            tensors, size = tensors + 1, size + part.numel() * part.element_size()
+        elif depth:
+            parts += [(inner, depth - 1) for inner in itertools.islice(_within(part), MOST_PARTS)]
+    return tensors, size
+
+
+def _within(part: Any) -> Iterable[Any]:
+    """What a container or an object holds."""
+    for kind in (list, tuple):
+        if issubclass(type(part), kind):
+            return kind.__iter__(part)
+    if issubclass(type(part), dict):
+        return dict.values(part)
+    try:
+        held = object.__getattribute__(part, "__dict__")
+    except AttributeError:
+        return ()
+    return list(held.values()) if type(held) is dict else ()
 
 
 loading = Loading()

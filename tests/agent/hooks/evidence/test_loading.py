@@ -7,8 +7,10 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from gpuconsole.agent.hooks import data
@@ -163,3 +165,33 @@ def test_the_first_draw_of_an_epoch_is_timed_whoever_loads(workers: int, loading
 
 def test_own_process_has_readings() -> None:
     assert module.process_cpu_s(os.getpid())[0] > 0
+
+
+def test_the_tensors_of_a_batch_are_counted_without_running_code_of_the_program() -> None:
+    class Graphs:
+        def __init__(self) -> None:
+            self._store = {"x": torch.zeros(4, 8), "edges": torch.zeros(2, 3, dtype=torch.int64)}
+
+        def __getattribute__(self, name: str) -> object:
+            raise AssertionError(name)
+
+        def __iter__(self) -> object:
+            raise AssertionError
+
+    class Pair(NamedTuple):
+        image: torch.Tensor
+        label: int
+
+    assert module.size_of(torch.zeros(10)) == (1, 40)
+    assert module.size_of([torch.zeros(2), {"y": torch.zeros(2, dtype=torch.uint8)}, "name", None, 3]) == (2, 10)
+    assert module.size_of(Graphs()) == (2, 128 + 48)
+    assert module.size_of(Pair(torch.zeros(2), 1)) == (1, 8)
+    assert module.size_of("text") == (0, 0)
+
+
+def test_one_batch_of_the_trainings_loader_is_looked_at(loading: Loading) -> None:
+    assert loading.facts() == {}
+    loading.batch = module.size_of([torch.zeros(2), torch.zeros(3)])
+    assert loading.facts() == {"loader.batch_tensors": 2.0, "loader.batch_bytes": 20.0}
+    loading.batch = (0, 0)
+    assert loading.facts() == {}, "a batch of numbers or of another library"
