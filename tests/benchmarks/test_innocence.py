@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.own_job.innocence.__main__ import accepted, compared, outcome, without_ours
+from benchmarks.own_job.innocence.__main__ import LONG, Runs, accepted, outcome, without_ours
 from benchmarks.own_job.innocence.programs import PROGRAMS, Program
 
 WRITES = Program(
@@ -53,8 +53,9 @@ def test_only_named_additions_are_accepted(fact: str, bare: str, watched: str, i
 
 
 @pytest.mark.slow
-def test_a_real_program_is_the_same_and_one_that_fails_alone_is_not_run() -> None:
-    assert compared("plain", PROGRAMS["plain"], "", sys.executable, {"STEPS": "40"}).differences == {}
-    assert compared("x", Program("import nowhere"), "", sys.executable, {}).reason.startswith(
-        "not run: it fails without gpuconsole: ModuleNotFoundError"
-    )
+def test_a_real_program_is_the_same_with_its_changes_and_one_that_fails_alone_is_not_run(tmp_path: Path) -> None:
+    runs = Runs("plain", PROGRAMS["plain"], sys.executable, tmp_path, LONG)
+    tried, kept = runs.changed(PROGRAMS["plain"].changes, keep=False), runs.changed(PROGRAMS["plain"].changes, keep=True)
+    assert not (runs.watched().differences or tried.differences or kept.differences)
+    assert (tried.told, kept.told) == ("optim: made and taken back", "optim: made")
+    assert Runs("x", Program("import nowhere"), sys.executable, tmp_path, {}).fails.startswith("ModuleNotFoundError")

@@ -2,9 +2,10 @@
 
     python -m benchmarks.own_job.innocence [--only NAME ...] [--changes] [--at-a-time 2] [--python PATH] [--rows FILE] [--show]
 
-Runs small training programs (`programs.py`), each twice bare and once under `gpuconsole run`; with `--changes` once more for each change that may be tried in
-it, with more steps. Compares stdout, stderr, exit code, the files left behind, and the facts of `facts.py`: weights, optimizer states, random generators, signal
-dispositions, threads, children, open files, modules. What differs between the two bare runs says nothing and is left out. A line for each program that
+Runs small training programs (`programs.py`), each bare and under `gpuconsole run`. With `--changes`, with more steps: once more with all changes that may be
+tried in it, one after the other, each taken back (`switched.py`), and once with each of them kept; where such a run differs, once more with each change alone, to name
+the one that is to blame. Compares stdout, stderr, exit code, the files left behind, and the facts of `facts.py`: weights, optimizer states, random generators, signal
+dispositions, threads, children, open files, modules. Where something differs, the program runs bare a second time: what differs between the two bare runs says nothing and is left out. A line for each program that
 differs; `--show` prints what differs. Exit code 1: a program differs.
 
 `--python`: the Python of the programs; it needs torch only. `--rows`: the file to which a JSON line for each run is appended.
@@ -30,8 +31,8 @@ from typing import NamedTuple
 from benchmarks.own_job.innocence.programs import PROGRAMS, Program
 
 HERE = Path(__file__).parent
-LONG = {"STEPS": "1200", "PAUSE_S": "0.008"}
-"""For a trial: a loop of about 12 s, whose time is that of loading where it loads."""
+LONG = {"STEPS": "500", "PAUSE_S": "0.003"}
+"""For changes: a loop of 2 s, or of 6 s where it loads."""
 LIMIT_S = 240
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}|\bpid[ =]\d+")
 
@@ -60,12 +61,14 @@ SHARED_BATCH = re.compile(r"torch_\d+_\d+_\d+( \(deleted\))?$")
 
 
 class Row(NamedTuple):
-    """One program under one form of watching. `differences`: what is not as without gpuconsole. `reason`: why it was not run."""
+    """One program under one form of watching. `differences`: what is not as without gpuconsole. `reason`: why it was not run. `told`: what became of the
+    changes."""
 
     program: str
     change: str
     differences: dict[str, tuple[str, str]] = {}
     reason: str = ""
+    told: str = ""
 
 
 def main() -> int:
@@ -86,7 +89,7 @@ def main() -> int:
                     with args.rows.open("a") as file:
                         file.write(json.dumps(row._asdict()) + "\n")
                 state = row.reason or ("the same" if not row.differences else f"DIFFERS: {', '.join(row.differences)}")
-                print(f"{row.program:<36} {row.change or 'watched':<24} {state}", flush=True)
+                print(f"{row.program:<36} {row.change or 'watched':<24} {state}{f' ({row.told})' if row.told else ''}", flush=True)
                 if args.show:
                     print("".join(map(shown, row.differences.items())), end="")
     ran = [row for row in rows if not row.reason]
@@ -107,13 +110,19 @@ def shown(difference: tuple[str, tuple[str, str]]) -> str:
 
 
 def rows_of(name: str, changes: bool, python: str) -> list[Row]:
-    """The rows of one program: watched, and with each change."""
+    """The rows of one program: watched, with all changes tried, and with all changes kept."""
     program = PROGRAMS[name]
     if missing := [module for module in program.needs if not has(python, module)]:
         return [Row(name, "", reason=f"not run: {', '.join(missing)} is not installed")]
-    rows = [compared(name, program, "", python, {})]
-    if changes:
-        rows += [compared(name, program, change, python, LONG) for change in program.changes]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(name, program, python, Path(folder), LONG if changes and program.changes else {})
+        if runs.fails:
+            return [Row(name, "", reason=f"not run: it fails without gpuconsole: {runs.fails}")]
+        rows = [runs.watched()]
+        for keep in (False, True) if changes and program.changes else ():
+            rows.append(runs.changed(program.changes, keep))
+            if rows[-1].differences and len(program.changes) > 1:
+                rows += [runs.changed((change,), keep) for change in program.changes]
     return rows
 
 
@@ -123,31 +132,40 @@ def has(python: str, module: str) -> bool:
     return not subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode
 
 
-def compared(name: str, program: Program, change: str, python: str, environment: dict[str, str]) -> Row:
-    """Run the program bare twice, and watched."""
-    with tempfile.TemporaryDirectory() as folder:
-        first, second = (outcome(Path(folder), program, [python, "program.py"], environment) for _ in range(2))
-        if "Traceback" in first.values["stderr"] and "Error" not in program.text and "raise" not in program.text:
-            return Row(name, change, reason=f"not run: it fails without gpuconsole: {first.values['stderr'].splitlines()[-1][:120]}")
-        options = ["--try", change, "--allow-numerics"] if change else []
-        words = [
-            sys.executable,
-            "-m",
-            "gpuconsole",
-            "run",
-            "--headless",
-            "--quiet",
-            "--summary",
-            os.devnull,
-            *options,
-            "--",
-            python,
-            "program.py",
-        ]
-        watched = outcome(Path(folder), program, words, environment)
-    by_chance = first.differences(second)
-    differences = first.differences(watched)
-    return Row(name, change, {what: pair for what, pair in differences.items() if what not in by_chance and not accepted(what, *pair)})
+class Runs:
+    """The runs of one program in one folder. `fails`: the last line of its error where it fails without gpuconsole."""
+
+    def __init__(self, name: str, program: Program, python: str, folder: Path, environment: dict[str, str]) -> None:
+        self._name, self._program, self._python, self._folder, self._environment = name, program, python, folder, environment
+        self._bare = self._run([])
+        self._by_chance: set[str] | None = None
+        """What differs between two bare runs; None where the second has not been made."""
+        fails = "Traceback" in self._bare.values["stderr"] and "Error" not in program.text and "raise" not in program.text
+        self.fails = self._bare.values["stderr"].splitlines()[-1][:120] if fails else ""
+
+    def watched(self) -> Row:
+        return self._compared("", ["gpuconsole", "run", "--headless", "--quiet", "--summary", os.devnull])
+
+    def changed(self, changes: tuple[str, ...], keep: bool) -> Row:
+        """The program with `changes`, made one after the other: each taken back, or all kept."""
+        told = self._folder / "told"
+        told.unlink(missing_ok=True)
+        module = "benchmarks.own_job.innocence.switched"
+        row = self._compared(
+            f"{'kept' if keep else 'tried'}: {', '.join(changes)}", [module, "--told", str(told), *(["--keep"] if keep else []), *changes]
+        )
+        return row._replace(told="; ".join(told.read_text().splitlines()) if told.exists() else "")
+
+    def _compared(self, change: str, module: list[str]) -> Row:
+        watched = self._run([sys.executable, "-m", *module, "--"])
+        differences = self._bare.differences(watched)
+        differences = {what: pair for what, pair in differences.items() if not accepted(what, *pair)}
+        if differences and self._by_chance is None:
+            self._by_chance = set(self._bare.differences(self._run([])))
+        return Row(self._name, change, {what: pair for what, pair in differences.items() if what not in (self._by_chance or ())})
+
+    def _run(self, before: list[str]) -> Outcome:
+        return outcome(self._folder, self._program, [*before, self._python, "program.py"], self._environment)
 
 
 def accepted(what: str, bare: str, watched: str) -> bool:
@@ -173,7 +191,7 @@ def outcome(folder: Path, program: Program, words: list[str], environment: dict[
     (here / "program.py").write_text(program.text)
     shutil.copy(HERE / "facts.py", here)
     env = {**os.environ, "FACTS": str(facts), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", **environment}
-    env.pop("PYTHONPATH", None)
+    env["PYTHONPATH"] = str(HERE.parents[2])  # for our own commands; the same in a bare run
     try:
         done = subprocess.run(
             words,

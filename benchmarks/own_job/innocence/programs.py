@@ -63,7 +63,7 @@ def loading(
     before: str = "loader = torch.utils.data.DataLoader(Data(), batch_size=8)\n", loop: str = EPOCHS, after: str = "", data: str = DATA
 ) -> Program:
     """A loop over a DataLoader."""
-    return Program(BEGIN + data + before + loop + after + END, ("num_workers=2",))
+    return Program(BEGIN + data + before + loop + after + END, ("num_workers=2", "optim=adamw_foreach"))
 
 
 def whole(text: str, *needs: str, changes: tuple[str, ...] = ()) -> Program:
@@ -130,9 +130,9 @@ PROGRAMS: dict[str, Program] = {
     "class without hash": plain("class Kind(type):\n    __hash__ = None\nclass Thing(metaclass=Kind): pass\nthing = Thing()\n"),
     "LSTM": plain("model = torch.nn.LSTM(16, 8, batch_first=True)\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n", loop="for step in range(STEPS):\n    optimizer.zero_grad(); model(torch.randn(4, 5, 16))[0].square().mean().backward(); optimizer.step(); time.sleep(PAUSE_S)\n"),
     "convolutions": Program(BEGIN + "model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(1))\nmodel(torch.zeros(1, 3, 6, 6))\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
-                            "for step in range(STEPS): train(torch.randn(2, 3, 6, 6))\n" + END, ("channels_last=true",)),
+                            "for step in range(STEPS): train(torch.randn(2, 3, 6, 6))\n" + END, ("channels_last=true", "optim=adamw_foreach")),
     "convolutions of two kinds": Program(BEGIN + "model = torch.nn.ModuleList([torch.nn.Conv2d(3, 4, 3), torch.nn.Conv3d(3, 4, 3)])\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
-                                         "for step in range(STEPS):\n    optimizer.zero_grad(); (model[0](torch.randn(1, 3, 5, 5)).mean() + model[1](torch.randn(1, 3, 4, 4, 4)).mean()).backward(); optimizer.step(); time.sleep(PAUSE_S)\n" + END, ("channels_last=true",)),
+                                         "for step in range(STEPS):\n    optimizer.zero_grad(); (model[0](torch.randn(1, 3, 5, 5)).mean() + model[1](torch.randn(1, 3, 4, 4, 4)).mean()).backward(); optimizer.step(); time.sleep(PAUSE_S)\n" + END, ("channels_last=true", "optim=adamw_foreach")),
     # --- torch's own machines ------------------------------------------------------------------------------------
     "compiled, fullgraph": plain("model = torch.compile(model, fullgraph=True, backend='eager')\n"),
     "compiled in place": plain("model.compile(backend='eager')\n"),
