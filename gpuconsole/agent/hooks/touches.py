@@ -247,9 +247,9 @@ PROCESS = Group(
         Touch("/proc/self/task", "sampler", "the lines of the program that take the time of each part of a step", When.STEP,
               "One thread that `threading.enumerate` does not know. It reads the stacks 20 times a second, receives no signal, and is gone before a fork and"
               " at the end.", fails="No line is named."),
-        Touch("/proc/self/task", "gpuconsole-loading", "which part of loading takes the time, without workers", When.SLOW,
-              "One thread, gone before a fork.", Until.ITSELF, "The part of loading is not named."),
-        Touch("worker process of a DataLoader", "gpuconsole-loading", "which part of loading takes the time, with workers; memory of the worker", When.IMPORT,
+        Touch("/proc/self/task", "loading", "which part of loading takes the time, without workers", When.SLOW,
+              "One thread that `threading.enumerate` does not know, gone before a fork.", Until.ITSELF, "The part of loading is not named."),
+        Touch("worker process of a DataLoader", "loading", "which part of loading takes the time, with workers; memory of the worker", When.IMPORT,
               "Each worker has one thread, as long as the folder of the job exists. It looks for two files four times a second, and reads /proc/self/smaps_rollup"
               " once a second or less, in 1 % of its time at most.", Until.EXIT, "The part of loading is not named; the memory is not known."),
         Touch("child processes", "workers", "a change of the loader", When.TRIAL,

@@ -29,6 +29,7 @@ from ...loop import Signals
 from ...probes import ProbeError, short_switch_s
 from ...protocol import Signal
 from ..guard import entry, put, switch, wrappers_without_level
+from ..threads import BareThread
 from ..watch import is_program, place_name
 from .workers_memory import Teller
 
@@ -247,11 +248,10 @@ class Samples:
             times.close()
 
 
-class WorkerSampler(threading.Thread):
-    """A thread of a worker process. `folder`: that of the job. `thread`: the one that loads. `parent`: the training process."""
+class WorkerSampler:
+    """What a thread of a worker process does. `folder`: that of the job. `thread`: the one that loads. `parent`: the training process."""
 
     def __init__(self, folder: str, thread: int, parent: int) -> None:
-        super().__init__(name="gpuconsole-loading", daemon=True)
         self._asked = asked_file(folder, parent)
         self._folder, self._loads, self._ends = folder, thread, threading.Event()
         self._memory = Teller(folder, parent)
@@ -331,7 +331,7 @@ def on_worker(module: Any) -> None:
 def begin_worker() -> None:
     parent = multiprocessing.parent_process()
     if _folder and not switch.failed and parent is not None and parent.pid is not None:
-        WorkerSampler(_folder[0], threading.get_ident(), parent.pid).start()
+        BareThread(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).run)
 
 
 # --- the window ---------------------------------------------------------------------------------------------
@@ -381,8 +381,7 @@ class Here:
     def __init__(self, seconds: float) -> None:
         self._samples, self._stop = Samples(threading.get_ident()), threading.Event()
         self._until = now() + seconds
-        self._thread = threading.Thread(target=self._run, name="gpuconsole-loading", daemon=True)
-        self._thread.start()
+        self._thread = BareThread(self._run)
 
     def _run(self) -> None:
         try:
