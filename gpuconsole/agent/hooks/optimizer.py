@@ -22,7 +22,6 @@ ALONE = 3
 """The same, where the program has made only one optimizer: slow steps are then sent soon."""
 MOST_GONE = 32
 """Optimizers that are gone, of which the number of steps is kept."""
-"""An attribute of a hooked function: the switch of the agent that has hooked it. Where a later agent starts in the process, it hooks again."""
 
 
 class Stepped(NamedTuple):

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import functools
 import gc
 import os
 import random
-import signal
 import sys
 import time
 from types import FrameType
@@ -45,6 +45,7 @@ from .recorder import (
     WITHOUT_GRADIENTS,
     ZERO,
 )
+from .threads import BareThread
 from .watch import is_program, place_name, recorder
 
 EVERY_S = 0.01
@@ -81,8 +82,6 @@ BUSY = 0.2
 """The share of a core that another thread takes before its stack is read."""
 MOST_THREADS = 32
 """Other threads whose CPU time is read each second. Of more, so many are drawn."""
-GONE_S = 0.05
-"""The longest wait for the end of the thread."""
 
 PARTS = {
     FORWARD: "forward",
@@ -138,8 +137,8 @@ class Sampler:
 
     def _forget(self) -> None:
         """As in a process without the thread. A forked child has no other thread than the one that forked."""
-        self._runs = self._wanted = False
-        self._native_id = 0
+        self._wanted = False
+        self._sampling: BareThread | None = None
         self._wake: Any = None
         self._own_interval()
         self.close()
@@ -152,17 +151,16 @@ class Sampler:
             self._clock = time.pthread_getcpuclockid(thread)  # reading it raises OSError once the thread has ended
             self._state, self._thread = ThreadState(), thread
             self.faster(FIRST_S)
-        if self._runs or switch.failed:
+        if (self._sampling is not None and self._sampling.runs) or switch.failed:
             return
         self._usual_s = self._usual_s or sys.getswitchinterval()
-        self._runs = self._wanted = True
-        self._native_id = 0
+        self._wanted = True
         self._wake = wake = _thread.allocate_lock()
         wake.acquire()
         try:
-            _thread.start_new_thread(self._run, (wake,))
+            self._sampling = BareThread(functools.partial(self._run, wake))
         except RuntimeError:  # the program may have no further thread
-            self._runs = self._wanted = False
+            self._wanted = False
 
     def stop(self) -> None:
         """End the thread, and wait until it is gone."""
@@ -171,9 +169,8 @@ class Sampler:
             return
         wake.release()
         self._own_interval()
-        until = time.perf_counter() + GONE_S
-        while (self._runs or os.path.exists(f"/proc/self/task/{self._native_id or 0}")) and time.perf_counter() < until:
-            time.sleep(0.00005)
+        if self._sampling is not None:
+            self._sampling.join()
 
     def close(self) -> None:
         """Give the file of the sampled thread back."""
@@ -209,13 +206,9 @@ class Sampler:
 
     def _run(self, wake: Any) -> None:
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal interrupts a thread of the program
-            self._native_id = _thread.get_native_id()
             self._sample_until_woken(wake)
         except BaseException:  # Python would print it in the job. Without samples the rest goes on
             self._wanted = False
-        finally:
-            self._runs = False
 
     def _sample_until_woken(self, wake: Any) -> None:
         """Sample for a spell, rest, and so on. All pauses are random, so that they do not follow a rhythm of the program."""

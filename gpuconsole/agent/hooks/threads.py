@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 GONE_S = 1.0
-"""The longest wait for the end of the thread in the system, once its function has returned."""
+"""The longest wait for the end of the thread."""
 
 
 class BareThread:
@@ -30,9 +30,12 @@ class BareThread:
         finally:
             ended.release()
 
+    @property
+    def runs(self) -> bool:
+        return self._ended.locked()
+
     def join(self) -> None:
         """Wait until the thread is gone: Python 3.12 and newer warn where a process with several threads forks."""
-        with self._ended:
-            until = time.monotonic() + GONE_S
-        while os.path.exists(f"/proc/self/task/{self._native_id}") and time.monotonic() < until:
+        until = time.monotonic() + GONE_S
+        while (self.runs or os.path.exists(f"/proc/self/task/{self._native_id}")) and time.monotonic() < until:
             time.sleep(0.00005)
