@@ -2,7 +2,7 @@
 
     python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...] [--python PATH]
 
-Runs 46 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
+Runs 54 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
 each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
 must be bit for bit those of a run without the agent, and what the loop prints must be the same. Exit code 1: a phase differs by more than 2 points, or
 losses, weights or output differ. `--python`: the Python of the loops, which has another version, or another version of torch.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, RIGHT_AT_ONCE, UNUSUAL, UNUSUAL_TOO, alone, differences, digests, watched
+from tests.agent.truth import FRAMEWORKS, LOOPS, PARTS, PROGRAMS, RIGHT_AT_ONCE, UNUSUAL, UNUSUAL_TOO, alone, differences, digests, watched
 
 POINTS = 0.02
 
@@ -27,7 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    every = [*LOOPS, *UNUSUAL, *UNUSUAL_TOO, *RIGHT_AT_ONCE, *FRAMEWORKS]
+    every = [*LOOPS, *UNUSUAL, *UNUSUAL_TOO, *PARTS, *RIGHT_AT_ONCE, *FRAMEWORKS]
     parser.add_argument("--only", nargs="*", choices=every, metavar="LOOP", help=f"names of loops: {', '.join(every)}")
     parser.add_argument("--python", default=sys.executable, help="the Python of the loops; it needs torch only")
     args = parser.parse_args()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -29,6 +29,8 @@ SIDE_WORK = {"comm": "collectives", "logging": "log records", "checkpoint": "che
 """The parts of a step that have a name without being a pass, in the words of a signal's source."""
 MODULES = ("forward", "no_grad")
 """Those of them in which modules call modules."""
+LEAST_PASSES = 1.5
+"""Passes of a step, on average, from which on something lies between two of them."""
 NOWHERE = "nowhere"
 ELSEWHERE = 0.05
 """Share of a function's samples in other parts of a step, from which on the function is the one around these parts: a loop, or a step of it."""
@@ -151,6 +153,21 @@ def _function_signals(samples: list[StackSample], parts: list[str], total: float
     }
 
 
+def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample], passes: float) -> list[StackSample]:
+    """Those of the samples `after` a call of the model that may lie between two calls. Where the program has as many lines with a call as a step has `passes`,
+    what stands below the last of them is the loss."""
+    steps = {_function(line) for sample in samples if sample.part == "backward" for line in sample.lines}
+    calls = {_common(sample, steps) for sample in samples if sample.part == "forward"} - {None}
+    if passes < LEAST_PASSES or len(calls) < round(passes):
+        return list(after)
+    last: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for call in calls:
+        if call is not None:
+            last[call[0]] = max(last[call[0]], call[1])
+    places = ((sample, _common(sample, steps)) for sample in after)
+    return [sample for sample, place in places if place is None or place[1] <= last[place[0]]]
+
+
 def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
     """The share of the time between an optimizer step and the next pass that belongs to lines below the step, in the innermost function of the program that
     both have in common. The lines above the pass make a batch. 0 where less than `least` samples show it."""
@@ -164,9 +181,8 @@ def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
                 lines[file, function] = max(lines[file, function], number)
     below = total = 0.0
     for sample in between:
-        common = next(((number, key) for file, number, function in map(_parts, sample.lines) if (key := (file, function)) in steps), None)
-        if common is not None:
-            number, key = common
+        if (common := _common(sample, steps)) is not None:
+            key, number = common
             total += sample.weight
             below += sample.weight if number > max(steps[key], passes[key]) else 0.0
     return below / total if total >= least else 0.0
@@ -291,6 +307,12 @@ def _function(line: str) -> tuple[str, str]:
     """The file and the function of a line."""
     place, function = _split(line)
     return place.rpartition(":")[0], function
+
+
+def _common(sample: StackSample, functions: Container[tuple[str, str]]) -> tuple[tuple[str, str], int] | None:
+    """The innermost of these functions in a stack, and its line there."""
+    lines = map(_parts, sample.lines)
+    return next((((file, function), number) for file, number, function in lines if (file, function) in functions), None)
 
 
 def _parts(line: str) -> tuple[str, int, str]:

@@ -21,7 +21,7 @@ from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S, GENERATED, GENERATED_STEPS
 from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS, Exchanges
-from gpuconsole.session.places import LEAST_REST, after_step_ratio, torch_ratio
+from gpuconsole.session.places import LEAST_REST, after_step_ratio, between_passes, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL = (
@@ -152,6 +152,8 @@ class SegmentFold:
         """Of the last steps with all segments, the seconds by phase that a light step does not mark: up to its first batch, and from there on."""
         self._whole = False
         """Whether the last pass with gradients was a framework's training step with its loss."""
+        self._passes = self._backwards = 0
+        """Passes with gradients, and backward passes, of the steps with all segments."""
         self._modelled = False
         """Whether the last call of the model was seen, and no backward pass has followed it yet."""
         self.generated = self.generated_steps = 0
@@ -173,12 +175,12 @@ class SegmentFold:
         if isinstance(event, JobKnown):
             self.on_device = event.facts.device.startswith("cuda")
             return
+        self._stacks.extend(event.samples)
         if not self._has_data:
-            self._stacks.extend(event.samples)
             self.after_step_ratio = after_step_ratio(self._stacks, LEAST_AFTER_PASS)
         self._loss_samples.extend(sample for sample in event.samples if sample.part == "loss")
-        known = sum(sample.weight for sample in self._loss_samples) >= LEAST_AFTER_PASS
-        ratio = torch_ratio(self._loss_samples) if known else 1.0
+        after = between_passes(self._loss_samples, self._stacks, self._passes / self._backwards if self._backwards else 1.0)
+        ratio = torch_ratio(after) if sum(sample.weight for sample in after) >= LEAST_AFTER_PASS else 1.0
         self.torch_ratio = ratio if ratio <= 1 - LEAST_REST else 1.0
 
     def add(self, event: Segments) -> Steps:
@@ -235,6 +237,8 @@ class SegmentFold:
         self._learn(codes)
         evaluated = self._evaluated(codes, with_gradients)
         generated = self._generation(codes, raw, trained, evaluated)
+        self._passes += codes.count(FORWARD)
+        self._backwards += codes.count(BACKWARD)
         saving = _before_saves(codes)
         fed = self._fed(codes)
         after_step, moved = self._after_step(codes, raw)
@@ -263,7 +267,7 @@ class SegmentFold:
                 self.eval_s += seconds
                 self.eval_with_gradients_s += seconds if i in with_gradients else 0.0
             elif i in generated:
-                phase = P_GENERATION
+                phase = P_GENERATION if generated[i] == 1 or code != GAP else self._phase(code, before[i], after[i], fed[i])
             elif code == WHOLE and inside == FORWARD and after[i] not in PASSES:
                 phase = P_LOSS  # in a framework's training step, after the model's call
             else:
@@ -275,6 +279,8 @@ class SegmentFold:
             if code in (FORWARD, COMPILED, BACKWARD):
                 self._modelled = code != BACKWARD
             shares = {phase: 1.0}
+            if generated.get(i, 1.0) < 1 and phase != P_GENERATION:
+                shares = {phase: 1 - generated[i], P_GENERATION: generated[i]}
             if code == GAP and phase == P_FORWARD and before[i] == FORWARD and not self.on_device:
                 shares = self._after_pass(after[i])
             elif i in after_step and phase in (P_DATA, P_FORWARD):
@@ -412,19 +418,24 @@ class SegmentFold:
             before = before if code == OWN else code
         return codes
 
-    def _generation(self, codes: list[int], raw: RawStep, trained: dict[int, int], evaluated: set[int]) -> set[int]:
-        """The segments of generation: passes without gradients of the model that is trained, where a step has many of them, and what lies between two of them
-        if it takes less time than they do. Else an environment runs there. Passes in eval mode that few steps have may be an evaluation."""
+    def _generation(self, codes: list[int], raw: RawStep, trained: dict[int, int], evaluated: set[int]) -> dict[int, float]:
+        """The segments of generation, and the share of each that belongs to it: passes without gradients of the model that is trained, where a step has many of them, and what lies between two of them
+        if it takes less time than they do. Else an environment runs there. As much time follows the last pass. Passes in eval mode that few steps have may be an evaluation."""
         often = 2 * sum(self._passed_without) > len(self._passed_without)
         passes = [place for place, code in trained.items() if place not in evaluated and (often or code == TRAINED)]
         if len(passes) < LEAST_GENERATED:
-            return set()
+            return {}
         self.generated += len(passes)
         self.generated_steps += 1
         gaps = [before + 1 for before, after in itertools.pairwise(passes) if after == before + 2 and codes[before + 1] == GAP]
         seconds = [ended - begun for begun, ended in itertools.pairwise([raw.start, *raw.ends])]
-        short = sum(seconds[place] for place in gaps) <= sum(seconds[place] for place in passes)
-        return {*passes, *gaps} if short else set(passes)
+        gaps_s, last = sum(seconds[place] for place in gaps), passes[-1] + 1
+        shares = dict.fromkeys(passes, 1.0)
+        if gaps and gaps_s <= sum(seconds[place] for place in passes):
+            shares |= dict.fromkeys(gaps, 1.0)
+            if codes[last : last + 1] == [GAP] and seconds[last] > 0:
+                shares[last] = min(1.0, gaps_s / len(gaps) / seconds[last])
+        return shares
 
     def _learn(self, codes: list[int]) -> None:
         """Count for each loader whether its batches meet passes with gradients."""

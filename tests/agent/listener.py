@@ -107,10 +107,9 @@ class Listener:
                         one.answered = True
                         if leaves and not waiting:
                             return
-                if fold.torch_ratio < 1:  # known after some seconds, which a short loop of a test is to have, too
-                    again = SegmentFold()
-                    again.on_device, again.torch_ratio = fold.on_device, fold.torch_ratio
-                    one.steps = [step for event in raw for step in again.add(event).steps]
+                again = SegmentFold()  # what samples show is known after some seconds: a short loop of a test is to have it, too
+                again.on_device, again.torch_ratio, again.after_step_ratio = fold.on_device, fold.torch_ratio, fold.after_step_ratio
+                one.steps = [step for event in raw for step in again.add(event).steps]
 
         self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)
         self._server.daemon_threads = False

@@ -27,6 +27,8 @@ UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_ada
 UNUSUAL_TOO = ("zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first",
                 "evaluated_with_gradients", "trained_in_eval_mode")  # fmt: skip
 """More of them, for the slow tests."""
+PARTS = ("matched", "contrastive", "generated", "averaged", "functions", "closures")
+"""Loops with a loss by hand, generation, work after the step, no module, or passes within the optimizer's step."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",
     "closure_sgd", "two_backwards", "growing", "own_generator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.session.places import StackRecord, places_of, signals_of, thread_signals, torch_ratio
+from gpuconsole.session.places import StackRecord, between_passes, places_of, signals_of, thread_signals, torch_ratio
 from gpuconsole.wire.events import Stacks
 
 MAIN = "train.py:40 main"
@@ -111,6 +111,20 @@ def test_small_functions_are_added_up_in_the_function_that_calls_them(part: str)
     assert signals[name].value == pytest.approx(40 / 102) and "update at metric.py" in signals[name].source.replace(
         "metric.py:60 update", "update at metric.py"
     )
+
+
+@pytest.mark.parametrize(("passes", "kept"), [(2.0, ["view"]), (8.0, ["view", "contrast"]), (1.0, ["view", "contrast"])])
+def test_what_stands_below_the_last_call_of_the_model_lies_between_no_calls(passes: float, kept: list[str]) -> None:
+    """A loss over two views of a sample. A loop with more passes than lines may have its environment there."""
+    first, second, ends = (f"train.py:{number} main" for number in (10, 12, 20))
+    calls = [StackSample("forward", "native", 5, "torch.nn", ["net.py:3 Net.forward", line]) for line in (first, second)]
+    backward = StackSample("backward", "native", 5, "torch.Tensor.backward", [ends])
+    after = [
+        StackSample("loss", "python", 5, "", ["aug.py:2 view", "train.py:12 main"]),
+        StackSample("loss", "python", 5, "", ["nce.py:2 contrast", "train.py:14 main"]),
+    ]
+    found = between_passes(after, [*after, *calls, backward], passes)
+    assert [sample.lines[0].rpartition(" ")[2] for sample in found] == kept
 
 
 def test_a_function_with_nearly_all_of_the_time_of_its_caller_is_named_and_modules_are_not_added_up() -> None:

@@ -215,8 +215,8 @@ ROLLED = [TRAINED, GAP] * 5
 @pytest.mark.parametrize(
     ("codes", "generation"),
     [
-        ([LOADER, *ROLLED, *TRAINED_STEP], 9),
-        ([GAP, *[TRAINED_EVAL, GAP] * 5, *TRAINED_STEP], 9),  # in each step: no evaluation
+        ([LOADER, *ROLLED, *TRAINED_STEP], 10),
+        ([GAP, *[TRAINED_EVAL, GAP] * 5, *TRAINED_STEP], 10),  # in each step: no evaluation
         ([LOADER, *[NO_GRAD, GAP] * 5, *TRAINED_STEP], 0),  # of another model, such as a teacher
         ([LOADER, *[TRAINED, GAP] * 3, *TRAINED_STEP], 0),  # labels for the step
     ],
@@ -232,7 +232,8 @@ def test_an_environment_between_passes_of_generation_makes_the_batch() -> None:
     for index in range(3):
         ends = list(itertools.accumulate(0.03 if code == GAP else 0.01 for code in codes))
         seen = dict(zip(PHASES, fold.step(RawStep(index, 0.0, codes, ends, 8, 0, None, 0, 0)).phases, strict=True))
-    assert seen["generation"] == pytest.approx(0.05) and seen["data_wait"] > 0.1
+    assert seen["generation"] == pytest.approx(0.05), "without what lies between two of them"
+    assert seen["data_wait"] > 0.1
     assert (fold.generated, fold.generated_steps) == (15, 3)
 
 

@@ -16,7 +16,7 @@ import stamps as by_hand
 import torch
 import torch.nn.functional as F
 from loops import LOSSES, Images, batches, checkpoint, convnet
-from stamps import phase, step
+from stamps import answered, phase, step
 from torch.utils.data import DataLoader, Dataset
 
 FOLDER = os.environ.get("STAMPS", ".")
@@ -193,7 +193,7 @@ def accelerate(steps):
         for x, y in itertools.islice(source, 2):
             with accelerator.accumulate(model):
                 with phase("forward"):
-                    loss = F.cross_entropy(model(x), y)
+                    loss = F.cross_entropy(answered(model(x)), y)
                 with phase("backward"):
                     accelerator.backward(loss)
                 with phase("optimizer"):

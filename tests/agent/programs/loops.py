@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import stamps as by_hand
-from stamps import phase, step
+from stamps import answered, phase, step
 
 FOLDER = os.environ.get("STAMPS", ".")
 LOSSES = []
@@ -81,7 +81,7 @@ def plain(steps):
     test = DataLoader(Images(64), 32)
     for n, (x, y) in zip(range(1, steps + 1), batches(DataLoader(Images(), 16, shuffle=True)), strict=False):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -190,7 +190,7 @@ def accumulation(steps):
     for _ in range(steps):
         for x, y in itertools.islice(source, 4):
             with phase("forward"):
-                loss = loss_function(model(x), y) / 4
+                loss = loss_function(answered(model(x)), y) / 4
             with phase("backward"):
                 loss.backward()
         with phase("optimizer"):
@@ -213,14 +213,14 @@ def gan(steps):
         with phase("forward"):
             made = maker(torch.randn(32, 16))
             loss = F.binary_cross_entropy_with_logits(judge(x.flatten(1)), right)
-            loss = loss + F.binary_cross_entropy_with_logits(judge(made.detach()), wrong)
+            loss = loss + F.binary_cross_entropy_with_logits(answered(judge(made.detach())), wrong)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
             of_judge.step()
             of_maker.zero_grad()
         with phase("forward"):
-            loss2 = F.binary_cross_entropy_with_logits(judge(made), right)
+            loss2 = F.binary_cross_entropy_with_logits(answered(judge(made)), right)
         with phase("backward"):
             loss2.backward()
         with phase("optimizer"):
@@ -242,7 +242,7 @@ def lbfgs(steps):
             with phase("optimizer"):
                 optimizer.zero_grad()
             with phase("forward"):
-                loss = F.cross_entropy(model(x.flatten(1)), y)
+                loss = F.cross_entropy(answered(model(x.flatten(1))), y)
             with phase("backward"):
                 loss.backward()
             return loss
@@ -259,7 +259,7 @@ def compiled_model(steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for x, y in itertools.islice(batches(DataLoader(Images(), 16)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -310,7 +310,7 @@ def iterable(steps):
         with phase("optimizer"):
             optimizer.zero_grad(set_to_none=True)
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -364,7 +364,7 @@ def ddp(steps):
             gradients, exchanges = len(list(model.parameters())), micro == 1
             with model.no_sync() if micro == 0 else contextlib.nullcontext():
                 with phase("forward"):
-                    loss = F.cross_entropy(model(x), y) / 2
+                    loss = F.cross_entropy(answered(model(x)), y) / 2
                 with phase("backward"):
                     loss.backward()
         with phase("optimizer"):
@@ -391,7 +391,7 @@ def inline_batches(steps):
             time.sleep(0.002)
             x, y = data[at], targets[at]
         with phase("forward"):
-            loss = F.mse_loss(model(x), y)
+            loss = F.mse_loss(answered(model(x)), y)
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -422,7 +422,7 @@ def prefetch_thread(steps):
     for _ in range(min(steps, 200)):
         x, y = next_batch()
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -442,7 +442,7 @@ def teacher(steps):
         with phase("forward"):
             with torch.no_grad():
                 wanted = old(x).softmax(-1)
-            loss = F.kl_div(model(x).log_softmax(-1), wanted, reduction="batchmean")
+            loss = F.kl_div(answered(model(x)).log_softmax(-1), wanted, reduction="batchmean")
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -485,7 +485,7 @@ def within_backward(steps):
         parameter.register_post_accumulate_grad_hook(update)
     for x, y in itertools.islice(batches(DataLoader(Images(), 16)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         step()
@@ -500,7 +500,7 @@ def own_gradients(steps):
     parameters = list(model.parameters())
     for x, y in itertools.islice(batches(DataLoader(Images(), 64)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             gradients = torch.autograd.grad(loss, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -520,7 +520,7 @@ def alternating(steps):
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -537,7 +537,7 @@ def scaled(steps):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20)
     for n, (x, y) in zip(range(steps), batches(DataLoader(Images(), 16)), strict=False):
         with phase("forward"), torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
             if n % 10 == 4:
                 loss = loss * math.inf
         with phase("backward"):
@@ -574,7 +574,7 @@ def checkpointed(steps):
         first, second = batches(DataLoader(Images(), 16)), batches(DataLoader(Images(2048), 16))
         for (x, y), (x2, y2) in itertools.islice(zip(first, second, strict=False), steps):
             with phase("forward"):
-                loss = F.cross_entropy(saving(x), y) + F.cross_entropy(saving(x2), y2)
+                loss = F.cross_entropy(saving(x), y) + F.cross_entropy(answered(saving(x2)), y2)
             with phase("optimizer"):
                 optimizer.zero_grad()
             with phase("backward"):

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from loops import GPT, LOOPS, LOSSES, Images, batches, convnet, main
-from stamps import phase, step
+from stamps import answered, phase, step
 
 
 def network(wide=256, inputs=432, outputs=10):
@@ -31,7 +31,8 @@ def network(wide=256, inputs=432, outputs=10):
 def usual_step(model, optimizer, x, y):
     """Forward, backward and update of one batch."""
     with phase("forward"):
-        loss = F.cross_entropy(model(x), y)
+        out = model(x)
+        loss = F.cross_entropy(answered(out) if isinstance(model, nn.Module) else out, y)
     with phase("optimizer"):
         optimizer.zero_grad()
     with phase("backward"):
@@ -80,11 +81,11 @@ def ppo(steps):
             for _ in range(32):
                 with torch.no_grad():
                     seen = torch.from_numpy(state).unsqueeze(0)
-                    with phase("forward"):
+                    with phase("generation"):
                         logits = policy(seen)
                     chances = torch.distributions.Categorical(logits=logits)
                     action = chances.sample()
-                    with phase("forward"):
+                    with phase("generation"):
                         worth = value(seen)
                     kept.append((seen, action, chances.log_prob(action), worth[0]))
                 state, _ = world.step(action.item())
@@ -98,7 +99,7 @@ def ppo(steps):
                     chances = torch.distributions.Categorical(logits=policy(states[at]))
                     ratio = (chances.log_prob(actions[at]) - before[at]).exp()
                     loss = -torch.min(ratio * gain[at], ratio.clamp(0.8, 1.2) * gain[at]).mean()
-                    loss = loss + 0.5 * (value(states[at]).squeeze(-1) - gain[at]).pow(2).mean()
+                    loss = loss + 0.5 * (answered(value(states[at])).squeeze(-1) - gain[at]).pow(2).mean()
                 with phase("backward"):
                     loss.backward()
                 with phase("optimizer"):
@@ -118,8 +119,11 @@ def reinforce(steps):
     for _ in range(steps):
         logs = []
         with phase("forward"):
-            for _ in range(8):
-                chances = torch.distributions.Categorical(logits=policy(state))
+            for turn in range(8):
+                chances = policy(state)
+                if turn == 7:
+                    answered(chances)
+                chances = torch.distributions.Categorical(logits=chances)
                 action = chances.sample()
                 logs.append(chances.log_prob(action))
                 with phase("data_wait"):
@@ -168,7 +172,7 @@ def dqn(steps):
         with phase("forward"):
             chosen = online(states).gather(1, actions.unsqueeze(1)).squeeze(1)
             with torch.no_grad():
-                best = rewards + 0.99 * target(later).max(1).values
+                best = rewards + 0.99 * answered(target(later)).max(1).values
             loss = F.smooth_l1_loss(chosen, best)
         with phase("optimizer"):
             optimizer.zero_grad()
@@ -195,7 +199,7 @@ def distilled(steps):
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("forward"):
-            loss = F.kl_div(model(x).log_softmax(-1), wanted, reduction="batchmean")
+            loss = F.kl_div(answered(model(x)).log_softmax(-1), wanted, reduction="batchmean")
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -216,7 +220,7 @@ def manual_sgd(steps):
     model = network()
     for x, y in itertools.islice(batches(DataLoader(Images(), 32)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"), torch.no_grad():
@@ -294,7 +298,7 @@ def muon_and_adam(steps):
     optimizers = [torch.optim.AdamW([p for p in model.parameters() if p.ndim != 2], lr=1e-3), Muon(matrices)]
     for x, y in itertools.islice(batches(DataLoader(Images(), 32)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -331,7 +335,7 @@ def engine(steps):
     whole = Engine(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     for x, y in itertools.islice(batches(DataLoader(Images(), 32)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(whole(x), y)
+            loss = F.cross_entropy(answered(whole(x)), y)
         with phase("backward"):
             whole.backward(loss)
         with phase("optimizer"):
@@ -385,7 +389,7 @@ def several_roots(steps):
         with phase("forward"):
             hidden = encoder(x)
             hidden = hidden + 0.01 * torch.randn_like(hidden)
-            loss = criterion(decoder(hidden), x.flatten(1))
+            loss = answered(criterion(decoder(hidden), x.flatten(1)))
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -411,7 +415,7 @@ def two_towers(steps):
     for batch in itertools.islice(batches(DataLoader(Pairs(), 32)), steps):
         with phase("forward"):
             first = F.normalize(images(batch["image"]), dim=-1)
-            second = F.normalize(texts(words(batch["text"])), dim=-1)
+            second = F.normalize(answered(texts(words(batch["text"]))), dim=-1)
             logits, wanted = scale.exp() * first @ second.T, torch.arange(32)
             loss = (F.cross_entropy(logits, wanted) + F.cross_entropy(logits.T, wanted)) / 2
         with phase("optimizer"):
@@ -432,7 +436,7 @@ def checkpoint_call(steps):
     for x, y in itertools.islice(batches(DataLoader(Images(), 32)), steps):
         with phase("forward"):
             hidden = torch.utils.checkpoint.checkpoint(first, x, use_reentrant=False)
-            loss = F.cross_entropy(torch.utils.checkpoint.checkpoint(second, hidden, use_reentrant=False), y)
+            loss = F.cross_entropy(answered(torch.utils.checkpoint.checkpoint(second, hidden, use_reentrant=False)), y)
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -456,7 +460,7 @@ class Methods(nn.Module):
 
     def training_step(self, batch):
         x, y = batch
-        return F.cross_entropy(self(x), y)
+        return F.cross_entropy(answered(self(x)), y)
 
 
 def method_called(steps):
@@ -479,8 +483,7 @@ class Generating(GPT):
     @torch.no_grad()
     def generate(self, tokens, more):
         for _ in range(more):
-            with phase("forward"):
-                logits, _ = self(tokens[:, -32:])
+            logits, _ = self(tokens[:, -32:])
             tokens = torch.cat((tokens, torch.multinomial(logits[:, -1].softmax(-1), 1)), 1)
         return tokens
 
@@ -492,12 +495,13 @@ def rlhf(steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     prompts = torch.randint(0, 256, (1000, 8))
     for (x,) in itertools.islice(batches(DataLoader(torch.utils.data.TensorDataset(prompts), 8)), steps):
-        text = model.generate(x, 8)
+        with phase("generation"):
+            text = model.generate(x, 8)
         reward = (text[:, 8:] % 7).float().mean(1)
         with phase("forward"):
             with torch.no_grad():
                 usual = reference(text)[0].log_softmax(-1)
-            chances = model(text)[0].log_softmax(-1)
+            chances = answered(model(text))[0].log_softmax(-1)
             loss = -(chances.gather(-1, text.unsqueeze(-1)).mean((1, 2)) * reward).mean() + 0.1 * (chances.exp() * (chances - usual)).mean()
         with phase("optimizer"):
             optimizer.zero_grad()
@@ -522,7 +526,7 @@ def last_group(steps):
         source = batches_of_epoch(data)
         for i, (x, y) in enumerate(source):
             with phase("forward"):
-                loss = F.cross_entropy(model(x), y) / every
+                loss = F.cross_entropy(answered(model(x)), y) / every
             with phase("backward"):
                 loss.backward()
             if (i + 1) % every == 0 or i + 1 == len(data):
@@ -555,7 +559,7 @@ def closure_sgd(steps):
             with phase("optimizer"):
                 optimizer.zero_grad(set_to_none=False)
             with phase("forward"):
-                loss = F.cross_entropy(model(x), y)
+                loss = F.cross_entropy(answered(model(x)), y)
             with phase("backward"):
                 loss.backward()
             return loss
@@ -583,10 +587,10 @@ def zipped(steps):
         with phase("data_wait"):
             (x, y), (u, _) = next(source)
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
             with torch.no_grad():
                 guess = model(u).argmax(-1)
-            loss = loss + 0.1 * F.cross_entropy(model(u + 0.1 * torch.randn_like(u)), guess)
+            loss = loss + 0.1 * F.cross_entropy(answered(model(u + 0.1 * torch.randn_like(u))), guess)
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("backward"):
@@ -660,7 +664,7 @@ def two_backwards(steps):
         with phase("forward"):
             logits = model(x)
             loss, other = F.cross_entropy(logits, y), logits.square().mean()
-            third = F.cross_entropy(second(x), y)
+            third = F.cross_entropy(answered(second(x)), y)
         with phase("optimizer"):
             optimizer.zero_grad()
         if n % 2:
@@ -728,19 +732,19 @@ def own_generator(steps):
         with phase("optimizer"):
             judge.zero_grad()
         with phase("forward"):
-            loss = F.binary_cross_entropy_with_logits(judge(x.flatten(1)), right[:32])
+            loss = F.binary_cross_entropy_with_logits(answered(judge(x.flatten(1))), right[:32])
         with phase("backward"):
             loss.backward()
         with phase("forward"):
             made = maker(torch.randn(512, 16))
-            loss2 = F.binary_cross_entropy_with_logits(judge(made.detach()), wrong)
+            loss2 = F.binary_cross_entropy_with_logits(answered(judge(made.detach())), wrong)
         with phase("backward"):
             loss2.backward()
         with phase("optimizer"):
             of_judge.step()
             maker.zero_grad()
         with phase("forward"):
-            loss3 = F.binary_cross_entropy_with_logits(judge(made), right)
+            loss3 = F.binary_cross_entropy_with_logits(answered(judge(made)), right)
             if n < 3:  # the agent looks at the program as soon as the second optimizer has stepped
                 time.sleep(0.3)
         with phase("backward"):
@@ -791,7 +795,7 @@ def zeroed_after_batch(steps):
         with phase("optimizer"):
             optimizer.zero_grad()
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -808,7 +812,7 @@ def scored_before_zeroing(steps):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for x, y in itertools.islice(batches(DataLoader(Images(cost_s=0.00003), 16)), steps):
         with phase("forward"):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(answered(model(x)), y)
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -829,8 +833,8 @@ def scored_before_backward(steps):
             optimizer.zero_grad()
         with phase("forward"):
             out = model(x)
-            loss = F.cross_entropy(out, y)
-        right = simulated((out.detach().numpy().argmax(1) == y.numpy()).sum().item())
+            loss = F.cross_entropy(answered(out), y)
+            right = simulated((out.detach().numpy().argmax(1) == y.numpy()).sum().item())
         with phase("backward"):
             loss.backward()
         with phase("optimizer"):
@@ -864,6 +868,184 @@ def trained_in_eval_mode(steps):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for x, y in itertools.islice(batches(DataLoader(Images(), 16)), steps):
         usual_step(model, optimizer, x, y)
+    return model
+
+
+# --- a loss by hand, generation, and work after a step ------------------------------------------------------
+
+
+def matched(steps):
+    """A loss with a search in Python over the outputs of the model, in two functions; no DataLoader."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x, y = torch.randn(512, 432), torch.randint(0, 10, (512,))
+
+    def match(out):
+        return [simulated(row, 2000) for row in out.detach().argmax(1).tolist()]
+
+    def criterion(out, wanted):
+        weights = torch.tensor(match(out), dtype=torch.float32)
+        return (F.cross_entropy(out, wanted, reduction="none") * weights).mean()
+
+    for number in range(steps):
+        with phase("data_wait"):
+            at = slice(16 * (number % 32), 16 * (number % 32) + 16)
+            part, wanted = x[at], y[at]
+        with phase("forward"):
+            loss = criterion(answered(model(part)), wanted)
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return model
+
+
+def contrastive(steps):
+    """Two views of each sample, two calls of the model, and a loss over both with a loop in Python; no DataLoader."""
+    model = network(256, 432, 64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    data = torch.randn(512, 432)
+    for number in range(steps):
+        with phase("data_wait"):
+            rows = data[32 * (number % 16) : 32 * (number % 16) + 32]
+        with phase("forward"):
+            first = F.normalize(model(rows + 0.1 * torch.randn_like(rows)), dim=-1)
+            second = F.normalize(answered(model(rows + 0.1 * torch.randn_like(rows))), dim=-1)
+            losses = []
+            for row in range(len(first)):
+                losses.append(torch.logsumexp(first[row] @ second.T / 0.1, 0) - first[row] @ second[row] / 0.1)
+            loss = torch.stack(losses).mean()
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return model
+
+
+class Writer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cell, self.head = nn.Embedding(64, 96), nn.GRU(96, 96, batch_first=True), nn.Linear(96, 64)
+
+    def forward(self, ids):
+        return self.head(self.cell(self.embed(ids))[0])
+
+    @torch.no_grad()
+    def generate(self, ids, more):
+        for _ in range(more):
+            ids = torch.cat([ids, torch.multinomial(self(ids)[:, -1].softmax(-1), 1)], 1)
+        return ids
+
+
+def generated(steps):
+    """Each step trains on what the model has generated; no DataLoader."""
+    model = Writer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for _ in range(steps):
+        with phase("data_wait"):
+            prompts = torch.randint(64, (8, 4))
+        with phase("generation"):
+            ids = model.generate(prompts, 12)
+        with phase("data_wait"):
+            reward = (ids[:, 4:] % 7 == 0).float().mean(1)
+            gain = (reward - reward.mean()) / (reward.std() + 1e-4)
+        with phase("forward"):
+            chances = answered(model(ids[:, :-1])).log_softmax(-1).gather(-1, ids[:, 1:, None])[:, 3:, 0]
+            loss = -(gain[:, None] * chances).mean()
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return model
+
+
+def averaged(steps):
+    """A moving average of the weights after each step, over a loop; no DataLoader."""
+    model = nn.Sequential(nn.Linear(432, 128), *[nn.Linear(128, 128) for _ in range(20)], nn.Linear(128, 10))
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(512, 432), torch.randint(0, 10, (512,))
+
+    def update():
+        with torch.no_grad():
+            kept = average.state_dict()
+            for name, value in model.state_dict().items():
+                kept[name].mul_(0.999)
+                kept[name].add_(0.001 * value)
+
+    for _ in range(steps):
+        with phase("data_wait"):
+            at = torch.randint(512, (32,))
+            part, wanted = x[at], y[at]
+        usual_step(model, optimizer, part, wanted)
+        update()
+    return average
+
+
+class Layers:
+    """A network without any module: functions over tensors."""
+
+    def __init__(self):
+        sizes = ((432, 256), (256, 256), (256, 10))
+        self.weights = [(torch.randn(size) / size[0] ** 0.5).requires_grad_() for size in sizes]
+
+    def __call__(self, x):
+        for weight in self.weights[:-1]:
+            x = torch.relu(x @ weight)
+        return x @ self.weights[-1]
+
+    def state_dict(self):
+        return {str(number): weight.detach() for number, weight in enumerate(self.weights)}
+
+
+def functions(steps):
+    """No module and no DataLoader: the loss counts as forward, as nothing says where the model ends. A figure in Python comes after each step."""
+    model = Layers()
+    optimizer = torch.optim.Adam(model.weights, lr=1e-3)
+    x, y = torch.randn(512, 432), torch.randint(0, 10, (512,))
+    for number in range(steps):
+        at = slice(64 * (number % 8), 64 * (number % 8) + 64)
+        usual_step(model, optimizer, x[at], y[at])
+        simulated(number, 8000)
+    return model
+
+
+def closures(steps):
+    """L-BFGS with a line search, and no DataLoader."""
+    model = nn.Sequential(nn.Linear(432, 96), nn.Tanh(), nn.Linear(96, 10))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe")
+    data, labels = torch.randn(512, 432), torch.randint(0, 10, (512,))
+    for number in range(steps):
+        with phase("data_wait"):
+            at = slice(64 * (number % 8), 64 * (number % 8) + 64)
+            x, y = data[at], labels[at]
+
+        def closure(x=x, y=y):
+            with phase("optimizer"):
+                optimizer.zero_grad()
+            with phase("forward"):
+                out = answered(model(x))
+                loss = F.cross_entropy(out, y) + 0.01 * sum(p.square().sum() for p in model.parameters())
+            with phase("backward"):
+                loss.backward()
+            return loss
+
+        with phase("optimizer"):
+            loss = optimizer.step(closure)
+        step()
+        LOSSES.append(loss.item())
     return model
 
 
@@ -911,7 +1093,7 @@ LOOPS.update(
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
         two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
         growing, own_generator, zeroed_before_backward, reinforce, zeroed_after_batch, scored_before_zeroing, scored_before_backward, images_in_list, time_first,
-        evaluated_with_gradients, trained_in_eval_mode,
+        evaluated_with_gradients, trained_in_eval_mode, matched, contrastive, generated, averaged, functions, closures,
     )
 )  # fmt: skip
 
