@@ -122,7 +122,7 @@ def lightning(steps):
 
         def training_step(self, batch, index):
             with phase("forward"):
-                loss = F.cross_entropy(self.net(batch[0]), batch[1])
+                loss = F.cross_entropy(answered(self.net(batch[0])), batch[1])
                 with phase("logging"):
                     self.log("loss", loss)
                 LOSSES.append(loss.item())
