@@ -18,7 +18,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.agent.truth import FRAMEWORKS, LOOPS, PARTS, PROGRAMS, RIGHT_AT_ONCE, UNUSUAL, UNUSUAL_TOO, alone, differences, digests, watched
+from tests.agent.truth import (
+    BY_SAMPLES,
+    FRAMEWORKS,
+    LOOPS,
+    PARTS,
+    PROGRAMS,
+    RIGHT_AT_ONCE,
+    UNUSUAL,
+    UNUSUAL_TOO,
+    alone,
+    differences,
+    digests,
+    watched,
+)
 
 POINTS = 0.02
 
@@ -37,7 +50,7 @@ def main() -> int:
         if name in FRAMEWORKS and not has(args.python, FRAMEWORKS[name]):
             print(f"{name:<16} not run: {FRAMEWORKS[name]} is not installed")
             continue
-        wrong += not agrees(name, args.steps, args.rounds, args.python)
+        wrong += not agrees(name, args.steps * (4 if name in BY_SAMPLES else 1), args.rounds, args.python)
     return 1 if wrong else 0
 
 

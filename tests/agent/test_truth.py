@@ -9,14 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.truth import FRAMEWORKS, LOOPS, PARTS, PROGRAMS, UNUSUAL, UNUSUAL_TOO, Ran, alone, differences, digests, watched
+from tests.agent.truth import (
+    BY_SAMPLES,
+    FRAMEWORKS,
+    LOOPS,
+    PARTS,
+    PROGRAMS,
+    UNUSUAL,
+    UNUSUAL_TOO,
+    Ran,
+    alone,
+    differences,
+    digests,
+    watched,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loops with stamps")]
 
 STEPS, SAMPLED_STEPS = 40, 400
-SAMPLED = ("averaged",)
-"""Loops of some ms a step: 40 of them are over before there are enough samples of the stack."""
-MORE = [loop for loop in (*UNUSUAL_TOO, *PARTS) if loop not in SAMPLED]
+MORE = [loop for loop in (*UNUSUAL_TOO, *PARTS) if loop not in BY_SAMPLES]
 POINTS = 0.15
 """Other tests run at the same time. A phase under a wrong name differs by more in these loops."""
 
@@ -44,7 +55,7 @@ def test_more_loops_agree_with_stamps_by_hand(more_loops: Ran, loop: str) -> Non
     assert far(more_loops, loop) == {}
 
 
-@pytest.mark.parametrize("loop", SAMPLED)
+@pytest.mark.parametrize("loop", BY_SAMPLES)
 def test_a_loop_whose_time_after_its_steps_is_divided_by_samples_agrees_too(tmp_path: Path, loop: str) -> None:
     assert far(watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(SAMPLED_STEPS), loop), loop) == {}
 

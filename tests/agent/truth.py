@@ -29,6 +29,8 @@ UNUSUAL_TOO = ("zeroed_after_batch", "scored_before_zeroing", "scored_before_bac
 """More of them, for the slow tests."""
 PARTS = ("matched", "contrastive", "generated", "averaged", "functions", "closures")
 """Loops with a loss by hand, generation, work after the step, no module, or passes within the optimizer's step."""
+BY_SAMPLES = ("averaged", "functions")
+"""Those of them whose time is divided by stack samples: they need some hundred steps."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",
     "closure_sgd", "two_backwards", "growing", "own_generator",

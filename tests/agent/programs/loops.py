@@ -169,7 +169,8 @@ def nanogpt(steps):
             with phase("forward"):
                 _, loss = model(x, y)
                 loss = loss / 2
-            x, y = get_batch("train")
+            with by_hand.stamps.only("loss"):  # what runs between the model and the backward pass, whatever it is
+                x, y = get_batch("train")
             with phase("backward"):
                 scaler.scale(loss).backward()
         with phase("optimizer"):

@@ -1006,8 +1006,8 @@ class Layers:
             x = torch.relu(x @ weight)
         return x @ self.weights[-1]
 
-    def state_dict(self):
-        return {str(number): weight.detach() for number, weight in enumerate(self.weights)}
+    def parameters(self):
+        return self.weights
 
 
 def functions(steps):
