@@ -20,6 +20,7 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.children.pool import ignore
 from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.experiments.statistics import BlockPlan, rate, student
+from gpuconsole.experiments.steps import Lengths, NextBlock
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 
@@ -45,10 +46,11 @@ async def block(worker: WorkerHandle, plan: BlockPlan, contention_free: bool) ->
     """Work per second. If `contention_free`, the time for which the training thread waited for a core is left out."""
     worker.trial_steps.clear()
     worker.resume(ARM)
-    while not plan.complete(steps := [step for step in worker.trial_steps if step.kind == 0]):
+    arriving = NextBlock(plan, Lengths(), ARM, 1.0)
+    while (steps := arriving.counted(worker.trial_steps)) is None:
         await worker.next_steps()
     await worker.pause()
-    return rate(plan.trimmed(steps), contention_free)
+    return rate(steps, contention_free)
 
 
 async def difference(probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan, pairs: int, contention_free: bool) -> float:

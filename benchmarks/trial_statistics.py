@@ -148,11 +148,13 @@ def random_order(seed: int) -> list[tuple[Block, Block]]:
 class NeighbourPairs(Pairs):
     """The null pairs of the fixed order: only neighbours of the same side."""
 
-    def add(self, first: int, log_rates: dict[int, float]) -> None:  # type: ignore[override]
-        super().add(first, log_rates)
-        if self.null_log_ratios and first == self._first:
-            self.null_log_ratios.pop()
-        self._first = first
+    @property
+    def null_log_ratios(self) -> list[float]:
+        return [
+            ratio
+            for ratio, (before, first) in zip(super().null_log_ratios, itertools.pairwise(self._firsts), strict=True)
+            if before != first
+        ]
 
 
 def trial(noise: str, seed: int, effect: float, fixed: bool = False, deviation: float = DEVIATIONS[0]) -> Ended:

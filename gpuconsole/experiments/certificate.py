@@ -35,7 +35,7 @@ def _of_trial(trial: Trial) -> list[str]:
     if trial.state != "done" or trial.speedup is None:
         return [f"trial {trial.id} was kept without a measured speedup"] if trial.kept else []
     name = f"trial {trial.id} ({describe_changes(trial.changes)})"
-    again = speedup(list(trial.log_ratios), trial.between)
+    again = speedup(list(trial.log_ratios), trial.between, trial.step_deviation)
     pairs = (
         zip((again.estimate, again.low, again.high), (trial.speedup.estimate, trial.speedup.low, trial.speedup.high), strict=True)
         if again
@@ -44,7 +44,7 @@ def _of_trial(trial: Trial) -> list[str]:
     differences = []
     if again is None or any(abs(value - other) > ROUNDING * max(1.0, abs(value)) for value, other in pairs):
         differences.append(f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs")
-    decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between) or "undecided"
+    decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between, trial.step_deviation) or "undecided"
     if decided != trial.verdict and not trial.reason:
         differences.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
     if trial.kept and not trial.worth_keeping:

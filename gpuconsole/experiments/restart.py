@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import secrets
 import signal
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.signals import kill_leftovers
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, rate
-from gpuconsole.experiments.sweep import evaluate, rounds
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, NO_WORK, BlockPlan, rate, work_in
+from gpuconsole.experiments.steps import Lengths, NextBlock
+from gpuconsole.experiments.sweep import evaluate, rounds, unit_of
 from gpuconsole.experiments.trial import TrialFailed
 from gpuconsole.model.experiments import Method, Sweep
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import COUNTS, Step
-from gpuconsole.session.figures.account import steady_from
+from gpuconsole.session.figures.account import STEADY_STEPS, steady_from
+from gpuconsole.session.figures.rate import Work
 from gpuconsole.wire.events import AnyEvent, Started, Steps
 
 STEADY_S = 60.0
@@ -120,6 +123,7 @@ async def sweep_by_restarts(
 ) -> None:
     """Fill `sweep`: `commands[n]` is started for a block of point n, in interleaved rounds. A point whose command fails has the error."""
     begun, starts = time.monotonic(), 0
+    work: Work | None = None
     sweep.order_seed = seed = secrets.randbits(32)
     for order in rounds(len(commands), sweep.repeats, seed):
         for index, stretch in order:
@@ -136,9 +140,12 @@ async def sweep_by_restarts(
             try:
                 await start.until_steady()
                 steps = await _block_of(start, point.knobs, stretch)
-                sweep.unit = "tokens/s" if any(step.tokens for step in steps) else "samples/s"
-                point.rates.append(rate(steps, sweep.clock == "contention_free"))
-            except (TrialFailed, WorkerGone) as problem:
+                work = work or work_in(steps, sweep.varied)
+                sweep.unit = unit_of(steps)
+                if not (per_s := rate(steps, sweep.clock == "contention_free", work)):
+                    raise TrialFailed(NO_WORK)
+                point.rates.append(per_s)
+            except (TrialFailed, WorkerGone, ValueError) as problem:
                 point.error = str(problem)
             finally:
                 await start.end()
@@ -153,9 +160,10 @@ async def _block_of(start: Start, point: Knobs, stretch: float) -> list[Step]:
     They have an arm, although there is one side only: the agent reads the run-queue delay on every such step, and on few of the others.
     """
     knobs: Knobs = {**(start.started.knobs if start.started is not None else {}), **point}
-    plan = BlockPlan(knobs, point, of_job=True)
+    plan, walls = BlockPlan(knobs, point, of_job=True), [step.wall_s for step in start.steps[-STEADY_STEPS:]]
+    block = NextBlock(plan, Lengths(statistics.fmean(walls) if walls else None), BASELINE, stretch)
     start.handle.trial_steps.clear()
     start.handle.resume(BASELINE)
-    while not plan.complete(steps := [step for step in start.handle.trial_steps if step.kind == COUNTS], stretch):
+    while (counted := block.counted(start.handle.trial_steps)) is None:
         await start.handle.next_steps()
-    return list(plan.trimmed(steps))
+    return counted

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole.experiments.statistics import rate
+from gpuconsole.experiments.statistics import rate, work_of_step
 from gpuconsole.model.experiments import Clock, Rhythm
 from gpuconsole.model.run import Step
+from gpuconsole.session.figures.rate import Work
 
 FALSE_ALARM = 0.001
 """Largest probability that noise alone has a wave like the one found. The noise is not exactly as assumed, so false names are more frequent than
@@ -50,10 +51,10 @@ def no_blocks(contention_free: bool) -> OnClock:
     return {"contention_free": [], "wall": []} if contention_free else {"wall": []}
 
 
-def add_block(on_clock: OnClock, arm: int, steps: Sequence[Step]) -> None:
+def add_block(on_clock: OnClock, arm: int, steps: Sequence[Step], work: Work = work_of_step) -> None:
     """Add a block between its first and its last counted step; `Step.t` is the end of a step."""
     for clock, blocks in on_clock.items():
-        log_rate = math.log(rate(steps, clock == "contention_free"))
+        log_rate = math.log(rate(steps, clock == "contention_free", work))
         blocks.append(MeasuredBlock(arm, steps[0].t - steps[0].wall_s, steps[-1].t, log_rate))
 
 

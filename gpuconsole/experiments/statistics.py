@@ -14,7 +14,7 @@ from gpuconsole.model.baseline import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.figures.rate import Block, blocks_of, estimate, work_over_time
+from gpuconsole.session.figures.rate import Block, Work, blocks_of, estimate, work_over_time
 
 # --- statistics of measured rates ----------------------------------------------------------------------------
 
@@ -114,15 +114,16 @@ def always_valid(n: float, alpha: float = ALPHA) -> float:
     return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / alpha))
 
 
-def confidence_sequence(values: Sequence[float]) -> tuple[float, float, float]:
+def confidence_sequence(values: Sequence[float], least: float = 0.0) -> tuple[float, float, float]:
     """Mean of `values` with a 95 % confidence sequence: mean, low, high.
 
     The interval is valid after every value and at every moment of stopping. The deviation is estimated from few pairs, so the interval is
-    widened by Student's t over the normal quantile. Raises ValueError for fewer than two values.
+    widened by Student's t over the normal quantile. `least`: the deviation is at least this (see `Trial.step_deviation`). Raises ValueError for
+    fewer than two values.
     """
     n = len(values)
     errors = half_width(n)
-    mean, half = statistics.fmean(values), errors * statistics.stdev(values) / math.sqrt(n)
+    mean, half = statistics.fmean(values), errors * max(least, statistics.stdev(values)) / math.sqrt(n)
     return mean, mean - half, mean + half
 
 
@@ -152,11 +153,12 @@ def simultaneous_interval(values: Sequence[float], intervals: int) -> tuple[floa
 # --- trials --------------------------------------------------------------------------------------------------
 
 
-def speedup(log_ratios: Sequence[float], between: float = 0.0) -> Speedup | None:
-    """The effect as a ratio of throughputs with its interval; None for fewer than two pairs. `between`: see BETWEEN."""
+def speedup(log_ratios: Sequence[float], between: float = 0.0, least: float = 0.0) -> Speedup | None:
+    """The effect as a ratio of throughputs with its interval; None for fewer than two pairs. `between`: see BETWEEN. `least`: see
+    `confidence_sequence`."""
     if len(log_ratios) < 2:
         return None
-    mean, low, high = _widened(confidence_sequence(log_ratios), between)
+    mean, low, high = _widened(confidence_sequence(log_ratios, least), between)
     return Speedup(*(math.exp(min(20.0, max(-20.0, value))) for value in (mean, low, high)))
 
 
@@ -200,23 +202,24 @@ def _widened(interval: tuple[float, float, float], between: float) -> tuple[floa
     return mean, mean - math.hypot(mean - low, anyway), mean + math.hypot(high - mean, anyway)
 
 
-def exhausted(log_ratios: Sequence[float], null_log_ratios: Sequence[float], between: float) -> bool:
+def exhausted(log_ratios: Sequence[float], null_log_ratios: Sequence[float], between: float, least: float = 0.0) -> bool:
     """Whether the difference between the two sides makes up most of the interval, so that more pairs add little."""
     if len(log_ratios) < MIN_PAIRS:
         return False
-    mean, _, high = confidence_sequence(log_ratios)
+    mean, _, high = confidence_sequence(log_ratios, least)
     by_nulls = _null_half_width(null_log_ratios, len(log_ratios)) if len(null_log_ratios) >= 2 else 0.0
     return max(high - mean, by_nulls) < NORMAL_975 * between / 2
 
 
-def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), between: float = 0.0) -> Verdict | None:
+def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), between: float = 0.0, least: float = 0.0) -> Verdict | None:
     """win, no_gain or worse as soon as the interval proves the verdict; None before.
 
-    The deviation of a few pairs can be too small by chance. So a win, or a loss, must also exceed the resolution by the null pairs.
+    The deviation of a few pairs can be too small by chance. So a win, or a loss, must also exceed the resolution by the null pairs, and the
+    deviation is at least what the steps show (`least`).
     """
     if len(log_ratios) < MIN_PAIRS:
         return None
-    mean, low, high = confidence_sequence(log_ratios)
+    mean, low, high = confidence_sequence(log_ratios, least)
     if len(null_log_ratios) >= 2:
         half = _null_half_width(null_log_ratios, len(log_ratios))
         low, high = min(low, mean - half), max(high, mean + half)
@@ -286,6 +289,7 @@ def rate_verdict(change: RateChange, excused: float = 0.0) -> BaselineVerdict:
 
 BASELINE, CHANGED = 1, 2
 """The arms that mark the steps of a trial; 0 is an ordinary step."""
+NO_WORK = "no work was done in a whole block"
 MIN_STEPS = 5
 MIN_BLOCK_S = 0.35
 MIN_LOADER_BLOCK_S = 0.8
@@ -315,26 +319,44 @@ def other_arm(arm: int) -> int:
 
 
 class Pairs:
-    """The log rates of the blocks of a trial as they are measured: `log_ratios` and `null_log_ratios` (see `Trial`)."""
+    """The rates of the blocks of a trial as they are measured: `log_ratios` and `null_log_ratios` (see `Trial`).
+
+    The mean over blocks is a mean of times, as for a job that does the work of all blocks: the mean log rate of unequal blocks is not the log of
+    their rate together. So the log rate of a block is taken on the tangent at the mean time of its side, and the mean of these log ratios is the
+    log ratio of the mean times.
+    """
 
     def __init__(self) -> None:
-        self.log_ratios: list[float] = []
-        self.null_log_ratios: list[float] = []
-        self._latest: dict[int, float] = {}
+        self._times: dict[int, list[float]] = {BASELINE: [], CHANGED: []}
+        self._firsts: list[int] = []
 
     def add(self, first: int, log_rates: Mapping[int, float]) -> None:
-        """Add a pair whose first block has the arm `first`. `log_rates`: by arm.
+        """Add a pair whose first block has the arm `first`. `log_rates`: by arm."""
+        for arm, log_rate in log_rates.items():
+            self._times[arm].append(math.exp(-log_rate))
+        self._firsts.append(first)
 
-        The first block is compared with the latest block of its arm: the block just before it, or the one before that.
-        """
-        if self._latest:
-            self.null_log_ratios.append(log_rates[first] - self._latest[first])
-        self._latest = dict(log_rates)
-        self.log_ratios.append(log_rates[CHANGED] - log_rates[BASELINE])
+    @property
+    def log_ratios(self) -> list[float]:
+        before, after = (self._log_rates(arm) for arm in (BASELINE, CHANGED))
+        return [new - old for old, new in zip(before, after, strict=True)]
+
+    @property
+    def null_log_ratios(self) -> list[float]:
+        """The first block of each pair compared with the latest block of its arm: the block just before it, or the one before that."""
+        of_arm = {arm: self._log_rates(arm) for arm in self._times}
+        return [of_arm[first][place] - of_arm[first][place - 1] for place, first in enumerate(self._firsts) if place]
+
+    def _log_rates(self, arm: int) -> list[float]:
+        times = self._times[arm]
+        if not times:
+            return []
+        mean = statistics.fmean(times)
+        return [-math.log(mean) - (time - mean) / mean for time in times]
 
 
 class BlockPlan:
-    """The required length of a block of one side: whole periods of the events on that side, and a minimum time."""
+    """The required length of a block of one side: a minimum time, in whole periods of the events on that side and whole rounds of its workers."""
 
     def __init__(
         self,
@@ -363,6 +385,10 @@ class BlockPlan:
         period = math.lcm(*periods)
         self.period = period if period <= MAX_PERIOD else max(periods)
 
+        self.workers = int(knobs.get("num_workers", 0))
+        """Workers of a loader deliver their batches together where they wait for the same storage."""
+        self.unit = math.lcm(self.period, max(1, self.workers))
+        """Steps after which all that is known repeats."""
         self.settling = settling_steps(knobs, self.through_loader) if of_job else 0
         """The first steps of a block that do not count."""
         spread = [phase for phase in SPREAD if of_job and phases_ratio and step_s is not None and phase not in unknown]
@@ -389,20 +415,23 @@ class BlockPlan:
             evened.append(msgspec.structs.replace(step, wall_s=step.wall_s - of_step + spread_s, phases=phases, runq=runq))
         return evened, own_s
 
-    def complete(self, steps: Sequence[Step], stretch: float = 1.0) -> bool:
-        """Whether the block has enough counted `steps`, where it is `stretch` times as long as the shortest block."""
-        count, seconds = len(steps) / stretch, sum(step.wall_s for step in steps) / stretch
-        long_enough = count >= MIN_STEPS and seconds >= self.min_s
-        return long_enough and (count >= self.period or seconds >= MAX_BLOCK_S)
+    def count(self, step_s: float, stretch: float = 1.0, cycle: int = 1) -> int:
+        """The number of steps of a block that is `stretch` times as long as the shortest, where a step takes `step_s` and the times of the steps
+        repeat after `cycle` steps.
+
+        The number is a multiple of the period, of the workers and of the cycle, as far as that takes no longer than MAX_BLOCK_S.
+        """
+        wanted = stretch * max(MIN_STEPS, self.min_s / max(step_s, 1e-9))
+        unit = 1
+        for steps in (self.period, self.workers, cycle):
+            common = math.lcm(unit, max(1, steps))
+            if common <= MAX_PERIOD and (common * step_s <= MAX_BLOCK_S or common <= wanted):
+                unit = common
+        return math.ceil(wanted / unit) * unit
 
     def least_s(self, step_s: float) -> float:
-        """Seconds of the shortest complete block, where a step takes `step_s`."""
-        return max(self.min_s, MIN_STEPS * step_s, min(MAX_BLOCK_S, self.period * step_s))
-
-    def trimmed(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """The last steps of the block that form whole periods."""
-        whole = len(steps) // self.period * self.period
-        return steps[-whole:] if whole else steps
+        """Seconds of the shortest block, where a step takes `step_s`."""
+        return self.count(step_s) * step_s
 
 
 def settling_steps(knobs: Knobs, through_loader: bool) -> int:
@@ -425,9 +454,24 @@ def work_of_step(step: Step) -> float:
     return step.tokens or step.samples
 
 
-def rate(steps: Sequence[Step], contention_free: bool) -> float:
+def one_step(step: Step) -> float:
+    """The work of a step whose samples are not known."""
+    return 1.0
+
+
+def work_in(steps: Sequence[Step], changes: Collection[str]) -> Work:
+    """What counts as the work of a step: its tokens or samples; where they are not known, the step itself. Raises ValueError where `changes` alter
+    what is in a step that nobody knows."""
+    if any(map(work_of_step, steps)):
+        return work_of_step
+    if altering := [name for name in changes if CATALOGUE[name].work]:
+        raise ValueError(f"the samples of a step are not known, and {altering[0]} changes how many they are")
+    return one_step
+
+
+def rate(steps: Sequence[Step], contention_free: bool, work: Work = work_of_step) -> float:
     """Work per second of a block. `contention_free` subtracts the run-queue delay."""
-    per_s = work_over_time(steps, work_of_step)
+    per_s = work_over_time(steps, work)
     if not contention_free or not per_s:
         return per_s
     seconds = sum(step.wall_s for step in steps)

@@ -9,7 +9,7 @@ import itertools
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from gpuconsole.engine.children.pool import Devices
@@ -18,7 +18,8 @@ from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import random_stretch
 from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
-from gpuconsole.experiments.statistics import MIN_PAIRS, BlockPlan, rate, simultaneous_interval
+from gpuconsole.experiments.statistics import MIN_PAIRS, NO_WORK, BlockPlan, rate, simultaneous_interval, work_in
+from gpuconsole.experiments.steps import Lengths, NextBlock
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -26,6 +27,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.session.api import SessionError
+from gpuconsole.session.figures.rate import Work
 
 START_S = 300.0
 """Time for a worker to report a first step, or the next step of a block."""
@@ -73,6 +75,11 @@ def evaluate(sweep: Sweep) -> None:
             point.settled = point.settled or point.high < WORSE_BY * best
 
 
+def unit_of(steps: Sequence[Step]) -> str:
+    """The unit of the rate of `steps`."""
+    return "tokens/s" if any(step.tokens for step in steps) else "samples/s" if any(step.samples for step in steps) else "steps/s"
+
+
 class Sweeper:
     """Measures the points of a sweep. `close` ends the workers."""
 
@@ -90,6 +97,7 @@ class Sweeper:
         self._running: WorkerHandle | None = None
         self._live_limits = True
         """Whether the servers report live limits; the present knowledge."""
+        self._lengths = Lengths()
         self._patience_s = SERVER_START_S if chosen.workload.serves else START_S
 
     async def run(self, points: list[Knobs], repeats: int, stop_settled: bool, on_update: Callable[[Sweep], None]) -> Sweep:
@@ -103,6 +111,7 @@ class Sweeper:
         sweep = Sweep(self._chosen.name, self._device.id, "tokens/s", self._base, [SweepPoint(point) for point in points], repeats, clock)
         sweep.order_seed = seed = secrets.randbits(32)
         on_clock = no_blocks(free)
+        work: Work | None = None
         for number, order in enumerate(rounds(len(points), repeats + 1, seed)):
             for index, stretch in order:
                 point = sweep.points[index]
@@ -110,13 +119,16 @@ class Sweeper:
                     continue
                 try:
                     steps = await self._block(index + 1, stretch, point.knobs, points)
-                except (WorkerGone, SessionError) as problem:
+                    work = work or work_in(steps, sweep.varied)
+                except (WorkerGone, SessionError, ValueError) as problem:
                     point.error = str(problem)
                 else:
-                    sweep.unit = "tokens/s" if any(step.tokens for step in steps) else "samples/s"
-                    if number:
-                        point.rates.append(rate(steps, free))
-                        add_block(on_clock, index, steps)
+                    sweep.unit = unit_of(steps)
+                    if not rate(steps, free, work):
+                        point.error = NO_WORK
+                    elif number:
+                        point.rates.append(rate(steps, free, work))
+                        add_block(on_clock, index, steps, work)
                 sweep.elapsed_s = round(time.monotonic() - begun, 1)
                 on_update(sweep)
             evaluate(sweep)
@@ -148,11 +160,10 @@ class Sweeper:
         if answer.error:
             raise SessionError(answer.error)
         plan = BlockPlan({**self._base, **point}, point, of_job=self.OF_JOB)
-        while True:
-            counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0][plan.settling :]
-            if plan.complete(counted, stretch):
-                return list(plan.trimmed(counted))
+        block = NextBlock(plan, self._lengths, arm, stretch)
+        while (counted := block.counted(worker.trial_steps)) is None:
             await self._next_steps(worker)
+        return counted
 
     def _changes(self, point: Knobs, worker: WorkerHandle) -> Knobs:
         """The values of `point` that are set in `worker`; the others are those of its start."""

@@ -8,7 +8,7 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,20 +24,26 @@ from gpuconsole.experiments.statistics import (
     BETWEEN,
     CHANGED,
     MIN_PAIRS,
+    NO_WORK,
     BlockPlan,
     Pairs,
     exhausted,
+    one_step,
     other_arm,
     plans,
     rate,
     resolution,
     speedup,
     verdict,
+    work_in,
+    work_of_step,
 )
+from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise
 from gpuconsole.model.experiments import NOT_FINITE, HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
 from gpuconsole.session.api import SessionError
+from gpuconsole.session.figures.rate import Work
 
 MAX_PAIRS = 60
 JOB_ENDED = "the job ended before the trial was decided"
@@ -276,7 +282,8 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     plan = of_side[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     pairs, wall_pairs = Pairs(), Pairs()
-    ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
+    work: Work = work_of_step
+    noise: StepNoise | None = None
     losses: list[tuple[list[float], list[float]]] = []
     firsts: list[int] = []
     on_clock, finite = no_blocks(contention_free), FiniteLoss()
@@ -293,6 +300,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
         order_seed=secrets.randbits(32) if trial.order_seed is None else trial.order_seed,
     )
     assert trial.order_seed is not None
+    lengths = Lengths(step_s, trial.order_seed)
     on_update(trial)
     decided = None
     try:
@@ -305,22 +313,30 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                     block.arm == CHANGED and not compiled
                 ):  # the first time torch.compile works for minutes, which are no part of the measurement
                     start, compiled = start + time.monotonic() - asked, True
-                blocks[block.arm], of_block = await _block(sides, block, of_side[block.arm])
+                blocks[block.arm], of_block = await _block(sides, block, of_side[block.arm], lengths)
                 spread_s += of_block
                 finite.add(block.arm, blocks[block.arm])
-            if not all(rate(steps, False) > 0 for steps in blocks.values()):
-                raise TrialFailed("no work was done in a whole block")
+            if noise is None:
+                work = _work_of(blocks, trial.changes)
+                noise, trial = StepNoise(work, contention_free), msgspec.structs.replace(trial, by_steps=work is one_step)
+            if not all(rate(steps, False, work) > 0 for steps in blocks.values()):
+                raise TrialFailed(NO_WORK)
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
             firsts.append(pair[0].arm)
             for measured, free in ((pairs, contention_free), (wall_pairs, False)):
-                measured.add(pair[0].arm, {arm: math.log(rate(steps, free)) for arm, steps in blocks.items()})
+                measured.add(pair[0].arm, {arm: math.log(rate(steps, free, work)) for arm, steps in blocks.items()})
             for arm, steps in blocks.items():
-                add_block(on_clock, arm, steps)
-            decided = verdict(ratios, nulls, between)
+                add_block(on_clock, arm, steps, work)
+                noise.add(arm, steps)
+            ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
+            least = noise.deviation({arm: math.lcm(of_side[arm].unit, lengths.cycle(arm)) for arm in blocks})
+            decided = verdict(ratios, nulls, between, least)
             trial = msgspec.structs.replace(
                 trial,
-                speedup=speedup(ratios, between),
-                wall_speedup=speedup(wall_pairs.log_ratios, between),
+                speedup=speedup(ratios, between, least),
+                wall_speedup=speedup(wall_pairs.log_ratios, between, least),
+                step_deviation=least,
+                stalls_from=noise.stalls_from,
                 blocks=2 * len(ratios),
                 log_ratios=tuple(ratios),
                 null_log_ratios=tuple(nulls),
@@ -329,7 +345,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 spread_s=spread_s,
             )
             on_update(trial)
-            if decided or exhausted(ratios, nulls, between) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
+            if decided or exhausted(ratios, nulls, between, least) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
                 break
     except LossNotFinite:
         return msgspec.structs.replace(
@@ -343,15 +359,24 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     return with_training_loss(trial, losses, firsts) if run.is_job and changes_numerics(trial) else trial
 
 
-async def _block(sides: Sides, block: Block, plan: BlockPlan) -> tuple[list[Step], float]:
-    """The counted steps of `block`, without the first steps after the switch, and the seconds that `plan` spreads over them."""
+async def _block(sides: Sides, block: Block, plan: BlockPlan, lengths: Lengths) -> tuple[list[Step], float]:
+    """The counted steps of `block`, and the seconds that `plan` spreads over them."""
     worker = sides.worker(block.arm)
-    while True:
-        counted = [step for step in worker.trial_steps if step.arm == block.arm and step.kind == 0][plan.settling :]
-        steps, spread_s = plan.spread(counted)
-        if plan.complete(steps, block.stretch):
-            return list(plan.trimmed(steps)), spread_s
+    arriving = NextBlock(plan, lengths, block.arm, block.stretch)
+    while (counted := arriving.counted(worker.trial_steps)) is None:
         await worker.next_steps()
+    return plan.spread(counted)
+
+
+def _work_of(blocks: Mapping[int, Sequence[Step]], changes: Knobs) -> Work:
+    """See `work_in`. Raises TrialFailed where the sides cannot be compared."""
+    known = {any(map(work_of_step, steps)) for steps in blocks.values()}
+    if len(known) > 1:
+        raise TrialFailed(NO_WORK)
+    try:
+        return work_in(next(iter(blocks.values())), changes)
+    except ValueError as problem:
+        raise TrialFailed(str(problem)) from None
 
 
 async def with_quality(trial: Trial, sides: Sides) -> Trial:

@@ -104,7 +104,7 @@ class Rhythm(msgspec.Struct, frozen=True):
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
-    `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate), on `clock`: `contention_free` subtracts the run-queue delay
+    `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate) as `statistics.Pairs` takes it, on `clock`: `contention_free` subtracts the run-queue delay
     of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of successive
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
     same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
@@ -115,7 +115,9 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
     periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done. `spread_s`: seconds of evaluations and
     checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place. `reason`: why the
-    verdict is what it is, where the pairs do not say it.
+    verdict is what it is, where the pairs do not say it. `step_deviation`: the standard deviation of a pair that the steps within the blocks
+    show; the intervals use no smaller one. `stalls_from`: a stall in one of so many steps, or more often, would have been seen on both sides; 0:
+    not known. `by_steps`: the rates are steps per second, because the samples of a step are not known.
     """
 
     id: str
@@ -149,6 +151,9 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     rhythm: Rhythm | None = None
     spread_s: float = 0.0
     reason: str = ""
+    step_deviation: float = 0.0
+    stalls_from: int = 0
+    by_steps: bool = False
 
     @property
     def way(self) -> str:

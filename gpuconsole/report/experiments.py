@@ -82,6 +82,14 @@ def rhythm_note(measured: Trial | Sweep) -> str:
     return f"The rate of {sides} rises and falls with a period of {times}: another process may have a rhythm."
 
 
+BY_STEPS = "compared by steps per second: the samples of a step are not known, and the change does not alter them"
+
+
+def stalls_note(trial: Trial) -> str:
+    """What so short a trial cannot know; empty where that is not known."""
+    return f"no stall rarer than one in {trial.stalls_from} steps was looked for" if trial.stalls_from > 1 else ""
+
+
 # --- the whole trial -----------------------------------------------------------------------------------------
 
 
@@ -102,6 +110,10 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
         report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.stalls_from > 1:
+        report.append(Line([(stalls_note(trial), "dim")], indent=2))
+    if trial.by_steps:
+        report.append(Line([(BY_STEPS, "dim")], indent=2))
     if trial.spread_s >= SPREAD_S:
         spread = f"evaluations and checkpoints in the blocks took {units.duration(trial.spread_s).strip()}: each step has their mean before the trial instead"
         report.append(Line([(spread, "dim")], indent=2))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, plans, rate
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_STEPS, BlockPlan, plans, rate
 from gpuconsole.experiments.trial import run_trial
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -25,24 +25,27 @@ def steps(n: int, wall: float, runq: float = 0.0) -> list[Step]:
 
 def test_blocks_hold_whole_periods_of_what_happens_now_and_then() -> None:
     plan = BlockPlan({"log_every": 3, "save_every": 6, "eval_every": 0}, ["save_every"])
-    assert not plan.complete(steps(5, 0.2))
-    assert plan.complete(steps(6, 0.2))
-    assert len(plan.trimmed(steps(14, 0.2))) == 12
+    assert plan.count(0.2) == 6
+    assert plan.count(0.02) == 18, "0.35 s are 17.5 steps"
 
 
 def test_a_longer_block_is_longer_in_steps_and_in_seconds_and_holds_whole_periods() -> None:
     plan = BlockPlan({"log_every": 3, "save_every": 6, "eval_every": 0}, ["save_every"])
-    assert not plan.complete(steps(8, 0.2), 1.5) and plan.complete(steps(9, 0.2), 1.5)
-    assert len(plan.trimmed(steps(9, 0.2))) == 6
+    assert plan.count(0.2, 1.5) == 12
     short = BlockPlan({}, ["precision"])
-    assert not short.complete(steps(10, 0.06), 2.0) and short.complete(steps(12, 0.06), 2.0)
+    assert short.count(0.06) == 6 and short.count(0.06, 2.0) == 12
+
+
+def test_blocks_hold_whole_rounds_of_the_workers_and_whole_cycles() -> None:
+    plan = BlockPlan({"num_workers": 4}, ["precision"])
+    assert [plan.count(0.05, stretch) for stretch in (1.0, 1.5, 2.0)] == [8, 12, 16]
+    assert plan.count(0.05, cycle=6) == 12
+    assert BlockPlan({}, ["precision"]).count(2.0, cycle=6) == 5, "no block lasts much longer than 2.5 s for the sake of a cycle"
 
 
 def test_a_side_on_which_it_happens_more_often_has_shorter_blocks() -> None:
     often, rarely = (BlockPlan({"save_every": every}, ["save_every"]) for every in (6, 30))
-    assert often.complete(steps(6, 0.06))
-    assert not rarely.complete(steps(29, 0.06))
-    assert rarely.complete(steps(30, 0.06))
+    assert (often.count(0.06), rarely.count(0.06)) == (6, 30)
 
 
 def test_the_side_on_which_it_is_ten_times_rarer_need_not_wait_for_it() -> None:
@@ -58,21 +61,21 @@ def test_the_side_on_which_it_is_ten_times_rarer_need_not_wait_for_it() -> None:
 
 
 def test_what_happens_too_rarely_for_a_block_makes_it_no_longer() -> None:
-    assert BlockPlan({"save_every": 120}, ["save_every"]).complete(steps(6, 0.2))
+    assert BlockPlan({"save_every": 120}, ["save_every"]).count(0.2) == MIN_STEPS
 
 
 def test_what_happens_now_and_then_and_costs_nothing_makes_no_block_longer() -> None:
     knobs = {"log_every": 20, "save_every": 0, "eval_every": 0}
-    assert BlockPlan(knobs, ["optim"], {"logging": 0.001}).complete(steps(6, 0.2))
-    assert not BlockPlan(knobs, ["optim"], {"logging": 0.05}).complete(steps(6, 0.2))
-    assert not BlockPlan(knobs, ["log_gradients"], {"logging": 0.001}).complete(steps(6, 0.2))  # it may weigh from now on
+    assert BlockPlan(knobs, ["optim"], {"logging": 0.001}).count(0.1) == MIN_STEPS
+    assert BlockPlan(knobs, ["optim"], {"logging": 0.05}).count(0.1) == 20
+    assert BlockPlan(knobs, ["log_gradients"], {"logging": 0.001}).count(0.1) == 20  # it may weigh from now on
     assert BlockPlan({**knobs, "save_every": 3}, ["save_every"], {"logging": 0.001, "checkpoint": 0.2}).period == 3
 
 
 def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
     assert BlockPlan({}, ["num_workers"]).through_loader
-    assert not BlockPlan({}, ["num_workers"]).complete(steps(6, 0.1))
-    assert BlockPlan({}, ["precision"]).complete(steps(6, 0.1))
+    assert BlockPlan({}, ["num_workers"]).count(0.1) == 8
+    assert BlockPlan({}, ["precision"]).count(0.1) == MIN_STEPS
 
 
 def test_rate_takes_off_run_queue_delay() -> None:
@@ -102,7 +105,6 @@ def test_evaluations_of_a_job_are_spread_over_the_steps_of_a_block() -> None:
     assert [step.wall_s for step in steps] == pytest.approx([0.025] * 3), "each has the mean: a fifth of 25 ms"
     assert all(sum(step.phases) == pytest.approx(step.wall_s) for step in steps)
     assert all(sum(step.runq or ()) == pytest.approx(0.002) for step in steps)
-    assert not plan.complete(plan.spread([step_of_job(2.0)] * 3)[0]), "evaluations alone are no block"
 
 
 @pytest.mark.parametrize(

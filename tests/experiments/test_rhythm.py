@@ -109,7 +109,7 @@ class Job(Sides):
 
 @pytest.mark.parametrize(("waits", "clock"), [(False, "contention_free"), (True, "wall")])
 def test_a_sweep_names_the_rhythm_of_its_job(waits: bool, clock: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secrets.randbits", lambda bits: 5)
+    monkeypatch.setattr("secrets.randbits", lambda bits: 6)
     run = Run("1", "train.py", JOB, {"optim": "adamw", "precision": "fp32"}, "cpu")
     sweeper = JobSweeper(run, Job(waits), Device("cpu", "cpu"))  # type: ignore[arg-type]
     points: list[Knobs] = [{"optim": "adamw", "precision": precision} for precision in ("fp32", "bf16")] + [
