@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from mcp import Client, StdioServerParameters, stdio_client
 
 from gpuconsole.cli.main import main
 from tests.mcp.raw import RawClient
@@ -80,6 +79,8 @@ def test_a_client_of_the_sdk_drives_a_whole_session(folder: Path) -> None:
 
 
 async def whole_session(folder: Path) -> None:
+    from mcp import Client, StdioServerParameters, stdio_client  # here, because each process of the tests reads this module
+
     arguments = ["-m", "gpuconsole", "mcp", "--device", "cpu", "--snapshot", "s.json", "--patch", "p.diff", *starved(folder)]
     seen: list[tuple[float, str]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import socket
@@ -18,10 +19,14 @@ from tests.mcp.raw import HELLO, RawClient
 from tests.pty.terminal import Terminal
 from tests.waiting import wait_until
 
-pytest.importorskip("tensorboard")
-pytest.importorskip("wandb")
-pytest.importorskip("mlflow")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("markers")]
+LIBRARIES = ("tensorboard", "wandb", "mlflow")
+# looked for, not imported: each process collects this module, and only children need the libraries
+MISSING = [library for library in LIBRARIES if importlib.util.find_spec(library) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("markers"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+]
 
 WAYS_IN = {
     "argument": "mArgument1",
