@@ -97,6 +97,8 @@ def slope_of(times: Sequence[float], values: Sequence[float], least: int = LEAST
     if len(times) < least:
         raise ValueError(f"{len(times)} points are too few")
     times, values = _thinned(times), _thinned(values)
+    if min(values) == max(values):  # such as a phase that no step has: most phases of most runs
+        return Slope(0.0, 0.0, 0.0)
     slopes = _slopes(times, values)
     n = len(times)
     spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties; ties make it smaller
@@ -128,6 +130,5 @@ def _thinned(points: Sequence[float]) -> Sequence[float]:
 
 def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
     """The slopes of all pairs of points, sorted."""
-    return sorted(
-        (values[j] - values[i]) / (times[j] - times[i]) for i in range(len(times)) for j in range(i + 1, len(times)) if times[j] > times[i]
-    )
+    points = list(zip(times, values, strict=True))
+    return sorted((value - v) / (time - t) for at, (t, v) in enumerate(points) for time, value in points[at + 1 :] if time > t)

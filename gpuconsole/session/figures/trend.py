@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -155,13 +156,16 @@ def _growth(blocks: Sequence[Block], values: Sequence[float]) -> float:
 
 def _median(steps: Sequence[tuple[Step, float]]) -> Block:
     last, _ = steps[-1]
+    shares = [share for _, share in steps]
+    columns = zip(*(step.phases for step, _ in steps), strict=True)
     return Block(
         last.index,
         last.t,
         statistics.median(step.wall_s * share for step, share in steps),
         statistics.median(step.samples for step, _ in steps),
         statistics.median(step.tokens for step, _ in steps),
-        tuple(statistics.median(step.phases[place] * share for step, share in steps) for place in range(len(PHASES))),
+        # most programs have few of the phases
+        tuple(statistics.median(map(operator.mul, column, shares)) if any(column) else 0.0 for column in columns),
     )
 
 
@@ -173,5 +177,5 @@ def _mean(blocks: Sequence[Block]) -> Block:
         statistics.fmean(block.wall_s for block in blocks),
         statistics.fmean(block.samples for block in blocks),
         statistics.fmean(block.tokens for block in blocks),
-        tuple(statistics.fmean(column) for column in zip(*(block.phases for block in blocks), strict=True)),
+        tuple(statistics.fmean(column) if any(column) else 0.0 for column in zip(*(block.phases for block in blocks), strict=True)),
     )
