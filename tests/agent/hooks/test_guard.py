@@ -134,6 +134,9 @@ def test_an_entry_point_raises_again_what_comes_from_outside_and_goes_on(monkeyp
     assert not switch.failed and anew == ["begun"]
     guard.entry("test.fails")(lambda: [][1])()
     assert switch.failed and anew == ["begun"]
+    # another call of the agent's code may still be under way as the agent switches itself off: what comes from outside then arrives too
+    assert switch.off("test.late", caught(agents_work))
+    assert not switch.off("test.late", ValueError("of the agent"))
 
 
 @pytest.mark.usefixtures("timer")
