@@ -19,13 +19,13 @@ DATA = ("*.toml", "*.html", "*.md")
 
 def texts(path: Path) -> Iterator[str]:
     """The texts of a module, each f-string as one. Documentation strings are left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in joined for part in node.values}
     for node in joined:
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation | parts:
             yield node.value
 

@@ -81,7 +81,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
     folder = tmp_path_factory.mktemp("job")
     (folder / "own").mkdir()
     (folder / "own" / "sitecustomize.py").write_text("WHOSE = 'the user'\n")
-    command = (sys.executable, str(PROGRAMS / "plain.py"), "7")
+    command = (sys.executable, str(PROGRAMS / "plain.py"), "5")
     environment = {"PYTHONPATH": f"{folder / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     return plain(folder, *command, environment=environment), watched(folder, *command, environment=environment)
 

