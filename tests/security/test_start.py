@@ -16,7 +16,8 @@ MODULES = ("psutil", "msgspec", "torch", "gpuconsole", "types", "queue", "aiohtt
     "words",
     [
         ("devices",),
-        pytest.param(("run", "tiny-batch", "--headless", "--duration", "1"), marks=pytest.mark.slow),
+        # a worker starts in the same way alone and beside others
+        pytest.param(("run", "tiny-batch", "--headless", "--duration", "1"), marks=[pytest.mark.slow, pytest.mark.matrix]),
         pytest.param(("run", "ddp-small-batch", "--headless", "--duration", "1", "--device", "cpu"), marks=pytest.mark.slow),
         pytest.param(("run", "kv-pressure", "--headless", "--duration", "5"), marks=pytest.mark.slow),
         ("run", "--headless", "--", "true"),

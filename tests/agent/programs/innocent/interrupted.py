@@ -51,7 +51,7 @@ def raise_in_main():
 
 
 def interrupt():
-    """Train, and have an exception raised at 250 random moments of the steps, which take less than a ms."""
+    """Train, and have an exception raised at 120 random moments of the steps, which take less than a ms."""
     global caught
     model(x).pow(2).mean().backward()
     optimizer.step()  # torch imports what it needs: an exception within these imports is lost without the agent, too
@@ -61,7 +61,7 @@ def interrupt():
         sys.modules["_gpuconsole_agent.hooks.guard"].switch.off("", None)
     end = time.monotonic() + 20
     lost = []
-    while raised < 250 and time.monotonic() < end:
+    while raised < 120 and time.monotonic() < end:
         torch.set_grad_enabled(True)
         before = raised
         try:
