@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpuconsole.cli import exits
 from tests.conftest import Cli
 from tests.waiting import gone, wait_until
 
@@ -42,6 +44,28 @@ def running(process: subprocess.Popen[str]) -> list[list[str]]:
         except psutil.Error:
             continue
     return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_ends_a_command_in_good_order(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole run that is interrupted: test_headless."""
+    monkeypatch.setattr(exits, "_received", [])
+    ended: list[bool] = []
+
+    async def command() -> None:
+        exits.on_interrupt(lambda: ended.append(True))
+        os.kill(os.getpid(), number)
+        for _ in range(200):
+            if ended:
+                return
+            await asyncio.sleep(0.01)
+
+    before = signal.signal(number, lambda *_: None)  # where a command does not take the signal over, this process lives on
+    try:
+        asyncio.run(command())
+    finally:
+        signal.signal(number, before)
+    assert ended and exits.exit_code() == exits.exit_code("failed") == 128 + number
 
 
 @pytest.mark.parametrize("imported", ["gpuconsole.tui.skeleton", "gpuconsole.model.snapshot", "gpuconsole.diagnosis.engine"])
