@@ -8,7 +8,7 @@ import pytest
 
 from gpuconsole.agent.hooks.evidence.loading_parts import LOCKED, SHOWN
 from gpuconsole.diagnosis.engine import evaluate, in_doubt, wanted_probes
-from gpuconsole.diagnosis.families.loader import PARTS, without_part
+from gpuconsole.diagnosis.families.loader import PARTS, SLOW_PART, without_part
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding, Signal
@@ -43,6 +43,33 @@ def test_the_finding_names_the_large_parts_with_the_gain_without_each() -> None:
     )
     assert [evidence.signal for evidence in finding.evidence if evidence.signal in PARTS] == list(PARTS)
     assert not finding.missing
+
+
+def alone(share: float, wait: float, cores: float) -> Finding:
+    """Of a job that loads in its training process, and whose largest part of loading takes `share` of it."""
+    rate = 16 / (0.1 * wait)
+    job = case(knobs={"num_workers": 0}, data_wait_ratio=wait, mfu_ratio=0.3, cores=cores, **loader(rate, rate, 0.97))
+    job.signals[PARTS[0]] = Signal(share, "ratio", BLUR)
+    return about_input(replace(job, is_job=True))
+
+
+@pytest.mark.parametrize(
+    ("share", "wait", "cores", "rule", "title", "gain"),
+    [
+        (0.9, 0.9, 3.0, "input.too_few_workers", SLOW_PART, 0.1 / 0.019),  # 90 ms of loading, of which 9 are left; two workers need 45
+        (0.3, 0.9, 3.0, "input.too_few_workers", "Too few DataLoader workers", 0.1 / 0.045),
+        (0.9, 0.5, 2.0, "input.too_few_workers", "Too few DataLoader workers", 2.0),  # a worker hides all of the loading
+        (0.9, 0.9, 2.0, "input.cpu_transform", SLOW_PART, 10.0),
+        (0.2, 0.9, 2.0, "input.cpu_transform", "Loading takes time that a worker would not save", 10.0),
+    ],
+)
+def test_a_part_of_loading_that_gains_more_than_workers_comes_first(
+    share: float, wait: float, cores: float, rule: str, title: str, gain: float
+) -> None:
+    finding = alone(share, wait, cores)
+    assert (finding.rule, finding.title) == (rule, title)
+    assert finding.recoverable_ratio == pytest.approx(1 - 1 / gain, abs=0.01)
+    assert "receive" not in finding.summary
 
 
 def test_the_agent_sends_the_signals_that_the_rules_read() -> None:

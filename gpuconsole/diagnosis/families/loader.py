@@ -210,6 +210,9 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
 PARTS = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio")
 WORTH_SAYING = 1.05
 LARGE_PART = Threshold("large_part", 0.25, "ratio", "a part with a quarter of the loading is worth a change of the code")
+PART_FIRST = Threshold("part_first", 1.25, "", "a change of the code that gains a quarter more than workers do is named first")
+SLOW_PART = "One part of loading slows every step"
+"""The title of a finding about loading where the largest part is what to change."""
 
 
 def parts_wanted(case: Case) -> tuple[str, ...]:
@@ -221,6 +224,12 @@ def parts_in_words(case: Case) -> str:
     """The parts of loading with most of its time, and the step without each, as sentences that follow another one; empty where no large part is known."""
     large = [name for name in PARTS if case.get(name, 0.0) >= LARGE_PART]
     return "".join(f". {_part_in_words(case, name)}" for name in large)
+
+
+def part_gain(case: Case) -> float:
+    """Speed-up of the step without the largest part of loading; 1 where no large part is known."""
+    gains = [without_part(case, case.value(name)) for name in PARTS if case.get(name, 0.0) >= LARGE_PART]
+    return max((gain for gain in gains if gain is not None), default=1.0)
 
 
 def _part_in_words(case: Case, name: str) -> str:

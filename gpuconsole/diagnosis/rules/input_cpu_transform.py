@@ -11,7 +11,7 @@ class InputCpuTransform(Rule):
     id = "input.cpu_transform"
     title = "CPU transforms use all cores"
     clear_title = "CPU transforms are not the bottleneck"
-    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART)
+    thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART, loader.PART_FIRST)
     knobs = ("transform_cost",)
     reads = (
         "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
@@ -38,12 +38,15 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             if free
             else f"The transforms compute {percent(cpu)} of the time"
         )
-        limit = "a worker would gain little: to receive a batch from it takes time too" if free else "no core is free for more workers"
+        longest = case.value("samples_per_step") / loader.one_worker_rate(case) > loader.compute_s(case) + case.get("loader.receive_s", 0.0)
+        little = "loading takes longer than the rest of a step" if longest else "to receive a batch from it takes time too"
+        limit = f"a worker would gain little: {little}" if free else "no core is free for more workers"
         summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. {who}, and {limit}"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
         code = "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU"
         change = case.suggest({"transform_cost": cost // 2}, speedup_interval(1 / (1 - wait / 2), 0.8), why, code) if cost else None
+        title = "Loading takes time that a worker would not save" if free else ""
         return self.fires(
             level,
             evidence,
@@ -51,6 +54,6 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             recoverable=wait,
             confidence=high_if(cpu >= loader.SATURATED),
             suggestions=[change],
-            title="Loading takes time that a worker would not save" if free else "",
+            title=loader.SLOW_PART if loader.part_gain(case) >= loader.PART_FIRST else title,
             for_prediction=loader.parts_wanted(case),
         )

@@ -11,7 +11,7 @@ class InputTooFewWorkers(Rule):
     id = "input.too_few_workers"
     title = "Too few DataLoader workers"
     clear_title = "Enough DataLoader workers"
-    thresholds = (loader.WAIT, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART)
+    thresholds = (loader.WAIT, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART, loader.PART_FIRST)
     knobs = ("num_workers",)
     reads = (
         "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
@@ -21,7 +21,8 @@ class InputTooFewWorkers(Rule):
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
 current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, or half of
-the wait, there are too few workers.
+the wait, there are too few workers. In a job of your own the parts of loading are known: where the step without its largest part would be faster than with
+more workers, that part is what to change first, and the title says so.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 
     def judge(self, case: Case) -> Finding:
@@ -38,13 +39,15 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
         code = loader.worker_code(case, workers)
         gain = speedup_interval(loader.predicted(case, workers), loader.PREDICTION_ERROR)
         change = case.suggest({"num_workers": workers}, gain, why, code)
-        recoverable = 1 - 1 / max(1.0, loader.predicted(case, workers))
+        by_workers, by_part = max(1.0, loader.predicted(case, workers)), loader.part_gain(case)
+        part_first = by_part >= loader.PART_FIRST * by_workers
         return self.fires(
             level,
             evidence,
             summary,
-            recoverable=recoverable,
+            recoverable=1 - 1 / (by_part if part_first else by_workers),
             confidence=high_if(wait >= 0.2),
             suggestions=[change],
+            title=loader.SLOW_PART if part_first else "",
             for_prediction=loader.parts_wanted(case),
         )
