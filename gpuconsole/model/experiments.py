@@ -4,7 +4,7 @@ values of knobs)."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -181,11 +181,19 @@ def last_trial(trials: Iterable[Trial], run: str, changes: Knobs) -> Trial | Non
     )
 
 
-def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str) -> list[Finding]:
+LOST = 2
+"""Trials without a gain after which the confidence of a finding is low."""
+
+
+def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str, alike: Collection[str] = ()) -> list[Finding]:
     """The findings of a run with what its trials measured: a suggestion that was measured has that in place of its prediction, and stands behind the others of
-    its finding unless it gains. The findings that recover something change places by their weight."""
-    trials = list(trials)
-    if not any(trial.baseline_run == run for trial in trials):
+    its finding unless it gains. The findings that recover something change places by their weight.
+
+    The confidence is low where all suggestions were measured and none gains; and where LOST trials of the same knobs, on this run and on those of `alike`, were
+    measured and none gained. `alike`: the ids of runs of the same job.
+    """
+    trials = [trial for trial in trials if trial.baseline_run == run or trial.baseline_run in alike]
+    if not trials:
         return list(findings)
     measured = [_with_trials(finding, trials, run) for finding in findings]
     places = [at for at, finding in enumerate(measured) if finding.state == "fires" and not finding.note and finding.recoverable_ratio > 0]
@@ -197,7 +205,22 @@ def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str) 
 
 def _with_trials(finding: Finding, trials: Sequence[Trial], run: str) -> Finding:
     suggestions = sorted((_tried(suggestion, trials, run) for suggestion in finding.suggestions), key=_place)
-    return msgspec.structs.replace(finding, suggestions=tuple(suggestions)) if suggestions else finding
+    if not suggestions:
+        return finding
+    finding = msgspec.structs.replace(finding, suggestions=tuple(suggestions), lost_trials=_lost(finding, trials))
+    doubtful = finding.failed or finding.lost_trials > 0
+    return msgspec.structs.replace(finding, confidence="low") if doubtful else finding
+
+
+def _lost(finding: Finding, trials: Sequence[Trial]) -> int:
+    """The measured trials of the knobs that the finding suggests; 0 where they are fewer than LOST, or one of them gained."""
+    if finding.resource != "time":
+        return 0
+    knobs = [suggestion.changes.keys() for suggestion in finding.suggestions]
+    of_knobs = [
+        trial.speedup for trial in trials if trial.speedup is not None and trial.state != "running" and trial.changes.keys() in knobs
+    ]
+    return 0 if len(of_knobs) < LOST or any(speedup.low > 1 for speedup in of_knobs) else len(of_knobs)
 
 
 def _tried(suggestion: Suggestion, trials: Sequence[Trial], run: str) -> Suggestion:

@@ -75,6 +75,7 @@ class Finding(msgspec.Struct, frozen=True):
     `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is the share of step time that a perfect cure
     would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory
     limit that the best suggestion would free, which may cost time.
+    `lost_trials`: trials of what the finding suggests, on runs of the same job, of which none gained (experiments.with_trials).
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
     for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.
@@ -92,13 +93,18 @@ class Finding(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
     level: float = 0.0
     resource: Resource = "time"
+    lost_trials: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether all suggestions were measured, and none of them gains: the cause may still be right, but what the cure would save is not known."""
+        tried = [suggestion.tried for suggestion in self.suggestions if suggestion.tried is not None and self.resource == "time"]
+        return bool(tried) and len(tried) == len(self.suggestions) and not any(measured.gains for measured in tried)
 
     @property
     def weight(self) -> float:
-        """The weight for the ranking of findings. A measured gain takes the place of the estimate. Where all suggestions were measured and none gains, the
-        cause may still be right, with low confidence."""
+        """The weight for the ranking of findings. A measured gain takes the place of the estimate."""
         tried = [suggestion.tried for suggestion in self.suggestions if suggestion.tried is not None and self.resource == "time"]
         if gains := [measured.estimate for measured in tried if measured.gains]:
             return 1 - 1 / max(gains)
-        failed = bool(tried) and len(tried) == len(self.suggestions)
-        return float(self.recoverable_ratio * CONFIDENCE_WEIGHT["low" if failed else self.confidence])
+        return float(self.recoverable_ratio * CONFIDENCE_WEIGHT[self.confidence])

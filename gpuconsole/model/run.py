@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -310,6 +311,15 @@ class Run(msgspec.Struct, omit_defaults=True):
         if self.summary.tokens_per_s is not None:
             return self.summary.tokens_per_s, "tokens/s"
         return self.summary.samples_per_s, "samples/s"
+
+
+def of_same_job(run: Run, runs: Iterable[Run]) -> set[str]:
+    """The ids of these runs of the same job as `run`: the same scenario or program, with the same command."""
+    return {
+        other.id
+        for other in runs
+        if (other.scenario, other.workload, other.command_digest) == (run.scenario, run.workload, run.command_digest)
+    }
 
 
 def _of_server(name: str) -> bool:

@@ -10,9 +10,11 @@ import msgspec
 from gpuconsole.model import summary_figures
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial, with_trials
+from gpuconsole.model.finding import Finding
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.metrics import series_key
+from gpuconsole.model.run import of_same_job
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import peaks_of, summarized
 from gpuconsole.session.freshness import fresh_value
@@ -132,7 +134,12 @@ class SessionState(MachineState):
         for record in self.records:
             if record.run.id == event.trial.baseline_run and event.trial.state != "running":
                 record.tried(begun, event.t)
-                record.run.findings = with_trials(record.run.findings, self.trials.values(), record.run.id)
+                self._add_trials(record, record.run.findings)
+
+    def _add_trials(self, record: RunRecord, findings: list[Finding]) -> None:
+        """Give the run its findings with what trials of the same job measured."""
+        run = record.run
+        run.findings = with_trials(findings, self.trials.values(), run.id, of_same_job(run, (other.run for other in self.records)))
 
     def timed_trials(self) -> list[Trial]:
         """The trials, each with the session times at which it began and was last reported."""
@@ -146,7 +153,7 @@ class SessionState(MachineState):
                 if isinstance(event, Compared):
                     record.run.baseline = event.baseline
                 else:
-                    record.run.findings = with_trials(event.findings, self.trials.values(), record.run.id)
+                    self._add_trials(record, event.findings)
                     record.run.signals = event.signals
 
     def _open(self, event: RunOpened) -> None:

@@ -8,6 +8,7 @@ import pytest
 from gpuconsole.model.experiments import Speedup, Trial, TrialState, Verdict, last_trial
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.machine import Device
+from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, decode, encode
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import finding_report
@@ -117,3 +118,36 @@ def test_a_memory_finding_is_not_judged_by_its_rate() -> None:
     state = session(memory)
     state.apply(TrialUpdate(2.0, trial(0.76)))
     assert findings(state)[0].weight == memory.weight
+
+
+def test_a_finding_whose_fix_lost_promises_nothing_and_is_less_certain() -> None:
+    state = session(WORKER, LOGGING)
+    before = printed(finding_report(1, WORKER, Run("1", "train.py", "job", {}, "cpu")), 120)
+    assert "40 % recoverable" in before and "confidence high" in before
+    state.apply(TrialUpdate(2.0, trial(0.76)))
+    for _ in range(2):  # the conclusion is the same when the next trial is told
+        (worker,) = (one for one in findings(state) if one.rule == WORKER.rule)
+        assert worker.failed and worker.confidence == "low" and worker.weight == pytest.approx(0.2)
+        assert state.record is not None
+        shown = printed(finding_report(1, worker, state.record.run), 120)
+        assert "recoverable" not in shown.lower() and "no gain measured" in shown and "did not gain, so the confidence is low" in shown
+        state.apply(TrialUpdate(3.0, msgspec.structs.replace(trial(1.0, value=9), id="t2")))
+
+
+def test_a_change_that_lost_twice_in_runs_of_the_same_job_is_less_certain_at_other_values_too() -> None:
+    state = session(finding(WORKER.rule, 0.4, suggest(1), suggest(2)))
+    state.apply(TrialUpdate(2.0, trial(0.76)))
+    (first,) = findings(state)
+    assert (first.confidence, first.lost_trials, first.failed) == ("high", 0, False)
+    for n, scenario in enumerate(("other.py", "train.py")):
+        state.apply(RunOpened(3.0 + n, f"{n + 2}", scenario, "job", {"num_workers": 0}, "cpu"))
+        state.apply(Found(4.0 + n, f"{n + 2}", [finding(WORKER.rule, 0.4, suggest(4))], {}))
+        assert findings(state)[0].confidence == "high"
+    state.apply(TrialUpdate(6.0, msgspec.structs.replace(trial(0.9, run="3", value=2), id="t2")))
+    (last,) = findings(state)
+    assert (last.confidence, last.lost_trials) == ("low", 2)
+    assert state.record is not None
+    assert "2 trials of this change in this job did not gain" in printed(finding_report(1, last, state.record.run), 120)
+    state.apply(TrialUpdate(7.0, msgspec.structs.replace(trial(1.5, run="3", value=4, verdict="win"), id="t3")))
+    state.apply(Found(8.0, "3", [finding(WORKER.rule, 0.4, suggest(4))], {}))
+    assert (findings(state)[0].confidence, findings(state)[0].lost_trials) == ("high", 0), "one of them gained"

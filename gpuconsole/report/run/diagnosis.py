@@ -30,6 +30,7 @@ from gpuconsole.session.api import View
 
 NOTHING_FOUND = "No fault found so far"
 NO_ANSWER = "No conclusion while the server does not answer"
+NO_GAIN = "no gain measured"
 NO_FIGURES = "No conclusion: the numbers cannot show what limits this run"
 
 
@@ -158,6 +159,8 @@ def _headline(number: int, finding: Finding, width: int) -> list[Row]:
         full = width >= cell_width(finding.title) + 24
         short = " of memory" if finding.resource == "memory" else ""
         share = f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}"
+        if finding.failed:
+            share = f"  {NO_GAIN}" if full else ""
         confidence = f"  {finding.confidence:<6}" if width >= cell_width(finding.title) + 34 else ""
         right = [(share if finding.recoverable_ratio else "", "loss"), (confidence, "dim")]
     style = "title" if finding.note or finding.recoverable_ratio else "alert"
@@ -415,6 +418,8 @@ def stake(finding: Finding) -> str:
         return ": ".join(filter(None, ("optional", ", ".join(about))))
     if finding.note:
         return "nothing to recover"
+    if finding.failed:
+        return NO_GAIN
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
 
 
@@ -435,7 +440,7 @@ def recoverable(finding: Finding, run: Run) -> str:
     """`90.0 of the 167 ms of each step`: the recoverable time of a training step; empty where that is not known. A share is of the step without its
     wait for a CPU core, so where this wait counts, the words name that time too."""
     whole = run.summary.step_time_s
-    if finding.note or finding.resource != "time" or run.serves or whole is None:
+    if finding.note or finding.failed or finding.resource != "time" or run.serves or whole is None:
         return ""
     delay = core_wait(run)
     base_s = whole.mean * (1 - delay)
@@ -446,12 +451,23 @@ def recoverable(finding: Finding, run: Run) -> str:
     return f"{part} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
 
 
+def lost_trials(finding: Finding) -> str:
+    """Why trials of what the finding suggests lower its confidence; empty where they do not."""
+    if finding.lost_trials:
+        return (
+            f"{finding.lost_trials} trials of this change in this job did not gain, so the confidence is low: the cause may be another one."
+        )
+    return "The trial did not gain, so the confidence is low: the cause may be another one." if finding.failed else ""
+
+
 def finding_report(number: int, finding: Finding, run: Run) -> Report:
     """A finding with its evidence and its suggestions."""
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
     report: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
     if share := recoverable(finding, run):
         report.append(text(f"Recoverable: {share}.", indent=2))
+    if lost := lost_trials(finding):
+        report.append(text(lost, indent=2))
     report.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))
     if finding.evidence:
         report.append(_evidence(finding.evidence))

@@ -18,6 +18,7 @@ from gpuconsole.diagnosis.models.run import with_figures
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.experiments import with_trials
 from gpuconsole.model.peaks import published_of
+from gpuconsole.model.run import of_same_job
 from gpuconsole.report.session import run_text
 
 HELP = "apply the rules again to a snapshot"
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     snapshot, raw = read_snapshot_with_unknown(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         with in_range(args.file):
-            run.findings = with_trials(evaluate(Case.of(run, run.signals)), snapshot.trials, run.id)
+            run.findings = with_trials(evaluate(Case.of(run, run.signals)), snapshot.trials, run.id, of_same_job(run, snapshot.runs))
             figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
             page = "" if args.json else run_text(figured, snapshot.trials, output.paint(sys.stdout))
         stored["findings"] = msgspec.to_builtins(run.findings)
