@@ -3,13 +3,14 @@
 import ast
 import inspect
 import sys
+from dataclasses import replace
 
 import pytest
 
 from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probes
 from gpuconsole.diagnosis.families import loader as loader_family
 from gpuconsole.diagnosis.rule import Case, Rule
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 from tests.diagnosis.cases import case, check, loader
 
@@ -119,20 +120,37 @@ def small_batches(both_ms: float, tensors: int, cores: float = 2.0, others: floa
 
 
 @pytest.mark.parametrize(
-    ("both_ms", "tensors", "cores", "others"),
+    ("both_ms", "tensors", "cores", "others", "why"),
     [
-        (2.0, 5, 2.0, 0.0),  # graphs: measured 0.76x with a worker
-        (20.0, 2, 1.0, 0.0),  # the only core has the work of both
-        (20.0, 2, 2.0, 0.5),  # another program has the second core
+        (2.0, 5, 2.0, 0.0, "to send and to receive a batch takes time too"),  # graphs: measured 0.76x with a worker
+        (20.0, 2, 1.0, 0.0, "no core is free"),  # the only core has the work of both
+        (20.0, 2, 2.0, 0.5, "other programs on this machine leave no core"),
     ],
 )
 def test_where_sending_a_batch_costs_what_a_worker_saves_or_no_core_is_spare_no_worker_is_suggested(
-    both_ms: float, tensors: int, cores: float, others: float
+    both_ms: float, tensors: int, cores: float, others: float, why: str
 ) -> None:
     a_case = small_batches(both_ms, tensors, cores, others)
     assert loader_family.predicted(a_case, 1) < 1.05
     assert check("input.too_few_workers", a_case).state == "clear"
-    assert check("input.cpu_transform", a_case).state == "fires"
+    finding = check("input.cpu_transform", a_case)
+    assert finding.state == "fires" and why in finding.summary
+
+
+def test_a_busy_machine_is_said_once_and_silences_no_cause() -> None:
+    """At a load of six: the program's own code within the passes is named all the same, and comes first."""
+    function = {
+        "stack__function_ratio": 0.6,
+        "stack__function_python_ratio": 0.9,
+        "stack__function_waits_ratio": 0.0,
+        "stack__no_grad_ratio": 0.0,
+    }
+    busy = case(runq_ratio=0.6, host__others_cpu_ratio=0.8, mfu_ratio=0.3, **function)
+    source = Signal(0.6, "ratio", "400 stack samples, most of them in: Matcher.forward at train.py:29")
+    busy = replace(busy, is_job=True, signals={**busy.signals, "stack.function_ratio": source})
+    first, *others = (finding for finding in evaluate(busy) if finding.state == "fires")
+    assert first.rule == "host.slow_function" and "train.py:29" in first.summary
+    assert [(finding.rule, finding.note) for finding in others] == [("host.cpu_contention", True)]
 
 
 def test_a_worker_that_makes_large_batches_beside_the_model_is_suggested() -> None:

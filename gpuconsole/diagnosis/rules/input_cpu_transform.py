@@ -6,6 +6,8 @@ from gpuconsole.diagnosis.families import loader
 from gpuconsole.diagnosis.precedence import cause_of_data_wait
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent, speedup_interval
 
+HALF_A_CORE = 0.5
+
 
 class InputCpuTransform(Rule):
     id = "input.cpu_transform"
@@ -20,7 +22,7 @@ class InputCpuTransform(Rule):
         "probe.cached_pass_s", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
-by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 % and less than half of the wait. Without workers and with a free core, a worker gains little where receiving a batch takes as long as making it. Less work per sample helps: cheaper or vectorised
+by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 % and less than half of the wait. Without workers and with a free core, a worker gains little where sending and receiving a batch takes as long as making it, or where other programs use the core. Less work per sample helps: cheaper or vectorised
 transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,
 torch.set_num_threads(1) is right. In a job of your own, probe P16 samples the stacks of the loading processes: the finding names the transforms, functions and
 lines that take a quarter of the loading or more, each with the speed of a step without it."""
@@ -38,9 +40,16 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             if free
             else f"The transforms compute {percent(cpu)} of the time"
         )
+        taken = case.value("cores") * case.get("host.others_cpu_ratio", 0.0)
         longest = case.value("samples_per_step") / loader.one_worker_rate(case) > loader.compute_s(case) + case.get("loader.receive_s", 0.0)
-        little = "loading takes longer than the rest of a step" if longest else "to receive a batch from it takes time too"
-        limit = f"a worker would gain little: {little}" if free else "no core is free for more workers"
+        if not free:
+            limit = "no core is free for more workers"
+        elif case.value("cores") - case.value("threads") - taken < HALF_A_CORE:
+            limit = "other programs on this machine leave no core for a worker"
+        elif longest:
+            limit = "a worker would gain little: loading takes longer than the rest of a step"
+        else:
+            limit = "a worker would gain little: to send and to receive a batch takes time too"
         summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. {who}, and {limit}"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"
