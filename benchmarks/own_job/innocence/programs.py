@@ -118,7 +118,7 @@ PROGRAMS: dict[str, Program] = {
                                            loop="for step in range(STEPS):\n    optimizer.zero_grad(); model(torch.randn(8, 16))[0].square().mean().backward(); optimizer.step(); time.sleep(PAUSE_S)\n"),
     "attributes that print": plain("class Net(torch.nn.Sequential):\n    count = 0\n    def parameters(self, recurse=True): Net.count += 1; return super().parameters(recurse)\nmodel = Net(*model)\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n", "print(Net.count)\n"),
     "thousands of modules": plain("model = torch.nn.Sequential(model, torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3000)))\nrun = model[0]\n", loop="for step in range(STEPS):\n    optimizer.zero_grad(); run(torch.randn(8, 16)).square().mean().backward(); optimizer.step(); time.sleep(PAUSE_S)\n"),
-    "shared weights": plain("model[3].weight = torch.nn.Parameter(model[3].weight); model.other = model[3]\n"),
+    "shared weights": plain("model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16))\nmodel[2].weight = model[0].weight\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
     "frozen parts": plain("for p in model[0].parameters(): p.requires_grad_(False)\n"),
     "double precision": plain("torch.set_default_dtype(torch.float64)\nmodel.double()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
     "autocast": plain(loop="for step in range(STEPS):\n    optimizer.zero_grad()\n    with torch.autocast('cpu', torch.bfloat16): loss = model(torch.randn(8, 16)).square().mean()\n    loss.backward(); optimizer.step(); time.sleep(PAUSE_S)\n"),
