@@ -14,7 +14,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = TensorDataset(torch.randn(8, 4096, 512), torch.randint(0, 10, (8, 4096)))
-PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer")
+PHASES = ("data_wait", "h2d", "forward", "loss", "backward", "optimizer")
 sums, pending = dict.fromkeys(PHASES, 0.0), []
 n, done = 0, False
 while not done:
@@ -22,13 +22,15 @@ while not done:
         events = [torch.cuda.Event(enable_timing=True) for _ in PHASES]
         x, y = x.to("cuda"), y.to("cuda")
         events[1].record()
-        loss = nn.functional.cross_entropy(model(x), y)
+        out = model(x)
         events[2].record()
+        loss = nn.functional.cross_entropy(out, y)
+        events[3].record()
         optimizer.zero_grad()
         loss.backward()
-        events[3].record()
-        optimizer.step()
         events[4].record()
+        optimizer.step()
+        events[5].record()
         pending.append(events)
         n += 1
         if n % 20 == 0:
@@ -41,7 +43,7 @@ for before, after in itertools.pairwise(pending[8:]):
     for i, name in enumerate(PHASES):
         if i > 1:
             sums[name] += after[i - 1].elapsed_time(after[i])
-    sums["h2d"] += before[4].elapsed_time(after[1])
+    sums["h2d"] += before[5].elapsed_time(after[1])
 total = sum(sums.values())
 with open(os.environ["STAMPS"], "w") as file:
     json.dump({name: value / total for name, value in sums.items()}, file)
