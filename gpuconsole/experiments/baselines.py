@@ -13,7 +13,8 @@ import msgspec
 import platformdirs
 
 from gpuconsole.engine.machine.settings import settings
-from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, rate_change, rate_verdict
+from gpuconsole.experiments.runs import DEGREES, RunRate, change_of, occasions, run_rate, unix_s
+from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, rate_verdict
 from gpuconsole.model import encoding, units
 from gpuconsole.model.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.files import make_writable_folder, write_whole
@@ -156,7 +157,7 @@ OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Minimum load that the signals of rule host.cpu_contention count as contention (docs/diagnosis.md)."""
 WORTH_REPORTING = 0.02
 """Run-queue delay below this share is less than the smallest relevant difference, so the result does not mention it."""
-FEW_RUNS = f"runs are assumed to differ by {percent(RUN_TO_RUN)} until {RUNS_FOR_SPREAD} runs are kept"
+FEW_RUNS = f"runs are assumed to differ by {percent(RUN_TO_RUN)} until {DEGREES + 1} runs of different times are kept"
 
 
 def doubts(validity: Validity | None) -> str:
@@ -174,7 +175,8 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
             key=baseline.key.name, words=f"not compared with {_name(baseline)}: {doubts(validity)}", short="not compared: invalid"
         )
     free = all(run.on_cpu and run.run_queue_ratio is not None for run in (now, *baseline.runs))
-    change = rate_change(_blocks(now, free), [_blocks(run, free) for run in baseline.runs], live)
+    kept, new = _rates(baseline.runs, free), _rate(now, free, live)
+    change = change_of(kept, new) if kept and new is not None else None
     excused, contention = _contention(now, baseline.runs, free)
     doubt = doubts(validity)
     decided: BaselineVerdict = rate_verdict(change, excused) if change and not doubt else "undecided"
@@ -195,10 +197,17 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
     )
 
 
-def _blocks(run: BaselineRun, free: bool) -> list[Block]:
-    """The blocks of `run`, with `free` without the run-queue delay of the training thread, as in the gate."""
+def _rate(run: BaselineRun, free: bool, live: bool = False) -> RunRate | None:
+    """What counts of `run`; with `free` without the run-queue delay of the training thread, as in the gate."""
     waited = min(0.99, run.run_queue_ratio or 0.0) if free else 0.0
-    return [Block(rate / (1 - waited), seconds) for rate, seconds in zip(run.rates, run.block_seconds, strict=True)]
+    blocks = [Block(rate / (1 - waited), seconds) for rate, seconds in zip(run.rates, run.block_seconds, strict=True)]
+    rate = run_rate(blocks, live)
+    begun = unix_s(run.date)
+    return rate._replace(begun=begun, ended=None if begun is None else begun + run.duration_s) if rate is not None else None
+
+
+def _rates(runs: Sequence[BaselineRun], free: bool) -> list[RunRate]:
+    return [rate for run in runs if (rate := _rate(run, free)) is not None]
 
 
 Unequal = list[tuple[str, str]]
@@ -265,7 +274,7 @@ def _words(
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(change.low), abs(change.high)))
         text = f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
-        more = [_where(now, baseline.runs), "" if len(baseline.runs) >= RUNS_FOR_SPREAD else FEW_RUNS, contention]
+        more = [_where(now, baseline.runs), "" if len(occasions(_rates(baseline.runs, free))) > DEGREES else FEW_RUNS, contention]
         return "; ".join(part for part in (text, *more) if part)
     figure = f"{change.estimate * 100:+.1f} % [{change.low * 100:+.1f}, {change.high * 100:+.1f}]"
     if decided == "same":

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from gpuconsole.experiments.baselines import doubts
-from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN, rate_change
+from gpuconsole.experiments.runs import change_of, run_rate
+from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN
 from gpuconsole.model.baseline import RateChange
 from gpuconsole.model.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
 from gpuconsole.model.experiments import Trial
@@ -162,7 +163,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
 def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_work: bool) -> MetricChange | None:
     name = key.partition(" ")[0]
     means = mean_rate(before), mean_rate(after)
-    change = rate_change(after, [before]) if min(means) > 0 else None
+    rates = run_rate(before), run_rate(after)
+    change = change_of([rates[0]], rates[1]) if rates[0] is not None and rates[1] is not None else None
     few = min(len(before), len(after)) < MIN_BLOCKS
     why_not = "" if change else FEW_POINTS if few else "a mean is 0"
     if change is None and means == (0.0, 0.0):

@@ -1,29 +1,14 @@
 """The gate of `gpuconsole compare BASE NEW --fail-below LIMIT`: no regression, a regression, or undecided.
 
-**One number for each run.** The steps within a run are correlated, and they do not show what differs between two starts of the same program: the layout
-of memory, the placement of threads, the neighbours on the machine. So a run counts once, with the log of its mean rate, and the noise is the spread
-between runs of the same side. On a CPU the rates are without the run-queue delay of the training thread, where every run has this figure, as in
-the comparison with baselines.
-
-**When the runs were measured.** Runs of one host with less than OCCASION_S between them are one *occasion*. What changes slowly (another machine of
-the same kind, temperature, load of the day) is the same for all runs of an occasion. So there are two designs:
-
-- *In turn*: all runs of both sides are one occasion, and the mean places of the two sides in the order of time differ by one place at most (A B, A B B A,
-  A B A B A B). A slow drift then changes the ratio by no more than it changes from one run to the next. A run is the unit.
-- *Apart*: for example kept runs of earlier days, or A A A B B B. All runs of an occasion share its level, so more runs of it add little. An occasion is the
-  unit, with the mean of its runs.
-
-**The interval.** The ratio is the difference of the mean log rates, with the pooled standard deviation s between units of the same side, and Student's t.
-With DEGREES degrees of freedom or more (three units of each side), s is the measured value. With fewer, the runs can agree by chance. A second interval then has s
-combined with RUN_TO_RUN, which has the weight of USUAL_RUNS degrees of freedom, as in `rate_change`. The wider interval counts. With one unit of each side, s is
-RUN_TO_RUN plus the noise within a run, and the interval reaches 7.6 % below the ratio or further.
+The ratio of the two sides and its interval come from `runs.ratio_of`, as in the comparison with baselines. The sides may be unequally noisy. On a CPU the
+rates are without the run-queue delay of the training thread, where every run has this figure.
 
 **The decision.** `regression`: the whole interval is below the limit. `no regression`: the whole interval is above it. Otherwise `undecided`. So a change
-whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often, as soon as a side has two units. One run of
-each side relies on RUN_TO_RUN: of A/A pairs, 0 % are false alarms where equal runs differ by 2 %, 3 % where they differ by 5 %, but 10 % where they differ by 10 %
-(limit 0.97, simulated; tests/experiments/test_gate.py). The limit is at most MOST_LIMIT: then a
-regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the CPU load of other programs differs
-between the sides by OTHERS_DIFFER or more, this load can explain a difference of its own size: a decision must hold with that allowance.
+whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. A side with one run or one occasion cannot show
+its noise: its runs are taken to differ by LONE_RUN, and where they differ by more, false alarms are more frequent (`python -m benchmarks.gate.simulated` has the table).
+The limit is at most MOST_LIMIT: then a regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the
+CPU load of other programs differs between the sides by OTHERS_DIFFER or more, this load can explain a difference of its own size: a decision must hold with
+that allowance.
 
 **How many runs.** An undecided answer gives a number of runs of each side, measured in turn. So many runs decide the measured ratio, at this noise, with the probability
 POWER. The distance of the ratio from the limit counts as at least a third of the distance between 1 and the limit: a ratio nearer than that is there by chance, or the
@@ -33,27 +18,18 @@ the distance between 1 and the limit. Each decision with more runs adds a chance
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
 from gpuconsole.experiments.baselines import OTHERS_DIFFER, doubts
 from gpuconsole.experiments.compare import compare
-from gpuconsole.experiments.statistics import (
-    ALPHA,
-    MIN_BLOCKS,
-    MINIMUM_EFFECT,
-    NORMAL_975,
-    RUN_TO_RUN,
-    USUAL_RUNS,
-    student_quantile,
-)
+from gpuconsole.experiments.runs import DEGREES, RunRate, occasions, ratio_of, squares_in, unix_s
+from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, student_quantile
 from gpuconsole.model.comparison import Comparison, Difference
 from gpuconsole.model.gate import Gate, GateFigure, GateFinding, GateRatio, GateVerdict
 from gpuconsole.model.run import IN_A_STEP, Distribution, Run
@@ -62,10 +38,6 @@ from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
 from gpuconsole.session.figures.rate import Block, estimate
 
-OCCASION_S = 600.0
-"""Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
-DEGREES = 4
-"""From this number of degrees of freedom on, the noise is the measured one: three units on each side. Student's t is then 2.8."""
 MOST_LIMIT = 0.98
 """The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
 LEAST_LIMIT = 0.5
@@ -98,79 +70,7 @@ class GateSide(NamedTuple):
     session: Snapshot
 
 
-# --- the statistics ------------------------------------------------------------------------------------------
-
-
-class RunRate(NamedTuple):
-    """What counts of a run: the log of its rate, the standard error of this log by the steps of the run, and when and where the run was measured.
-
-    `begun` and `ended`: Unix seconds, None where the snapshot does not have them.
-    """
-
-    log_rate: float
-    error: float = 0.0
-    host: str = ""
-    begun: float | None = None
-    ended: float | None = None
-
-
-def ratio_of(base: Sequence[RunRate], new: Sequence[RunRate]) -> GateRatio:
-    """The ratio of the rates of the two sides, with its interval. Each side has one run or more."""
-    if in_turn(base, new):
-        return _ratio([[run] for run in base], [[run] for run in new], True, (1, 1))
-    old, now = occasions(base), occasions(new)
-    return _ratio(old, now, False, (len(old), len(now)))
-
-
-def in_turn(base: Sequence[RunRate], new: Sequence[RunRate]) -> bool:
-    """Whether both sides were measured on one occasion, in turn."""
-    if any(run.begun is None for run in (*base, *new)) or len(occasions([*base, *new])) > 1:
-        return False
-    order = sorted([(run.begun or 0.0, side) for side, runs in ((0, base), (1, new)) for run in runs])
-    places = [statistics.fmean(place for place, (_, of) in enumerate(order) if of == side) for side in (0, 1)]
-    return abs(places[0] - places[1]) <= 1
-
-
-def occasions(runs: Sequence[RunRate]) -> list[list[RunRate]]:
-    """The runs by occasion, the oldest first. Runs without a time count as one occasion."""
-    split: list[list[RunRate]] = []
-    for host in dict.fromkeys(run.host for run in runs):
-        here = sorted((run for run in runs if run.host == host), key=lambda run: run.begun or 0.0)
-        split.append(here[:1])
-        for before, run in pairwise(here):
-            apart = before.ended is not None and run.begun is not None and run.begun - before.ended > OCCASION_S
-            split += [[run]] if apart else []
-            if not apart:
-                split[-1].append(run)
-    return split
-
-
-def _ratio(base: Sequence[Sequence[RunRate]], new: Sequence[Sequence[RunRate]], turns: bool, times: tuple[int, int]) -> GateRatio:
-    """`base`, `new`: the runs of each unit of a side (see `occasions`; in turn, one run is a unit)."""
-    sides = [[statistics.fmean(run.log_rate for run in unit) for unit in side] for side in (base, new)]
-    squares, degrees = _squares(sides)
-    within = statistics.fmean(_variance_within(unit) / len(unit) for unit in (*base, *new))
-    ways = [(squares / degrees, degrees)] if degrees else []
-    if degrees < DEGREES:
-        assumed = max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within) if degrees else RUN_TO_RUN**2 + within
-        ways.append((assumed, USUAL_RUNS + degrees))
-    variance, of = max(ways, key=lambda way: student_quantile(way[1], ALPHA) * math.sqrt(way[0]))
-    quantile = student_quantile(of, ALPHA)
-    middle = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
-    half = quantile * math.sqrt(variance * sum(1 / len(side) for side in sides))
-    estimated, low, high = (math.exp(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half))
-    return GateRatio(estimated, low, high, turns, times, math.sqrt(variance), of != degrees)
-
-
-def _squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """The sum of squares within groups, and its degrees of freedom."""
-    return sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1), sum(len(group) - 1 for group in groups)
-
-
-def _variance_within(runs: Sequence[RunRate]) -> float:
-    """The variance of a run among the runs of one occasion: their spread, or what their steps show, whichever is larger."""
-    by_steps = statistics.fmean(run.error**2 for run in runs)
-    return max(by_steps, statistics.variance(run.log_rate for run in runs)) if len(runs) > 1 else by_steps
+# --- the decision --------------------------------------------------------------------------------------------
 
 
 def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVerdict:
@@ -203,7 +103,7 @@ def judge(base: Sequence[GateSide], new: Sequence[GateSide], fail_below: float) 
     everything = [*base, *new]
     free = all(side.run.device == "cpu" and side.run.summary.runq_ratio is not None for side in everything)
     rates = [[_rate(side, free) for side in sides] for sides in (base, new)]
-    ratio = ratio_of(*rates)
+    ratio = ratio_of(rates[0], rates[1])
     excused = _excused(base, new)
     verdict, why, needed = decide(ratio, fail_below, excused), "", 0
     degraded = next((f"{side.name}: {doubt}" for side in everything if (doubt := doubts(side.run.validity))), "")
@@ -234,9 +134,9 @@ def judge(base: Sequence[GateSide], new: Sequence[GateSide], fail_below: float) 
 
 def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below: float) -> tuple[str, int]:
     """Why the noise leaves the gate undecided, and the number of runs that are needed."""
-    spread = ratio.spread
+    spread = RUN_TO_RUN if ratio.assumed else ratio.spread
     if not ratio.in_turn:
-        squares, degrees = _squares([[run.log_rate for run in unit] for side in rates for unit in occasions(side)])
+        squares, degrees = squares_in([[run.log_rate for run in unit] for side in rates for unit in occasions(side)])
         within = statistics.fmean(run.error**2 for side in rates for run in side)
         spread = math.sqrt(
             squares / degrees if degrees >= DEGREES else max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within)
@@ -297,7 +197,7 @@ def _check_run(side: GateSide) -> None:
 def _rate(side: GateSide, free: bool) -> RunRate:
     run = side.run
     distribution, unit = run.throughput
-    rate, begun = _rate_of(run, free), _seconds(run.started)
+    rate, begun = _rate_of(run, free), unix_s(run.started)
     assert distribution is not None and rate is not None  # see _check_run
     series = run.series.get(f"workload.{unit.partition('/')[0]}_per_s{{device={run.device}}}")
     since = (run.begun_s or 0.0) + (run.steady_from_s or 0.0)
@@ -312,13 +212,6 @@ def _rate(side: GateSide, free: bool) -> RunRate:
         else distribution.std / distribution.mean / math.sqrt(distribution.n)
     )
     return RunRate(math.log(rate), error, side.session.environment.host, begun, begun + run.duration_s if begun else None)
-
-
-def _seconds(started: str) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(started).timestamp()
-    except ValueError:
-        return None
 
 
 def _excused(base: Sequence[GateSide], new: Sequence[GateSide]) -> float:

@@ -14,7 +14,7 @@ from gpuconsole.model.baseline import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.figures.rate import Block, Work, blocks_of, estimate, work_over_time
+from gpuconsole.session.figures.rate import Block, Work, blocks_of, work_over_time
 
 # --- statistics of measured rates ----------------------------------------------------------------------------
 
@@ -43,8 +43,6 @@ LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + 
 """The smallest gain that a trial with one process per side can prove: 8 %."""
 MIN_BLOCKS = 4
 """Minimum number of blocks of a run for a comparison with another run."""
-RUNS_FOR_SPREAD = 3
-"""From this number of kept runs on, the noise is estimated from the spread between them."""
 USUAL_RUNS = 4
 """Weight of RUN_TO_RUN against that spread, in degrees of freedom: the weight of five runs."""
 SAME_WITHIN = math.log(1.05)
@@ -234,38 +232,6 @@ def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), 
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------
-
-
-def rate_change(now: Sequence[Block], kept: Sequence[Sequence[Block]], live: bool = False) -> RateChange | None:
-    """Throughput `now` compared with the `kept` runs, each as its blocks; None while there are too few blocks.
-
-    The noise within runs is Welch's, over blocks. The noise between runs is added: for one or two kept runs it is RUN_TO_RUN. From three kept
-    runs on it is their spread combined with RUN_TO_RUN, which has the weight USUAL_RUNS degrees of freedom, because three runs can agree by
-    chance (a moderated t, Smyth 2004). With `live`, the interval is valid at every moment of a running run.
-    """
-    usable = [blocks for blocks in kept if len(blocks) >= MIN_BLOCKS]
-    if len(now) < MIN_BLOCKS or not usable:
-        return None
-    new, old = estimate(now), [estimate(blocks) for blocks in usable]
-    log_rates = [math.log(run.mean) for run in old]
-    k = len(old)
-    within = new.error**2 * ((always_valid(new.worth) / NORMAL_975) ** 2 if live else 1.0)
-    if k >= RUNS_FOR_SPREAD:
-        degrees = USUAL_RUNS + k - 1.0
-        between = (USUAL_RUNS * RUN_TO_RUN**2 + (k - 1) * statistics.variance(log_rates)) / degrees
-        variance = max(between, within) + between / k  # the spread between runs contains the noise within them
-    else:
-        parts = [(within, new.worth - 1), *((run.error**2 / k**2, run.worth - 1) for run in old)]
-        parts.append((RUN_TO_RUN**2 * (1 + 1 / k), math.inf))
-        variance, degrees = sum(part for part, _ in parts), _welch(parts)
-    middle, half = math.log(new.mean) - statistics.fmean(log_rates), student(degrees) * math.sqrt(variance)
-    return RateChange(*(math.expm1(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half)))
-
-
-def _welch(parts: Sequence[tuple[float, float]]) -> float:
-    """Degrees of freedom of a sum of variances (Welch-Satterthwaite). Each variance comes with its degrees of freedom."""
-    below = sum(part**2 / degrees for part, degrees in parts)
-    return sum(part for part, _ in parts) ** 2 / below if below > 0 else math.inf
 
 
 def rate_verdict(change: RateChange, excused: float = 0.0) -> BaselineVerdict:

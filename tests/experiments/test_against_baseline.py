@@ -23,11 +23,12 @@ def test_a_regression_in_words() -> None:
     assert found.words.startswith("12.3 % [")
     assert "] slower than the baseline of 2026-11-20 (18 240 tokens/s), more than the noise" in found.words
     assert "largest change in backward: 200 ms -> 270 ms per step" in found.words
-    assert "runs are assumed to differ by 2 % until 3 runs are kept" in found.words
+    assert "runs are assumed to differ by 2 % until 5 runs of different times are kept" in found.words
     assert found.short == "-12 % vs baseline"
     several = compare(now, baseline(*(kept(18_240 + n, f"2026-11-{18 + n}T10:00:00Z") for n in range(3))))
     assert "than the baseline of 3 runs, 2026-11-18 to 2026-11-20 (18 241 tokens/s)" in several.words
-    assert "until" not in several.words
+    many = compare(now, baseline(*(kept(18_240 + n, f"2026-11-{10 + n}T10:00:00Z") for n in range(5))))
+    assert "until" not in many.words and "until 5 runs of different times" in several.words
 
 
 def test_noise_in_words() -> None:
@@ -37,8 +38,8 @@ def test_noise_in_words() -> None:
     assert found.words.endswith(
         "against the baseline of 2026-11-20 (18 240 tokens/s), so far: undecided, the difference is within the noise"
     )
-    same = compare(kept(18_000.0), baseline(*(kept() for _ in range(8))))
-    assert same.words.startswith("the same as the baseline of 8 runs, 2026-11-20 (18 240 tokens/s), within 5 %: -1.3 % [")
+    same = compare(kept(18_000.0), baseline(*(kept(date=f"2026-11-{10 + n}T10:00:00Z") for n in range(8))))
+    assert same.words.startswith("the same as the baseline of 8 runs, 2026-11-10 to 2026-11-17 (18 240 tokens/s), within 5 %: -1.3 % [")
     few = compare(BaselineRun("2026-11-21", "0.1.0", (1.0, 2.0)), baseline())
     assert (few.verdict, few.change) == ("undecided", None)
     assert few.words.endswith("both runs need 4 blocks of steady steps")

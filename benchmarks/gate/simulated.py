@@ -1,0 +1,77 @@
+"""How often does the gate call a change at its limit a regression, where the two sides are unequally noisy? Simulated runs.
+
+    python -m benchmarks.gate.simulated [--times 4000] [--keep]           about a minute
+
+A run is its log rate, with a normal deviation of its own for each side. At most 1 in 40 changes at the limit should be called a regression.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections import Counter
+
+from benchmarks.machine import keep
+from gpuconsole.experiments.gate import decide
+from gpuconsole.experiments.runs import RunRate, ratio_of
+
+LIMIT = 0.97
+DAY = 86_400.0
+ROWS = [
+    ("ABABAB", 0.05, 0.005),
+    ("ABBBBA", 0.05, 0.005),
+    ("ABBBBA", 0.10, 0.01),
+    ("ABBBBBBBBBBA", 0.05, 0.005),
+    ("BBBABBB", 0.05, 0.005),
+    ("AAABAAA", 0.005, 0.05),
+    ("ABABAB", 0.02, 0.02),
+    ("ABBA", 0.02, 0.02),
+    ("ABBAABBAAB", 0.02, 0.02),
+    ("ABBAABBAAB", 0.10, 0.01),
+    ("AB", 0.02, 0.02),
+    ("AB", 0.05, 0.05),
+    ("AA/AA/AA/AA/BB", 0.02, 0.02),
+]
+"""The order of the runs (`/`: a day later), and the deviations of A and of B."""
+
+
+def runs(order: str, deviations: tuple[float, float], ratio: float, chance: random.Random) -> tuple[list[RunRate], list[RunRate]]:
+    """Runs of 20 s, ten seconds apart."""
+    sides: dict[str, list[RunRate]] = {"A": [], "B": []}
+    t = 1e9
+    for label in order:
+        if label == "/":
+            t += DAY
+            continue
+        place = "AB".index(label)
+        sides[label].append(RunRate(chance.gauss(0, deviations[place]) + math.log(ratio) * place, 0.0, "box", t, t + 20))
+        t += 30
+    return sides["A"], sides["B"]
+
+
+def outcomes(order: str, deviations: tuple[float, float], ratio: float, times: int) -> Counter[str]:
+    return Counter(decide(ratio_of(*runs(order, deviations, ratio, random.Random(seed))), LIMIT) for seed in range(times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=4000, help="simulated comparisons of each row")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/gate-simulated-DATE.json")
+    args = parser.parse_args()
+    print("| order | deviation of A, B | regression at the limit | at ratio 1.0 | 5 % slower is found | the same again passes |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for order, before, after in ROWS:
+        at = {ratio: outcomes(order, (before, after), ratio, args.times) for ratio in (LIMIT, 1.0, 0.95)}
+        shares = [at[LIMIT]["regression"], at[1.0]["regression"], at[0.95]["regression"], at[1.0]["no regression"]]
+        rows.append(
+            {"order": order, "deviations": [before, after], **dict(zip(("limit", "same", "slower", "passes"), shares, strict=True))}
+        )
+        print(f"| {order} | {before:.1%}, {after:.1%} | {' | '.join(f'{share / args.times:.1%}' for share in shares)} |", flush=True)
+    if args.keep:
+        print(keep("gate-simulated", {"times": args.times, "limit": LIMIT, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Is a run slower than other runs? The ratio of the rates of two sides, with its interval: for the gate, for baselines and for the comparison of two runs.
+
+**One number for each run.** The steps within a run are correlated, and they do not show what differs between two starts of the same program: the layout
+of memory, the placement of threads, the neighbours on the machine. So a run counts once, with the log of its mean rate, and the noise is the spread
+between runs of the same side.
+
+**When the runs were measured.** Runs of one host with less than OCCASION_S between them are one *occasion*. What changes slowly (another machine of
+the same kind, temperature, load of the day) is the same for all runs of an occasion. So there are two designs:
+
+- *In turn*: all runs of both sides are one occasion, and the mean places of the two sides in the order of time differ by one place at most (A B, A B B A,
+  A B A B A B). A slow drift then changes the ratio by no more than it changes from one run to the next. A run is the unit.
+- *Apart*: for example kept runs of earlier days, or A A A B B B. All runs of an occasion share its level, so more runs of it add little. An occasion is the
+  unit, with the mean of its runs.
+
+**The interval.** The ratio is the difference of the mean log rates. Each side has its own standard deviation between units (Welch 1947), because the two programs may be unequally
+noisy. A side with one unit shows none: LONE_RUN is assumed, or the deviation of the other side, or what the steps of the run show, whichever is largest. Two units can agree by
+chance, so the wider of both ways counts.
+
+With `alike`, both sides are runs of one program, or are taken to be equally noisy: the deviation is pooled. With DEGREES degrees of freedom or more it is the measured value. With fewer,
+the wider of two ways counts: the measured value, and the measured value combined with RUN_TO_RUN, which has the weight of USUAL_RUNS degrees of freedom (a moderated t,
+Smyth 2004). With one unit of each side, the deviation is RUN_TO_RUN plus the noise within a run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, always_valid, student_quantile
+from gpuconsole.model.baseline import RateChange
+from gpuconsole.model.gate import GateRatio
+from gpuconsole.session.figures.rate import Block, estimate
+
+OCCASION_S = 600.0
+"""Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
+DEGREES = 4
+"""From this number of degrees of freedom on, the pooled noise is the measured one: three units on each side. Student's t is then 2.8."""
+LONE_RUN = 0.05
+"""Assumed standard deviation between the runs of a side with one unit, where the sides may be unequally noisy. Runs on a shared machine that differ by more are rare
+(six equal runs differed by 2.7 %)."""
+LONE_DEGREES = 16
+"""Degrees of freedom of this assumption. Above those that any side has by measurement in practice."""
+FEW = 2
+"""A side with so many units or fewer may agree by chance."""
+MOST_DEGREES = 200
+
+
+class RunRate(NamedTuple):
+    """What counts of a run: the log of its rate, the standard error of this log by the steps of the run, and when and where the run was measured.
+
+    `begun` and `ended`: Unix seconds, None where the snapshot does not have them.
+    """
+
+    log_rate: float
+    error: float = 0.0
+    host: str = ""
+    begun: float | None = None
+    ended: float | None = None
+
+
+def run_rate(blocks: Sequence[Block], live: bool = False) -> RunRate | None:
+    """What counts of a run with these `blocks`; None where they are too few, or have no rate. `live`: the run goes on, and its rate is compared
+    again and again."""
+    if len(blocks) < MIN_BLOCKS or not any(block.rate > 0 for block in blocks):
+        return None
+    mean, error, worth = estimate(blocks)
+    return RunRate(math.log(mean), error * (always_valid(worth) / NORMAL_975 if live else 1.0))
+
+
+def change_of(base: Sequence[RunRate], new: RunRate) -> RateChange:
+    """The change of the rate from `base` to `new`, which are taken to be equally noisy."""
+    ratio = ratio_of(base, [new], alike=True)
+    return RateChange(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
+
+
+def ratio_of(base: Sequence[RunRate], new: Sequence[RunRate], alike: bool = False) -> GateRatio:
+    """The ratio of the rates of the two sides, with its interval. Each side has one run or more. `alike`: the sides are equally noisy."""
+    if in_turn(base, new):
+        return _ratio([[run] for run in base], [[run] for run in new], True, (1, 1), alike)
+    old, now = occasions(base), occasions(new)
+    return _ratio(old, now, False, (len(old), len(now)), alike)
+
+
+def in_turn(base: Sequence[RunRate], new: Sequence[RunRate]) -> bool:
+    """Whether both sides were measured on one occasion, in turn."""
+    if any(run.begun is None for run in (*base, *new)) or len(occasions([*base, *new])) > 1:
+        return False
+    order = sorted([(run.begun or 0.0, side) for side, runs in ((0, base), (1, new)) for run in runs])
+    places = [statistics.fmean(place for place, (_, of) in enumerate(order) if of == side) for side in (0, 1)]
+    return abs(places[0] - places[1]) <= 1
+
+
+def occasions(runs: Sequence[RunRate]) -> list[list[RunRate]]:
+    """The runs by occasion, the oldest first. Runs without a time count as one occasion."""
+    split: list[list[RunRate]] = []
+    for host in dict.fromkeys(run.host for run in runs):
+        here = sorted((run for run in runs if run.host == host), key=lambda run: run.begun or 0.0)
+        split.append(here[:1])
+        for before, run in pairwise(here):
+            apart = before.ended is not None and run.begun is not None and run.begun - before.ended > OCCASION_S
+            split += [[run]] if apart else []
+            if not apart:
+                split[-1].append(run)
+    return split
+
+
+Units = Sequence[Sequence[RunRate]]
+
+
+def _ratio(base: Units, new: Units, turns: bool, times: tuple[int, int], alike: bool) -> GateRatio:
+    """`base`, `new`: the runs of each unit of a side (see `occasions`; in turn, one run is a unit)."""
+    levels = [[statistics.fmean(run.log_rate for run in unit) for unit in side] for side in (base, new)]
+    half, spread, assumed = _pooled(base, new, levels) if alike else _welch(base, new, levels)
+    middle = statistics.fmean(levels[1]) - statistics.fmean(levels[0])
+    estimated, low, high = (math.exp(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half))
+    return GateRatio(estimated, low, high, turns, times, spread, assumed)
+
+
+def _pooled(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[float, float, bool]:
+    """The half-width of the interval, the deviation between units, and whether it is assumed in part."""
+    squares, degrees = squares_in(levels)
+    within = statistics.fmean(_variance_within(unit) / len(unit) for unit in (*base, *new))
+    ways = [(squares / degrees, degrees)] if degrees else []
+    if degrees < DEGREES:
+        assumed = max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within) if degrees else RUN_TO_RUN**2 + within
+        ways.append((assumed, USUAL_RUNS + degrees))
+    variance, of = max(ways, key=lambda way: student_quantile(way[1], ALPHA) * math.sqrt(way[0]))
+    half = student_quantile(of, ALPHA) * math.sqrt(variance * sum(1 / len(side) for side in levels))
+    return half, math.sqrt(variance), of != degrees
+
+
+def _welch(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[float, float, bool]:
+    """The same with a deviation for each side; the deviation is the larger one of the two sides."""
+    others = [(statistics.variance(side), len(side) - 1) if len(side) > 1 else None for side in reversed(levels)]
+    chosen = [_side(*side) for side in zip((base, new), levels, others, strict=True)]
+    parts = [(variance / len(side), degrees) for (variance, degrees), side in zip(chosen, levels, strict=True)]
+    total, below = sum(part for part, _ in parts), sum(part * part / degrees for part, degrees in parts)
+    degrees = max(1, math.floor(total * total / below)) if below > 0 else LONE_DEGREES
+    half = student_quantile(min(degrees, MOST_DEGREES), ALPHA) * math.sqrt(total)
+    return half, math.sqrt(max(variance for variance, _ in chosen)), any(degrees == LONE_DEGREES for _, degrees in chosen)
+
+
+def _side(units: Sequence[Sequence[RunRate]], levels: Sequence[float], other: tuple[float, int] | None) -> tuple[float, int]:
+    """The variance between the units of a side, and its degrees of freedom."""
+    ways = [(statistics.variance(levels), len(levels) - 1)] if len(levels) > 1 else []
+    if len(levels) <= FEW:
+        within = statistics.fmean(_variance_within(unit) / len(unit) for unit in units)
+        ways.append((max(LONE_RUN**2, within), LONE_DEGREES))
+    if not levels[1:] and other is not None:
+        ways.append(other)
+    return max(ways, key=lambda way: student_quantile(way[1], ALPHA) * math.sqrt(way[0]))
+
+
+def squares_in(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The sum of squares within groups, and its degrees of freedom."""
+    return sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1), sum(len(group) - 1 for group in groups)
+
+
+def _variance_within(runs: Sequence[RunRate]) -> float:
+    """The variance of a run among the runs of one occasion: their spread, or what their steps show, whichever is larger."""
+    by_steps = statistics.fmean(run.error**2 for run in runs)
+    return max(by_steps, statistics.variance(run.log_rate for run in runs)) if len(runs) > 1 else by_steps
+
+
+def unix_s(started: str) -> float | None:
+    """A time as in a snapshot, in Unix seconds; None where it is not known."""
+    try:
+        return datetime.datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return None
