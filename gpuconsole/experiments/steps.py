@@ -26,6 +26,8 @@ LEAST_CORRELATED = 0.5
 """Steps repeat after a number of steps if their times are correlated by more than this over that number."""
 LEAST_SPREAD = 0.1
 """Steps that differ by less than this share of their mean have no cycle that matters."""
+MOST_SKIPPED_S = 1.0
+"""Most seconds of steps that are skipped before a block of unequal steps."""
 UNEQUAL = 0.5
 """The standard deviation of unequal steps over their mean, at least."""
 LEAST_CHUNKS = 3
@@ -66,7 +68,8 @@ class Lengths:
         every = [seconds for block in self._recent.get(arm, ()) for seconds in block]
         if every and (self.cycle(arm) > 1 or statistics.pstdev(every) < UNEQUAL * statistics.fmean(every)):
             return 0
-        return self._chance.randrange(LONGEST_CYCLE) if self._before_s is not None else 0
+        step_s = self.step_s(arm)
+        return self._chance.randint(0, min(LONGEST_CYCLE - 1, int(MOST_SKIPPED_S / max(step_s, 1e-9)))) if step_s is not None else 0
 
     def count(self, arm: int, plan: BlockPlan, stretch: float) -> int | None:
         """The number of steps of the next block of `arm`; None where no step is known yet, so that a few steps must be seen first."""
