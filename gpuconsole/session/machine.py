@@ -309,6 +309,8 @@ class Energy:
         if span is None or span.uuid != uuid:
             self._spans[device] = _Span(joules, self._tokens, joules, self._tokens, uuid)
         else:
+            if joules < span.last_j:  # the driver has restarted its counter: what was counted before stays
+                span.first_j += joules - span.last_j
             span.last_j, span.last_tokens = joules, self._tokens
 
     def total(self, devices: Collection[str]) -> tuple[float, float] | None:

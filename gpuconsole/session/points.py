@@ -85,9 +85,10 @@ class RunPoints:
             points["workload.flops_per_s"] = flops
             if rates.peak:
                 points["workload.mfu_ratio"] = flops / rates.peak[0]
-        points |= rates_per_watt(tokens, samples or None, flops, rates.power_w)
+        whole = record.whole_ratio  # power and price are those of all processes
+        points |= rates_per_watt(tokens * whole, samples * whole or None, flops * whole, rates.power_w)
         if rates.price_per_hour is not None and tokens:
-            points[COST] = cost_per_million_tokens(tokens, rates.price_per_hour)
+            points[COST] = cost_per_million_tokens(tokens * whole, rates.price_per_hour)
         for metric, value in points.items():
             weight = tokens * wall if metric == COST else wall
             self._add(metric, device, event.t, value, WORKLOAD, weight)

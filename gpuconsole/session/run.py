@@ -265,6 +265,7 @@ class RunRecord:
         self.compiled = CompileCounts()
         self.work = WorkCounts()
         self.energy = Energy()
+        self._work = self._leaders_work = 0
         self.device_of: dict[int, str] = {}
         """The GPU of each process of the run, by process id, if the driver has listed the process."""
         self.others_ratio: float | None = None
@@ -376,6 +377,8 @@ class RunRecord:
     def _add_steps(self, event: Steps) -> None:
         """Add steps of any process. The steps of the leading process represent the run."""
         self.ranks.add(event)
+        if self.run.is_job:
+            self._count_work(event)
         if not self.ranks.leads(event.rank):
             return
         counted = [step for step in event.steps if step.kind == COUNTS and step.arm == 0]
@@ -392,7 +395,8 @@ class RunRecord:
         if self.run.is_job:
             self.blocks.add(counted, self._delay_ratio(event))
         self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
-        self.energy.add_tokens(sum(step.tokens for step in event.steps))
+        if not self.run.is_job:
+            self.energy.add_tokens(sum(step.tokens for step in event.steps))
         if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
             self._evaluated_t = event.t
             self._detect_steady()
@@ -400,6 +404,18 @@ class RunRecord:
             self._live_t = event.t
             self.live = self.serving.copied(), self.summary_steps(LIVE_STEPS)
             self.live_version += 1
+
+    def _count_work(self, event: Steps) -> None:
+        """Count the work of a process of a user's job. Each process counts its own; the processes of a built-in run count that of all."""
+        work = sum(step.tokens or step.samples for step in event.steps)
+        self._work += work
+        self._leaders_work += work if self.ranks.leads(event.rank) else 0
+        self.energy.add_tokens(sum(step.tokens for step in event.steps))
+
+    @property
+    def whole_ratio(self) -> float:
+        """The work of all processes of the run over the work that its figures count, that of the leading process."""
+        return max(1.0, self._work / self._leaders_work) if self._leaders_work else 1.0
 
     def _delay_ratio(self, event: Steps) -> float:
         """The share of the time since the last message in which the training thread waited for a core. On a GPU it is hidden, and counts as 0."""

@@ -6,11 +6,12 @@ import pytest
 
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.run import PHASES, Run, Step
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import NO_POWER
-from gpuconsole.session.machine import FOREIGN_SERVER, OTHER_MACHINES
+from gpuconsole.session.machine import FOREIGN_SERVER, OTHER_MACHINES, Energy
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import Devices, Hello, Processes, RankJoined, RunClosed, RunOpened, Sample, Started, Steps
+from gpuconsole.wire.events import Devices, EnvironmentKnown, Hello, Processes, RankJoined, RunClosed, RunOpened, Sample, Started, Steps
 
 WATTS = {"gpu:0": 300.0, "gpu:1": 500.0, "gpu:2": 700.0, "gpu:3": 50.0}
 TOKENS_PER_S = 20_000
@@ -95,3 +96,40 @@ def test_where_the_devices_are_not_known_there_is_a_reason_and_no_figure(argumen
     state, run = trained(**arguments)  # type: ignore[arg-type]
     assert (run.summary.energy_j, run.summary.tokens_per_j, live(state)) == (None, None, None)
     assert run.unavailable["workload.tokens_per_j"] == reason
+
+
+def test_the_tokens_of_a_job_are_those_of_all_its_processes() -> None:
+    """Four processes with 20 000 tokens/s each on four GPUs of 300 W, for 10 an hour."""
+    state = SessionState()
+    devices = [Device(f"gpu:{n}", "H200", uuid=f"GPU-{n}") for n in range(4)]
+    state.apply(Hello(0.0, "runtime", 1, "x", 1e9))
+    state.apply(Devices(0.0, devices))
+    state.apply(EnvironmentKnown(0.0, Environment(price_per_hour=10.0)))
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "gpu:0"))
+    for rank in range(4):
+        state.apply(RankJoined(0.0, rank, "box", 100 + rank, leads=rank == 0))
+    state.apply(Started(0.0, {}, {}))
+    phases = tuple(0.1 if name == "forward" else 0.0 for name in PHASES)
+    for second in range(40):
+        t = float(second)
+        for device in devices:
+            state.apply(Sample(t, device.id, {"gpu.power_w": 300.0, "gpu.energy_j": 1000.0 + 300 * t}))
+        steps = [Step(10 * second + n, t + n / 10, 0.1, 10, TOKENS_PER_S // 10, phases) for n in range(10)]
+        for rank in (1, 2, 3, 0):
+            state.apply(Steps(t + 1, steps, 0.0, 0.0, 0.0, 1e9, rank=rank))
+    whole = 4 * TOKENS_PER_S
+    assert live(state) == pytest.approx(whole / 1200)
+    assert state.readings.latest["workload.cost_per_million_tokens{device=gpu:0}"] == pytest.approx(10 / (whole * 3600) * 1e6)
+    state.apply(RunClosed(40.0, "1", "finished"))
+    summary = run_now(state, state.records[0]).summary
+    assert summary.tokens_per_j == pytest.approx(whole / 1200, rel=0.05)
+    assert summary.cost_per_million_tokens == pytest.approx(10 / (whole * 3600) * 1e6)
+    assert summary.tokens_per_s is not None and summary.tokens_per_s.mean == pytest.approx(TOKENS_PER_S), "of the leading process"
+
+
+def test_a_counter_that_restarts_loses_nothing_that_was_counted() -> None:
+    energy = Energy()
+    for joules in (1e6, 2e6, 0.0, 0.3e6, 1.1e6):
+        energy.add("gpu:0", "GPU-0", joules)
+    total = energy.total(["gpu:0"])
+    assert total is not None and total[0] == pytest.approx(2.1e6)

@@ -166,7 +166,7 @@ def _add_cost(summary: Summary, record: RunRecord, devices: Sequence[Device], pr
     if price_per_hour is None:
         missing["workload.cost_per_million_tokens"] = NO_PRICE
     else:
-        summary.cost_per_million_tokens = cost_per_million_tokens(summary.tokens_per_s.mean, price_per_hour)
+        summary.cost_per_million_tokens = cost_per_million_tokens(summary.tokens_per_s.mean * record.whole_ratio, price_per_hour)
     return missing
 
 
