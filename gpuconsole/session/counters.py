@@ -131,6 +131,8 @@ class WorkCounts:
         if not is_ordinary(event):
             self._before = None
             return
+        if self._before is not None and event.counters["work.steps"] < self._before.counters["work.steps"]:
+            self._before = None  # another process: its totals begin at 0
         if self._before is not None:
             before = _totals(self._before)
             gained = {name: value - before[name] for name, value in _totals(event).items() if name in before}
@@ -302,6 +304,8 @@ class CompileCounts:
         if self._before is not None and not (self._before.steps or event.steps):
             return  # the steps since the base are still held back
         given_up = event.counters["compile.given_up"]
+        if self._before is not None and event.counters["compile.graphs"] < self._before.counters["compile.graphs"]:
+            self._before = self._given_up = None  # another process: its totals begin at 0
         ordinary, probed, self._probed = is_ordinary(event), self._probed, False
         held = self._given_up is None and not event.steps and event.counters.get("work.steps", 0.0) > 0
         if self._given_up is None:

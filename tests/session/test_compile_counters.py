@@ -77,3 +77,11 @@ def test_a_frame_that_a_probe_gives_up_is_not_charged_to_the_job(before: float) 
     assert counts.signals()["compile.given_up"].value == 0
     counts.add(report(5.0, 2, 3, 3.0, given_up=before + 2))
     assert counts.signals()["compile.given_up"].value == 1
+
+
+def test_a_process_that_starts_again_begins_its_totals_at_0() -> None:
+    counts = CompileCounts()
+    for event in (report(10.0, 1, 5, 9.0), report(14.0, 2, 6, 10.0), report(30.0, 1, 1, 3.0), report(34.0, 2, 2, 4.0)):
+        counts.add(event)
+    values = {name: signal.value for name, signal in counts.signals().items()}
+    assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(2 / 8)

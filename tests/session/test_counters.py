@@ -108,3 +108,12 @@ def test_too_little_says_nothing() -> None:
     counts = WorkCounts()
     counts.add(message(0.0))
     assert counts.signals(0.0) == {}
+
+
+def test_a_process_that_starts_again_begins_its_totals_at_0() -> None:
+    counts = WorkCounts()
+    for second in range(6):
+        counts.add(message(float(second), **{"gc.pause_s": 0.05 * second}))
+    for second in range(6):
+        counts.add(message(10.0 + second, **{"work.steps": 10.0 * second, "gc.pause_s": 0.05 * second}))
+    assert abs(counts.signals(0.0)["gc.pause_ratio"].value - 0.05) < 1e-9
