@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpuconsole.engine.background import BackgroundTasks
 from gpuconsole.engine.children.pool import SPARE_S
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
@@ -17,15 +18,19 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.job import ScreenJob
 from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.forecast import forecast_line, forecast_restart, noise_s, refusal
+from gpuconsole.experiments.runs import RunRate
 from gpuconsole.experiments.trial import USUAL, LiveTrial, TrialLimits
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
 from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
+from gpuconsole.experiments.watch_kept import WATCHED, rate_of, watch
+from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.session.api import Busy, SessionApi, SessionError
+from gpuconsole.session.run import LIVE_STEPS
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import AnyEvent, Note, TrialUpdate
@@ -120,6 +125,7 @@ class Trials:
         self._trial: LiveTrial | None = None
         self._work: asyncio.Task[Any] | None = None
         """The latest trial from its first moment to its report."""
+        self._background = BackgroundTasks(emit)
         control.on_break_off.append(self._break_off)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
@@ -192,8 +198,19 @@ class Trials:
             if outcome.lost:
                 await control.fail(outcome.lost)
             elif outcome.trial.kept:
+                before = rate_of(run, record.steady_steps(LIVE_STEPS))
                 control.keep({name: run.knobs[name] for name in changes}, changes)
+                if not WATCHED.isdisjoint(changes):
+                    self._background.start(self._watch(outcome.trial, before))
             return outcome.trial
+
+    async def _watch(self, trial: Trial, before: RunRate | None) -> None:
+        """Withdraw the verdict of a kept change whose gain is not there in the minute after the trial, and say how to take it back."""
+        after = await watch(trial, before, lambda: self._state.record)
+        if after is not trial and trial.speedup is not None:
+            self._report(after)
+            what = f"{describe_changes(trial.changes)}: {after.reason}, where the trial measured {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
+            self._emit(Note(time.monotonic(), f"{what}. The verdict is withdrawn; u takes the change back", "warning"))
 
     def _report(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))

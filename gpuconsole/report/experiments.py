@@ -58,7 +58,11 @@ def verdict(trial: Trial) -> str:
         return "on trial"
     if trial.state in ("failed", "cancelled"):
         return trial.state
-    result = f"worse, {trial.reason}" if trial.reason else RESULTS.get(trial.verdict or "", UNFINISHED)
+    result = (
+        f"{'worse' if trial.verdict == 'worse' else 'withdrawn'}, {trial.reason}"
+        if trial.reason
+        else RESULTS.get(trial.verdict or "", UNFINISHED)
+    )
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
     return f"{result}: {'kept' if trial.kept else 'reverted'}"
