@@ -210,7 +210,7 @@ class Trials:
         if after is not trial and trial.speedup is not None:
             self._report(after)
             what = f"{describe_changes(trial.changes)}: {after.reason}, where the trial measured {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
-            self._emit(Note(time.monotonic(), f"{what}. The verdict is withdrawn; u takes the change back", "warning"))
+            self._emit(Note(time.monotonic(), f"{what}. The verdict is withdrawn: take the change back, or measure it again", "warning"))
 
     def _report(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))
