@@ -318,6 +318,17 @@ def test_the_program_does_not_see_the_thread_which_ends_before_the_process_forks
     assert not module.window.due()
 
 
+def test_work_between_two_samples_makes_samples_no_rarer() -> None:
+    """A worker writes its answer and reads its memory there."""
+    taken = 0
+    for _ in module.Samples(threading.get_ident()).take(module.now() + 0.6, threading.Event()):
+        taken += 1
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+    assert taken >= 6
+
+
 def test_a_thread_that_loses_the_lock_before_its_pause_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause is 5 to 15 ms; here the lock comes back after 20."""
     plain_sleep = time.sleep
