@@ -241,7 +241,9 @@ class Samples:
                 if part is not None:
                     self.seconds[part] += every_s + max(0.0, delay_s)
                     self.count += 1
-                every_s = max(EVERY_S, (time.thread_time() - cost_s) / MOST_COST)  # what the thread does between two samples is not their cost
+                every_s = max(
+                    EVERY_S, (time.thread_time() - cost_s) / MOST_COST
+                )  # what the thread does between two samples is not their cost
                 yield
         finally:
             sys.setswitchinterval(usual_s)

@@ -304,6 +304,7 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
 
 
 def test_the_program_does_not_see_the_thread_which_ends_before_the_process_forks() -> None:
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= len(threading.enumerate()), 10, "threads of the test before are gone")
     known, tasks = threading.enumerate(), len(os.listdir("/proc/self/task"))
     module.window.begin(0, 7)
     assert threading.enumerate() == known and len(os.listdir("/proc/self/task")) == tasks + 1
