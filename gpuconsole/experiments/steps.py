@@ -40,18 +40,19 @@ class Lengths:
     """The number of steps of each block of a trial or a sweep, by arm."""
 
     def __init__(self, step_s: float | None = None, seed: int = 0) -> None:
-        """`step_s`: the mean time of a step before, where it is known. `seed`: of the steps that are skipped at random."""
+        """`step_s`: the mean time of a step of the baseline before, where it is known. `seed`: of the steps that are skipped at random."""
         self._before_s, self._chance = step_s, random.Random(seed)
         self._sums: dict[int, tuple[float, int]] = {}
         self._recent: dict[int, deque[list[float]]] = {}
         self._cycles: dict[int, int] = {}
 
     def step_s(self, arm: int) -> float | None:
-        """The mean time of a step of `arm`; before its first block, that of the latest other block. None where no step is known."""
+        """The mean time of a step of `arm`; None where no step of it is known. The steps of another arm say nothing: a change may make them seven times
+        faster, and a block of so few steps as the other needs would end after a tenth of a second."""
         if arm in self._sums:
             seconds, count = self._sums[arm]
             return seconds / count
-        return self._before_s
+        return self._before_s if arm == BASELINE else None
 
     def cycle(self, arm: int) -> int:
         """After how many steps the times of the steps of `arm` repeat; 1 where they do not."""
@@ -82,7 +83,6 @@ class Lengths:
         seconds, count = self._sums.get(arm, (0.0, 0))
         self._sums[arm] = seconds + sum(walls), count + len(walls)
         self._recent.setdefault(arm, deque(maxlen=RECENT_BLOCKS)).append(walls)
-        self._before_s = sum(walls) / len(walls)
         self._cycles.pop(arm, None)
 
 
@@ -95,13 +95,15 @@ class NextBlock:
     def __init__(self, plan: BlockPlan, lengths: Lengths, arm: int, stretch: float) -> None:
         self._plan, self._lengths, self._arm, self._stretch = plan, lengths, arm, stretch
         self._skipped, self._count = plan.settling + lengths.skipped(arm), lengths.count(arm, plan, stretch)
+        self._seen = max(MIN_STEPS, plan.workers)
+        """Steps that are seen first: of a loader with workers, one batch of each."""
 
     def counted(self, arrived: Sequence[Step]) -> list[Step] | None:
         """The counted steps of the block, from all steps that have arrived since the switch; None while there are too few."""
         steps = [step for step in arrived if step.arm == self._arm and step.kind == COUNTS][self._skipped :]
-        if self._count is None and len(steps) >= MIN_STEPS:
-            seen, steps = steps[:MIN_STEPS], steps[MIN_STEPS:]
-            self._skipped += MIN_STEPS
+        if self._count is None and len(steps) >= self._seen:
+            seen, steps = steps[: self._seen], steps[self._seen :]
+            self._skipped += self._seen
             self._count = self._plan.count(statistics.fmean(step.wall_s for step in seen), self._stretch)
         if self._count is None or len(steps) < self._count:
             return None

@@ -36,11 +36,11 @@ def shown(trial: Trial) -> str:
 def test_the_length_of_a_block_does_not_depend_on_its_own_steps() -> None:
     plan = BlockPlan({}, ["optim"])
     for own in (0.001, 1.0):
-        block = NextBlock(plan, Lengths(0.05), CHANGED, 1.0)
+        block = NextBlock(plan, Lengths(0.05), BASELINE, 1.0)
         block._skipped = 0
         arrived = list[Step]()
         while (counted := block.counted(arrived)) is None:
-            arrived.append(step(own))
+            arrived.append(step(own, BASELINE))
         assert len(counted) == 7
 
 
@@ -50,7 +50,17 @@ def test_where_nothing_is_known_a_few_steps_are_seen_first() -> None:
     assert block.counted([step(0.01)] * 39) is None
     counted = block.counted([step(0.01)] * 40)
     assert counted is not None and len(counted) == 35
-    assert lengths.step_s(CHANGED) == pytest.approx(0.01) == lengths.step_s(BASELINE)
+    assert lengths.step_s(CHANGED) == pytest.approx(0.01) and lengths.step_s(BASELINE) is None
+
+
+def test_the_first_block_of_a_change_has_the_length_that_its_own_steps_need() -> None:
+    """The loop waits for its data: 40 ms a step, and 6 ms with eight workers, whose batches come together."""
+    plan, own = BlockPlan({"num_workers": 8}, ["num_workers"]), itertools.cycle([0.034, *[0.002] * 7])
+    block = NextBlock(plan, Lengths(0.04), CHANGED, 1.0)
+    arrived = list[Step]()
+    while (counted := block.counted(arrived)) is None:
+        arrived.append(step(next(own)))
+    assert sum(one.wall_s for one in counted) >= plan.min_s and len(counted) % 8 == 0
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
