@@ -95,8 +95,10 @@ class NextBlock:
     def __init__(self, plan: BlockPlan, lengths: Lengths, arm: int, stretch: float) -> None:
         self._plan, self._lengths, self._arm, self._stretch = plan, lengths, arm, stretch
         self._skipped, self._count = plan.settling + lengths.skipped(arm), lengths.count(arm, plan, stretch)
-        self._seen = max(MIN_STEPS, plan.workers)
-        """Steps that are seen first: of a loader with workers, one batch of each."""
+        self._seen = max(MIN_STEPS, 3 * plan.workers)
+        """Steps that are seen first: of a loader with workers, three batches of each. The first two may have waited in the queue."""
+        self._judged = max(MIN_STEPS, plan.workers)
+        """The last of them, whose time counts."""
 
     def counted(self, arrived: Sequence[Step]) -> list[Step] | None:
         """The counted steps of the block, from all steps that have arrived since the switch; None while there are too few."""
@@ -104,7 +106,7 @@ class NextBlock:
         if self._count is None and len(steps) >= self._seen:
             seen, steps = steps[: self._seen], steps[self._seen :]
             self._skipped += self._seen
-            self._count = self._plan.count(statistics.fmean(step.wall_s for step in seen), self._stretch)
+            self._count = self._plan.count(statistics.fmean(step.wall_s for step in seen[-self._judged :]), self._stretch)
         if self._count is None or len(steps) < self._count:
             return None
         counted = steps[: self._count]
