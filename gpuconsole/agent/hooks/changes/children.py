@@ -9,12 +9,12 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..watch import is_program, place_name
-from .state import written
+from .state import written, written_by_worker
 
 # --- what the program would notice ---------------------------------------------------------------------------
 
@@ -52,12 +52,24 @@ def _code_of_program() -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
             yield here.f_code, here.f_globals
             here = here.f_back
     for name, module in list(sys.modules.items()):
-        if name == "__main__" or is_program(str(getattr(module, "__file__", None) or "<")):
-            for value in list(getattr(module, "__dict__", {}).values()):
-                members = list(vars(value).values()) if isinstance(value, type) and value.__module__ == name else [value]
+        names = _held_by(module)
+        if name == "__main__" or is_program(str(names.get("__file__") or "<")):
+            for value in list(names.values()):
+                members = (
+                    list(_held_by(value).values())
+                    if issubclass(type(value), type) and _held_by(value).get("__module__") == name
+                    else [value]
+                )
                 for function in map(_plain_function, members):
                     if function is not None:
                         yield function.__code__, function.__globals__
+
+
+def _held_by(holder: Any) -> Mapping[str, Any]:
+    """The names in a module or a class. No code of the program runs: a module that is loaded at its first use stays as it is."""
+    if issubclass(type(holder), type):
+        return cast("Mapping[str, Any]", type.__dict__["__dict__"].__get__(holder))
+    return cast("Mapping[str, Any]", object.__getattribute__(holder, "__dict__")) if issubclass(type(holder), types.ModuleType) else {}
 
 
 def _plain_function(value: Any) -> types.FunctionType | None:
@@ -124,44 +136,64 @@ def begin_worker(program_own: Any, hides: bool, number: int) -> None:
     and runs no handler of the program. `hides`: what the worker prints goes to a file in memory, where `output_of` looks."""
     with suppress(OSError):
         os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)  # the other end is in the program
     for number_of_signal in signal.valid_signals():
         if number_of_signal not in OF_TORCH and callable(signal.getsignal(number_of_signal)):
-            signal.signal(number_of_signal, signal.SIG_IGN)
-    hidden = _hide_output() if hides else False
-    for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__) if hides else ():
-        if type(stream) is io.TextIOWrapper:
-            stream.reconfigure(write_through=True)
+            signal.signal(number_of_signal, _handle_nothing)
+    hidden = _hide_output() if hides else None
     if program_own is not None:
         program_own(number)
-    if hidden:  # what the beginning of a worker prints is no output of the program
-        os.lseek(1, 0, os.SEEK_SET)
-        os.ftruncate(1, 0)
+    with suppress(OSError):  # the program's function may have closed it, or put a file of the program in its place
+        if hidden is not None and os.path.samestat(
+            hidden, os.fstat(1)
+        ):  # what the beginning of a worker prints is no output of the program
+            os.lseek(1, 0, os.SEEK_SET)
+            os.ftruncate(1, 0)
+            os.utime(1, ns=(written() or 0, 0))  # the time of the last access says it: nobody else looks at this file
 
 
-def _hide_output() -> bool:
-    """Let descriptors 1 and 2 be a file in memory without a name. Returns whether this was possible."""
+def _handle_nothing(*_: Any) -> None:
+    """In place of a handler of the program. Unlike SIG_IGN, it does not hold for other programs that the worker starts, and leaves their exit codes to be read."""
+
+
+def _hide_output() -> os.stat_result | None:
+    """Let descriptors 1 and 2 be a file in memory without a name, and let streams write to it at once. None where this is not possible."""
     try:
         file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
     except (OSError, AttributeError):
-        return False
+        return None
     os.dup2(file, 1)
     os.dup2(file, 2)
-    os.close(file)
-    return True
+    if file > 2:  # 1 or 2 where the program has closed its own
+        os.close(file)
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
+        if type(stream) is io.TextIOWrapper:
+            with suppress(ValueError, OSError):  # closed, or detached
+                stream.reconfigure(write_through=True)
+    return os.fstat(1)
 
 
 class Output(NamedTuple):
-    """`printed`: the bytes that a worker has printed. `written`: those that its main thread has written, to files too; None where the system does not tell."""
+    """What a worker has put out since the end of `begin_worker`. `printed`: the bytes that it has printed. `written`: those that its main thread has written,
+    to files too; 0 where this is not known."""
 
-    printed: int
-    written: int | None
+    printed: int = 0
+    written: int = 0
 
 
 def output_of(pid: int) -> Output:
-    """The output of a worker whose output is hidden, from the end of `begin_worker` on."""
+    """The output of a worker whose output is hidden."""
+    printed = before = 0
+    hidden = _of_descriptor(f"/proc/{pid}/fd/1")
+    own = _of_descriptor(1)
+    if hidden is not None and (own is None or not os.path.samestat(hidden, own)):
+        printed, before = hidden.st_size, hidden.st_atime_ns
+    return Output(printed, (written_by_worker(pid) or before) - before)
+
+
+def _of_descriptor(file: str | int) -> os.stat_result | None:
+    """None where it is closed."""
     try:
-        hidden, own = os.stat(f"/proc/{pid}/fd/1"), os.fstat(1)
-        printed = 0 if os.path.samestat(hidden, own) else hidden.st_size
-    except OSError:  # the program may have closed its stdout
-        printed = 0
-    return Output(printed, written(f"{pid}/task/{pid}"))
+        return os.stat(file)
+    except OSError:
+        return None

@@ -294,21 +294,15 @@ class Server:
                 self.feed.drawn.popleft()  # as in the program: an index that raised does not come again
             raise
 
-    def new_output(self, of_all: bool = False) -> Output:
-        """What the worker that made the last batch, or each of all, has printed and written since it was asked for last."""
+    def new_output(self) -> Output:
+        """What the worker that made the last batch has printed and written since it was asked for last."""
         workers = self.workers
         if not self.hides or not workers:
-            return Output(0, 0)
-        printed = wrote = 0
-        for worker in workers if of_all else [workers[(self.iterator._rcvd_idx - 1) % len(workers)]]:
-            now = output_of(worker.pid)
-            before = self._outputs.get(worker.pid)
-            if before is None:  # a worker that has imported modules may have written what Python compiled
-                before = Output(0, now.written if self.imports else 0)
-            self._outputs[worker.pid] = now
-            printed += now.printed - before.printed
-            wrote += (now.written or 0) - (before.written or 0)
-        return Output(printed, wrote)
+            return Output()
+        pid = workers[(self.iterator._rcvd_idx - 1) % len(workers)].pid
+        output, before = output_of(pid), self._outputs.get(pid, Output())
+        self._outputs[pid] = output
+        return Output(output.printed - before.printed, output.written - before.written)
 
     def close(self, kill: bool = False) -> None:
         """End the workers. `kill`: at once, for workers that hang."""

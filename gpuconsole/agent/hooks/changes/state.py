@@ -606,7 +606,12 @@ def written_here() -> int | None:
 
 
 def written_by(workers: Iterable[Any]) -> list[int]:
-    """What the main thread of each worker of a DataLoader has written. Empty where torch itself writes there, as it does to share tensors by files."""
+    """What the main thread of each worker of a DataLoader has written, where that is known."""
+    return [bytes_written for worker in workers if (bytes_written := written_by_worker(worker.pid)) is not None]
+
+
+def written_by_worker(pid: int) -> int | None:
+    """What the main thread of a worker of a DataLoader has written. None where torch itself writes there, as it does to share tensors by files."""
     if sys.modules["torch"].multiprocessing.get_sharing_strategy() != "file_descriptor":
-        return []
-    return [bytes_written for worker in workers if (bytes_written := written(f"{worker.pid}/task/{worker.pid}")) is not None]
+        return None
+    return written(f"{pid}/task/{pid}")

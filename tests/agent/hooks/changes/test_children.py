@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import io
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -12,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpuconsole.agent.hooks.changes import children, control
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.children import waits_for_children
+from gpuconsole.agent.hooks.changes.children import begin_worker, waits_for_children
 from gpuconsole.agent.hooks.changes.loader import NumWorkers
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import hooked, refusal, workers_alive
@@ -164,3 +170,138 @@ def test_a_worker_gets_no_signal_of_the_programs_group_and_runs_no_handler_of_it
         wait_until(lambda: not workers_alive(), PATIENCE_S)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+class Failing(Dataset[int]):
+    """Sample i is the code with which another program ends."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return subprocess.run(["false"], check=False).returncode
+
+
+def test_a_worker_learns_how_other_programs_end_whatever_handlers_torch_has() -> None:
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        loader = DataLoader(Failing(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True))
+        assert [int(batch) for batch in loader] == [1, 1]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_signal_of_a_worker_wakes_nothing_in_the_program() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    os.set_blocking(reading, False)
+    before, wakeup = signal.signal(signal.SIGUSR1, lambda *_: None), signal.set_wakeup_fd(writing)
+    try:
+        loader = DataLoader(Signalled(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True))
+        assert [int(batch) for batch in loader] == [0, 1]
+        wrote = os.read(reading, 100) if _readable(reading) else b""
+        assert signal.SIGUSR1 not in wrote
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGUSR1, before)
+        os.close(reading)
+        os.close(writing)
+
+
+def _readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+class Signalled(Dataset[int]):
+    """Sample i is i. Its process sends itself a signal."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return index
+
+
+def test_what_a_program_has_put_in_place_of_its_output_is_left_as_it_is(tmp_path: Path) -> None:
+    """The beginning of a worker may send its output to a file of the program."""
+    path = tmp_path / "worker.log"
+    path.write_text("kept\n")
+
+    def to_file(number: int) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, 1)
+
+    loader = DataLoader(Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, to_file, True))
+    assert len(list(loader)) == 4
+    assert path.read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("state", ["detached", "closed"])
+def test_a_program_without_a_stdout_may_have_workers(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close() if state == "closed" else stream.detach()
+    monkeypatch.setattr(sys, "__stdout__", stream)
+    loader = DataLoader(Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True))
+    assert len(list(loader)) == 4
+
+
+class Tensors(Telling):
+    """Sample i is a tensor. The main thread of a worker makes the batch in shared memory."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), index)
+
+
+@pytest.mark.parametrize("case", ["tensors are shared by files", "the beginning of a worker prints"])
+def test_what_is_written_beside_the_loading_ends_no_change(watch: Watch, case: str) -> None:
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    if "files" in case:
+        torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        loader = DataLoader(Tensors("", Path()), 4, worker_init_fn=None if "files" in case else _greet)
+        iterator = iter(loader)
+        next(iterator)
+        WORKERS.set(watch, 2)
+        while WORKERS.pending(watch):
+            next(iterator)
+            time.sleep(0.01)
+        for _ in range(12):
+            next(iterator)
+        assert WORKERS.read(watch) == 2 and not loaders_of.lost
+        del iterator, loader
+        wait_until(lambda: not workers_alive(), PATIENCE_S)
+    finally:
+        torch.multiprocessing.set_sharing_strategy(strategy)
+
+
+def _greet(number: int) -> None:
+    print("worker", number)
+
+
+def test_a_module_that_the_program_has_not_loaded_yet_is_not_loaded(
+    program: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "later_module.py"
+    path.write_text("loaded = True\n")
+    spec = importlib.util.spec_from_file_location("later_module", path)
+    assert spec is not None and spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "later_module", module)
+    spec.loader.exec_module(module)
+    assert not waits_for_children()
+    assert "loaded" not in object.__getattribute__(module, "__dict__")
+
+
+def test_an_object_that_poses_as_a_class_is_not_asked(program: types.ModuleType) -> None:
+    class Proxy:
+        @property
+        def __class__(self) -> Any:
+            raise LookupError("outside of a request")
+
+        @__class__.setter
+        def __class__(self, value: Any) -> None: ...
+
+    program.proxy = Proxy()  # type: ignore[attr-defined]
+    assert not waits_for_children()
