@@ -153,8 +153,6 @@ def without_gradients(module: Any) -> int:
     """The code of a pass of `module` that records no gradients."""
     if id(module) not in state.trained:
         return NO_GRAD
-    if len(state.trained) > MOST_TRAINED:
-        state.trained.clear()
     return TRAINED_EVAL if evaluates(module) else TRAINED
 
 
@@ -193,7 +191,10 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         state.in_eval = grad and evaluates(module)
         recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module))
         if grad and not state.in_eval:
-            state.trained.add(id(module))
+            if id(module) not in state.trained:
+                if len(state.trained) >= MOST_TRAINED:
+                    state.trained.clear()
+                state.trained.add(id(module))
             watch.loader = watch.last_loader
             if not state.sized:
                 state.sized = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from gpuconsole.agent.hooks import passes
 from gpuconsole.agent.hooks.recorder import FORWARD, GAP, OPTIMIZER, WHOLE, Recorder
@@ -20,3 +21,18 @@ def test_the_closure_of_lbfgs_counts_once(monkeypatch: pytest.MonkeyPatch, stack
     for name, value in replaced.items():
         monkeypatch.setattr(passes, name, value)
     assert [not passes.repeats_closure() for _ in counts] == counts
+
+
+def test_a_program_that_makes_models_all_the_time_leaves_a_short_list_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, state = Recorder(), passes.State()
+    recorder.thread = passes.get_ident()
+    monkeypatch.setattr(passes, "recorder", recorder)
+    monkeypatch.setattr(passes, "state", state)
+    models = [torch.nn.Identity() for _ in range(2 * passes.MOST_TRAINED)]
+    for model in models:
+        assert passes.begin_pass(model, (), {})
+        passes.end_pass()
+    assert 0 < len(state.trained) <= passes.MOST_TRAINED
+    with torch.no_grad():
+        assert passes.without_gradients(models[-1]) == passes.TRAINED
+        assert passes.without_gradients(models[0]) == passes.NO_GRAD

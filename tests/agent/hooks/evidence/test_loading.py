@@ -187,6 +187,8 @@ def test_the_tensors_of_a_batch_are_counted_without_running_code_of_the_program(
     assert module.size_of(Graphs()) == (2, 128 + 48)
     assert module.size_of(Pair(torch.zeros(2), 1)) == (1, 8)
     assert module.size_of("text") == (0, 0)
+    assert module.size_of([torch.zeros(2)] * 256) == (256, 2048)
+    assert module.size_of([[[0] * 64] * 64] * 64 + [torch.zeros(2)]) == (0, 0)  # too many parts to look at in the training thread
 
 
 def test_one_batch_of_the_trainings_loader_is_looked_at(loading: Loading) -> None:
@@ -195,3 +197,13 @@ def test_one_batch_of_the_trainings_loader_is_looked_at(loading: Loading) -> Non
     assert loading.facts() == {"loader.batch_tensors": 2.0, "loader.batch_bytes": 20.0}
     loading.batch = (0, 0)
     assert loading.facts() == {}, "a batch of numbers or of another library"
+
+
+def test_the_batch_is_one_of_the_training_where_a_validation_has_come_first() -> None:
+    loading = module.Loading()
+    validation, training = module.Place(0), module.Place(1)
+    loading.batch_ends(validation, 0.0)
+    loading.batch = (1, 8)
+    for _ in range(2):
+        loading.batch_ends(training, 0.0)
+    assert loading.place is training and loading.batch is None
