@@ -466,17 +466,22 @@ class SmallTensor:
     """A tensor with its values. Equal to the same tensor without a change, and to another tensor with the same values."""
 
     def __init__(self, tensor: Any) -> None:
-        self.key, self.version, self.values = id(tensor), tensor._version, tensor.detach().clone()
+        self.key, self.version, self.values = id(tensor), _version_of(tensor), tensor.detach().clone()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SmallTensor):
             return False
-        if self.key == other.key:
+        if self.key == other.key and self.version is not None:
             return bool(self.version == other.version)
         mine, others = self.values, other.values
         return mine.dtype == others.dtype and mine.shape == others.shape and bool(mine.equal(others))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _version_of(tensor: Any) -> int | None:
+    """None for a tensor made in `torch.inference_mode`. Outside of that mode, torch refuses to change it in place."""
+    return None if tensor.is_inference() else int(tensor._version)
 
 
 def _is_small(tensor: Any) -> bool:
@@ -497,8 +502,8 @@ def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -
         return id(value)
     if isinstance(value, ReferenceType):
         return id(value()) if is_put_back else id(value)
-    if hasattr(value, "_version") and hasattr(value, "data_ptr"):
-        return SmallTensor(value) if is_put_back and _is_small(value) else (id(value), value._version)
+    if isinstance(value, sys.modules["torch"].Tensor):
+        return SmallTensor(value) if is_put_back and _is_small(value) else (id(value), _version_of(value))
     if isinstance(value, CONTAINERS):
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
         inner = tuple(_print_of(item, depth - 1, own, is_put_back) for item in items[:MOST_ITEMS]) if depth else ()

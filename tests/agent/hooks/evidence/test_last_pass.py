@@ -272,3 +272,19 @@ def test_a_compiled_model_is_left_alone(probe: Callable[[Any], probes.Probing]) 
 def test_one_of_several_processes_makes_no_pass(probe: str) -> None:
     with pytest.raises(ProbeError, match="several processes train together"):
         next(probes.PROBES[probe](SimpleNamespace(knobs={"nproc": 2})))
+
+
+def test_a_table_that_was_made_in_inference_mode_is_compared_by_its_values() -> None:
+    """Such a tensor has no version."""
+    model = torch.nn.Linear(2, 2)
+
+    def remember(value: float) -> None:
+        with torch.inference_mode():
+            model.__dict__["table"] = torch.full((3,), value)
+
+    remember(1.0)
+    before = probes.python_state(model)
+    remember(1.0)
+    assert probes.python_state(model) == before
+    remember(2.0)
+    assert probes.python_state(model) != before
