@@ -99,7 +99,7 @@ def _wait_in(code: types.CodeType, names: dict[str, Any], seen: set[int]) -> str
             line = _line_of(part) or line
             if part.argval in WAITS and _is_of_os(part, before, names) and _is_for_any(part.argval, code):
                 return place_name(code.co_filename, line)
-            before = part.argval if part.opname.startswith("LOAD_") else ""
+            before = part.argval if part.opname.startswith(("LOAD_", "IMPORT_NAME")) else ""
     for made in code.co_consts:
         if isinstance(made, types.CodeType) and (place := _wait_in(made, names, seen)):
             return place
@@ -114,7 +114,7 @@ def _line_of(part: dis.Instruction) -> int | None:
 
 def _is_of_os(part: dis.Instruction, before: Any, names: dict[str, Any]) -> bool:
     """Whether an instruction loads the function of `os`, and not another object's method of this name. `before`: the name that was loaded before."""
-    if part.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+    if part.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
         return part.argval != "wait" or before in ("os", "posix") or (isinstance(before, str) and names.get(before) is os)
     return part.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")) and names.get(part.argval) is getattr(os, part.argval)
 
