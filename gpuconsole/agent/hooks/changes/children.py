@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
 import io
@@ -130,12 +131,18 @@ def _is_for_any(name: str, code: types.CodeType) -> bool:
 OF_TORCH = (signal.SIGTERM, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE)
 """Signals for which torch's workers have handlers of their own."""
 
+PR_SET_PDEATHSIG = 1
 
-def begin_worker(program_own: Any, hides: bool, number: int) -> None:
+
+def begin_worker(program_own: Any, hides: bool, ends_with_thread: bool, number: int) -> None:
     """In place of the program's `worker_init_fn`, which it calls. A worker gets no signal that a terminal, or the program, sends to the group of the program,
-    and runs no handler of the program. `hides`: what the worker prints goes to a file in memory, where `output_of` looks."""
+    and runs no handler of the program. `hides`: what the worker prints goes to a file in memory, where `output_of` looks. `ends_with_thread`: the system kills
+    the worker once the thread that has started it is gone."""
     with suppress(OSError):
         os.setpgid(0, 0)
+    if ends_with_thread:  # else a signal that ends the whole group of the program leaves the worker for 5 s, with the program's sockets
+        with suppress(AttributeError, OSError):  # a system without this function
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     signal.set_wakeup_fd(-1)  # the other end is in the program
     for number_of_signal in signal.valid_signals():
         if number_of_signal not in OF_TORCH and callable(signal.getsignal(number_of_signal)):
@@ -144,10 +151,8 @@ def begin_worker(program_own: Any, hides: bool, number: int) -> None:
     if program_own is not None:
         program_own(number)
     with suppress(OSError):  # the program's function may have closed it, or put a file of the program in its place
-        if hidden is not None and os.path.samestat(
-            hidden, os.fstat(1)
-        ):  # what the beginning of a worker prints is no output of the program
-            os.lseek(1, 0, os.SEEK_SET)
+        if hidden is not None and os.path.samestat(hidden, os.fstat(1)):
+            os.lseek(1, 0, os.SEEK_SET)  # what the beginning of a worker prints is no output of the program
             os.ftruncate(1, 0)
             os.utime(1, ns=(written() or 0, 0))  # the time of the last access says it: nobody else looks at this file
 

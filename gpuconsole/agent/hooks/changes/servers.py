@@ -164,7 +164,7 @@ class Recipe:
             pin_memory=settings.pin_memory,
             persistent_workers=bool(workers),
             timeout=self._timeout if workers else 0,
-            worker_init_fn=functools.partial(begin_worker, self._worker_init, hides),
+            worker_init_fn=functools.partial(begin_worker, self._worker_init, hides, threading.current_thread() is threading.main_thread()),
         )
         if not workers and aside:
             spec.dataset = apart(spec.dataset)

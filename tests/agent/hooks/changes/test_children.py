@@ -186,7 +186,7 @@ class Failing(Dataset[int]):
 def test_a_worker_learns_how_other_programs_end_whatever_handlers_torch_has() -> None:
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
-        loader = DataLoader(Failing(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True))
+        loader = DataLoader(Failing(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True, False))
         assert [int(batch) for batch in loader] == [1, 1]
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -198,7 +198,7 @@ def test_a_signal_of_a_worker_wakes_nothing_in_the_program() -> None:
     os.set_blocking(reading, False)
     before, wakeup = signal.signal(signal.SIGUSR1, lambda *_: None), signal.set_wakeup_fd(writing)
     try:
-        loader = DataLoader(Signalled(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True))
+        loader = DataLoader(Signalled(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True, False))
         assert [int(batch) for batch in loader] == [0, 1]
         wrote = os.read(reading, 100) if _readable(reading) else b""
         assert signal.SIGUSR1 not in wrote
@@ -233,7 +233,7 @@ def test_what_a_program_has_put_in_place_of_its_output_is_left_as_it_is(tmp_path
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, 1)
 
-    loader = DataLoader(Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, to_file, True))
+    loader = DataLoader(Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, to_file, True, False))
     assert len(list(loader)) == 4
     assert path.read_text() == "kept\n"
 
@@ -243,7 +243,7 @@ def test_a_program_without_a_stdout_may_have_workers(monkeypatch: pytest.MonkeyP
     stream = io.TextIOWrapper(io.BytesIO())
     stream.close() if state == "closed" else stream.detach()
     monkeypatch.setattr(sys, "__stdout__", stream)
-    loader = DataLoader(Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True))
+    loader = DataLoader(Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, True, False))
     assert len(list(loader)) == 4
 
 
@@ -306,3 +306,35 @@ def test_an_object_that_poses_as_a_class_is_not_asked(program: types.ModuleType)
 
     program.proxy = Proxy()  # type: ignore[attr-defined]
     assert not waits_for_children()
+
+
+def test_the_workers_end_at_once_where_the_group_of_the_program_is_killed(watch: Watch) -> None:
+    reading, writing = os.pipe()
+    program = os.fork()
+    if not program:
+        try:
+            os.setpgid(0, 0)
+            iterator = iter(DataLoader(Telling("", Path()), 4))
+            next(iterator)
+            WORKERS.set(watch, 2)
+            while WORKERS.pending(watch):
+                next(iterator)
+                time.sleep(0.01)
+            os.write(writing, " ".join(map(str, workers_alive())).encode())
+            time.sleep(PATIENCE_S)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    workers = [int(pid) for pid in os.read(reading, 100).split()]
+    os.close(reading)
+    assert len(workers) == 2
+    os.killpg(program, signal.SIGKILL)
+    os.waitpid(program, 0)
+    wait_until(lambda: not any(map(_runs, workers)), 2.0)  # torch's own workers look for their parent every 5 s
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
