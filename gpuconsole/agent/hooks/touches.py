@@ -255,7 +255,8 @@ PROCESS = Group(
         Touch("child processes", "workers", "a change of the loader", When.TRIAL,
               "Unknown to `multiprocessing.active_children` and to torch's SIGCHLD handler. The numbers in the names of later processes are higher.", Until.CHANGE),
         Touch("worker process of a change", "worker_init_fn sys.stdout sys.stderr signal", "a change of the loader with the same output", When.TRIAL,
-              "In the worker only: a process group of its own; handlers of the program's signals do not run; what is printed goes to a file without a name in"
+              "In the worker only: a process group of its own; handlers of the program's signals do not run, and `signal.set_wakeup_fd` is off; the system kills it"
+              " with the program; what is printed goes to a file without a name in"
               " /dev/shm. Where something was printed, the program's own settings load the batch again, and the change ends.", Until.EXIT,
               "Without /dev/shm, lines that a worker prints may come in another order, until the change ends."),
         Touch("gc.callbacks", "collected", "Python's garbage collections, and their seconds", When.STEP),
