@@ -2,9 +2,9 @@
 
     python -m benchmarks.trial_steps --trials 400 --keep
 
-The trial is `run_trial` itself, on a clock that the simulated steps move. Each row has two sides with their true ratio. A side goes on where it
-stopped, as the loop of a job does. A stall that is rarer than the trial says that it has looked for is no fault of the trial: the column
-`within what was looked for` leaves such wins out.
+The trial is `run_trial` itself, on a clock that the simulated steps move. Each row has two sides with their true ratio. After a switch, a side goes on
+where it stopped, as the loop of a job does. A trial says how rare a stall it was long enough to see. A false win because of a rarer stall is no fault of the
+trial: the figures in brackets (`within what was looked for`) leave such wins out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gate.simulated [--times 4000] [--keep]           about a minute
 
-A run is its log rate, with a normal deviation of its own for each side. At most 1 in 40 changes at the limit should be called a regression.
+A run is one log rate from a normal distribution; each side has its own standard deviation. At most 1 in 40 changes at the limit should be called a regression.
 """
 
 from __future__ import annotations

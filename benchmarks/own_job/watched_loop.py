@@ -131,7 +131,7 @@ def measure(recorder: Any, sampler: Any, pairs: int, width: int, batch: int, dev
 
 
 def sampler_ratio(sampler: Any, steps: Callable[[int], None]) -> float:
-    """CPU seconds of the sampling thread for each second of some seconds with steps."""
+    """CPU seconds per second of the sampling thread, measured over SAMPLED_S seconds of steps."""
     before, begun = sampler.cpu_s, time.monotonic()
     while time.monotonic() - begun < SAMPLED_S:
         steps(5)

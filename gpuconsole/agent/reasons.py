@@ -10,8 +10,8 @@ class PlainError(RuntimeError):
 
 
 def reason(problem: BaseException) -> str:
-    """Say in one line why something failed. No name of a class is in it: where the message alone says nothing, as that of a missing key, the error is called
-    unexpected."""
+    """Say in one line why something failed, without the name of an exception class. If the message alone says nothing, as for a missing key, the line calls
+    the error unexpected."""
     lines = str(problem).strip().splitlines()
     if not lines:
         return UNEXPECTED

@@ -334,7 +334,7 @@ MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "
 
 
 def explain(error: BaseException, knobs: Mapping[str, Value]) -> str:
-    """`error` as one line for people. A lack of memory is named, with the batch size."""
+    """Say in one line what went wrong. The line names a lack of memory, with the batch size."""
     if isinstance(error, PlainError):
         return str(error)
     if isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS):

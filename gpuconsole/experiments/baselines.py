@@ -198,7 +198,7 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
 
 
 def _rate(run: BaselineRun, free: bool, live: bool = False) -> RunRate | None:
-    """What counts of `run`; with `free` without the run-queue delay of the training thread, as in the gate."""
+    """Return the rate of `run`. With `free`, the rate leaves out the run-queue delay of the training thread, as in the gate."""
     waited = min(0.99, run.run_queue_ratio or 0.0) if free else 0.0
     blocks = [Block(rate / (1 - waited), seconds) for rate, seconds in zip(run.rates, run.block_seconds, strict=True)]
     rate = run_rate(blocks, live)

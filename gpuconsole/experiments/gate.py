@@ -4,8 +4,9 @@ The ratio of the two sides and its interval come from `runs.ratio_of`, as in the
 rates are without the run-queue delay of the training thread, where every run has this figure.
 
 **The decision.** `regression`: the whole interval is below the limit. `no regression`: the whole interval is above it. Otherwise `undecided`. So a change
-whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. A side with one run or one occasion cannot show
-its noise: its runs are taken to differ by LONE_RUN, and where they differ by more, false alarms are more frequent (`python -m benchmarks.gate.simulated` has the table).
+whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. A side with one run or one occasion
+cannot show its noise: the gate assumes that its runs differ by LONE_RUN. If they differ by more, false alarms are more frequent (`python -m benchmarks.gate.simulated`
+prints the table).
 The limit is at most MOST_LIMIT: then a regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the
 CPU load of other programs differs between the sides by OTHERS_DIFFER or more, this load can explain a difference of its own size: a decision must hold with
 that allowance.

@@ -13,8 +13,8 @@ the same kind, temperature, load of the day) is the same for all runs of an occa
   unit, with the mean of its runs.
 
 **The interval.** The ratio is the difference of the mean log rates. Each side has its own standard deviation between units (Welch 1947), because the two programs may be unequally
-noisy. A side with one unit shows none: LONE_RUN is assumed, or the deviation of the other side, or what the steps of the run show, whichever is largest. Two units can agree by
-chance, so the wider of both ways counts.
+noisy. A side with one unit shows no deviation. It gets the largest of three: LONE_RUN, the deviation of the other side, and the
+deviation that the steps of the run show. Two units can agree by chance, so a side with two units gets the measured or the assumed deviation, whichever gives the wider interval.
 
 With `alike`, both sides are runs of one program, or are taken to be equally noisy: the deviation is pooled. With DEGREES degrees of freedom or more it is the measured value. With fewer,
 the wider of two ways counts: the measured value, and the measured value combined with RUN_TO_RUN, which has the weight of USUAL_RUNS degrees of freedom (a moderated t,
@@ -43,14 +43,14 @@ LONE_RUN = 0.05
 """Assumed standard deviation between the runs of a side with one unit, where the sides may be unequally noisy. Runs on a shared machine that differ by more are rare
 (six equal runs differed by 2.7 %)."""
 LONE_DEGREES = 16
-"""Degrees of freedom of this assumption. Above those that any side has by measurement in practice."""
+"""Degrees of freedom of LONE_RUN. In practice, a measured side has fewer."""
 FEW = 2
-"""A side with so many units or fewer may agree by chance."""
+"""Up to this number of units, the units of a side may agree by chance."""
 MOST_DEGREES = 200
 
 
 class RunRate(NamedTuple):
-    """What counts of a run: the log of its rate, the standard error of this log by the steps of the run, and when and where the run was measured.
+    """The rate of a run: the log of the rate, the standard error of this log from the steps of the run, and when and where the run was measured.
 
     `begun` and `ended`: Unix seconds, None where the snapshot does not have them.
     """
@@ -63,8 +63,8 @@ class RunRate(NamedTuple):
 
 
 def run_rate(blocks: Sequence[Block], live: bool = False) -> RunRate | None:
-    """What counts of a run with these `blocks`; None where they are too few, or have no rate. `live`: the run goes on, and its rate is compared
-    again and again."""
+    """Return the rate of a run with these `blocks`; None with too few blocks, or without any work. `live`: the run goes on, and its rate is compared again
+    and again."""
     if len(blocks) < MIN_BLOCKS or not any(block.rate > 0 for block in blocks):
         return None
     mean, error, worth = estimate(blocks)
@@ -134,7 +134,7 @@ def _pooled(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple
 
 
 def _welch(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[float, float, bool]:
-    """The same with a deviation for each side; the deviation is the larger one of the two sides."""
+    """Return the same values as `_pooled`, with a separate deviation for each side. The returned deviation is the larger of the two."""
     others = [(statistics.variance(side), len(side) - 1) if len(side) > 1 else None for side in reversed(levels)]
     chosen = [_side(*side) for side in zip((base, new), levels, others, strict=True)]
     parts = [(variance / len(side), degrees) for (variance, degrees), side in zip(chosen, levels, strict=True)]

@@ -205,11 +205,11 @@ class Trials:
             return outcome.trial
 
     async def _watch(self, trial: Trial, before: RunRate | None) -> None:
-        """Withdraw the verdict of a kept change whose gain is not there in the minute after the trial, and say how to take it back."""
+        """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial, and say what to do."""
         after = await watch(trial, before, lambda: self._state.record)
         if after is not trial and trial.speedup is not None:
             self._report(after)
-            what = f"{describe_changes(trial.changes)}: {after.reason}, where the trial measured {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
+            what = f"{describe_changes(trial.changes)}: {after.reason}, but the trial measured {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
             self._emit(Note(time.monotonic(), f"{what}. The verdict is withdrawn: take the change back, or measure it again", "warning"))
 
     def _report(self, trial: Trial) -> None:

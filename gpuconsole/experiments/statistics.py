@@ -287,9 +287,9 @@ def other_arm(arm: int) -> int:
 class Pairs:
     """The rates of the blocks of a trial as they are measured: `log_ratios` and `null_log_ratios` (see `Trial`).
 
-    The mean over blocks is a mean of times, as for a job that does the work of all blocks: the mean log rate of unequal blocks is not the log of
-    their rate together. So the log rate of a block is taken on the tangent at the mean time of its side, and the mean of these log ratios is the
-    log ratio of the mean times.
+    A job does the work of all blocks in the sum of their times. So the trial must compare the mean times of its sides, and the mean of log rates is something
+    else if the blocks differ. Therefore each log rate is linearized at the mean time of its side: the mean of these log ratios is then the log ratio of the
+    mean times.
     """
 
     def __init__(self) -> None:
@@ -354,7 +354,7 @@ class BlockPlan:
         self.workers = int(knobs.get("num_workers", 0))
         """Workers of a loader deliver their batches together where they wait for the same storage."""
         self.unit = math.lcm(self.period, max(1, self.workers))
-        """Steps after which all that is known repeats."""
+        """Steps after which both the period and the round of the workers repeat."""
         self.settling = settling_steps(knobs, self.through_loader) if of_job else 0
         """The first steps of a block that do not count."""
         spread = [phase for phase in SPREAD if of_job and phases_ratio and step_s is not None and phase not in unknown]
@@ -426,12 +426,12 @@ def one_step(step: Step) -> float:
 
 
 def work_in(steps: Sequence[Step], changes: Collection[str]) -> Work:
-    """What counts as the work of a step: its tokens or samples; where they are not known, the step itself. Raises ValueError where `changes` alter
-    what is in a step that nobody knows."""
+    """Choose what to count as the work of a step: its tokens or samples, or the step itself if both are unknown. Raises ValueError if both are unknown and
+    `changes` alter them."""
     if any(map(work_of_step, steps)):
         return work_of_step
     if altering := [name for name in changes if CATALOGUE[name].work]:
-        raise ValueError(f"the samples of a step are not known, and {altering[0]} changes how many they are")
+        raise ValueError(f"the number of samples in a step is not known, and {altering[0]} changes this number")
     return one_step
 
 

@@ -28,20 +28,20 @@ WATCHED = frozenset(
         "batch_size",
     ]
 )
-"""Knobs whose change may compile or tune again for a new shape, or fragment memory."""
+"""Knobs whose change can cause stalls later: by a new compilation or a new kernel tuning for each new input shape, or by memory fragmentation."""
 WATCH_S = 60.0
 EVERY_S = 1.0
 
 
 def rate_of(run: Run, steps: Sequence[Step]) -> RunRate | None:
-    """What counts of `steps`; on a CPU without the run-queue delay of the training thread, as in the gate."""
+    """Return the rate of `steps`. On a CPU, the rate leaves out the run-queue delay of the training thread, as in the gate."""
     waited = min(0.99, runq_ratio(steps) or 0.0) if run.device == "cpu" else 0.0
     return run_rate([Block(block.rate / (1 - waited), block.seconds) for block in run_blocks(steps)])
 
 
 def judged(trial: Trial, before: RunRate | None, after: RunRate | None) -> Trial:
-    """`trial` with its verdict withdrawn where the rate after it, over the rate before it, is below the interval that the trial measured: with
-    the noise between two equal runs, because these rates are not measured in turn."""
+    """Withdraw the verdict of `trial` if the present gain is below the interval that the trial measured. The present gain is the rate after the trial over
+    the rate before it. Its interval contains the noise between two equal runs, because these rates are not measured in turn."""
     if trial.speedup is None or before is None or after is None:
         return trial
     change = change_of([before], after)
@@ -49,17 +49,17 @@ def judged(trial: Trial, before: RunRate | None, after: RunRate | None) -> Trial
     if high >= trial.speedup.low:
         return trial
     return msgspec.structs.replace(
-        trial, verdict="undecided", reason=f"{units.measured(estimate, low, high)} in the minute after it was kept"
+        trial, verdict="undecided", reason=f"{units.measured(estimate, low, high)} in the minute after the change was kept"
     )
 
 
 async def watch(trial: Trial, before: RunRate | None, record: Callable[[], RunRecord | None]) -> Trial:
-    """`trial` as it is after WATCH_S of steps of the run that begins with its change; unchanged where that run ends before. `record`: of the current
-    run."""
-    mine = record()
-    while mine is not None and mine is record() and mine.closed_t is None:
-        steps = list(mine.steps)
+    """Wait for WATCH_S of steps of the run that begins with the change of `trial`. Return `trial` as `judged` by these steps; unchanged if the run ends
+    earlier. `record`: returns the record of the current run."""
+    watched = record()
+    while watched is not None and watched is record() and watched.closed_t is None:
+        steps = list(watched.steps)
         if sum(step.wall_s for step in steps) >= WATCH_S:
-            return judged(trial, before, rate_of(mine.run, steps))
+            return judged(trial, before, rate_of(watched.run, steps))
         await asyncio.sleep(EVERY_S)
     return trial

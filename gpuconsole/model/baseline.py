@@ -58,8 +58,8 @@ class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """One kept run over its steady steps.
 
     `rates`: tokens/s (or samples/s) of successive blocks of steps, on the wall clock. `seconds`: the length of each block; empty in files of
-    earlier versions, whose blocks count alike. `on_cpu`: the device of the run is the CPU, so the wait of the training
-    thread for a core slows the run down, and is taken off its rate. `step_time_s` is the median. Load during the run: `waiting_ratio` is the share of time in
+    earlier versions, whose blocks count alike. `on_cpu`: the device of the run is the CPU, so a comparison leaves out the time in which the training thread
+    waited for a core. `step_time_s` is the median. Load during the run: `waiting_ratio` is the share of time in
     which some task of the host waited for a CPU, `others_ratio` the share of the CPUs that other programs kept busy.
     """
 

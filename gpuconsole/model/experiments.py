@@ -18,9 +18,9 @@ Verdict = Literal["win", "no_gain", "worse", "undecided"]
 MOST_PERPLEXITY_COST = 0.05
 """A change that raises perplexity by more than 5 % is not kept."""
 MOST_LOSS_NOISE = 0.10
-"""The noise of a loss excuses at most a rise of 10 %: where a loss is noisier, nobody knows what a change does to it."""
+"""The noise of a loss excuses a rise of at most 10 %. A noisier loss cannot show the effect of a change."""
 NOT_FINITE = "the loss is not finite"
-"""The reason of such a verdict."""
+"""The reason of a verdict after a loss that is NaN or infinite."""
 MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
@@ -73,8 +73,8 @@ class Perplexity(msgspec.Struct, frozen=True):
 
 
 class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Loss of the same held-out batches, without and with the change; the progress of the training between the looks is taken off. `drift`: the
-    noise of the difference. `training`: instead the loss of a user's job on its own training batches."""
+    """Loss of the same held-out batches, without and with the change; the progress of the training between the two measurements is subtracted. `drift`: the
+    noise of the difference. `training`: the losses are instead those of a user's job on its own training batches."""
 
     before: float
     after: float
@@ -114,10 +114,11 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
     each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
     periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done. `spread_s`: seconds of evaluations and
-    checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place. `reason`: why the
-    verdict is what it is, where the pairs do not say it. `step_deviation`: the standard deviation of a pair that the steps within the blocks
-    show; the intervals use no smaller one. `stalls_from`: a stall in one of so many steps, or more often, would have been seen on both sides; 0:
-    not known. `by_steps`: the rates are steps per second, because the samples of a step are not known.
+    checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place. `reason`: the
+    reason of a verdict that does not follow from the pairs. `step_deviation`: the standard deviation of a pair according to the steps
+    within the blocks; the intervals use at least this deviation. `stalls_from`: the trial would have seen a stall in one of this number of
+    steps, or a more frequent stall, on both sides; 0: not known. `by_steps`: the rates are steps per second, because the number of samples
+    in a step is not known.
     """
 
     id: str
@@ -189,8 +190,8 @@ def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str, 
     """The findings of a run with what its trials measured: a suggestion that was measured has that in place of its prediction, and stands behind the others of
     its finding unless it gains. The findings that recover something change places by their weight.
 
-    The confidence is low where all suggestions were measured and none gains; and where LOST trials of the same knobs, on this run and on those of `alike`, were
-    measured and none gained. `alike`: the ids of runs of the same job.
+    The confidence becomes low in two cases: all suggestions were measured and none gains; or at least LOST trials of the same knobs were measured, on this
+    run and on the runs of `alike`, and none gained. `alike`: the ids of runs of the same job.
     """
     trials = [trial for trial in trials if trial.baseline_run == run or trial.baseline_run in alike]
     if not trials:
@@ -213,7 +214,7 @@ def _with_trials(finding: Finding, trials: Sequence[Trial], run: str) -> Finding
 
 
 def _lost(finding: Finding, trials: Sequence[Trial]) -> int:
-    """The measured trials of the knobs that the finding suggests; 0 where they are fewer than LOST, or one of them gained."""
+    """Count the measured trials of the knobs that the finding suggests. Return 0 for fewer than LOST trials, or if one of the trials gained."""
     if finding.resource != "time":
         return 0
     knobs = [suggestion.changes.keys() for suggestion in finding.suggestions]

@@ -75,7 +75,7 @@ class Finding(msgspec.Struct, frozen=True):
     `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is the share of step time that a perfect cure
     would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory
     limit that the best suggestion would free, which may cost time.
-    `lost_trials`: trials of what the finding suggests, on runs of the same job, of which none gained (experiments.with_trials).
+    `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of these trials gained (experiments.with_trials).
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
     for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.
@@ -97,7 +97,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether all suggestions were measured, and none of them gains: the cause may still be right, but what the cure would save is not known."""
+        """Whether all suggestions were measured, and none of them gains. The cause may still be right, but it is not known how much time a cure would save."""
         tried = [suggestion.tried for suggestion in self.suggestions if suggestion.tried is not None and self.resource == "time"]
         return bool(tried) and len(tried) == len(self.suggestions) and not any(measured.gains for measured in tried)
 

@@ -19,7 +19,7 @@ from gpuconsole.model.serving import ServerFacts
 from gpuconsole.model.stacks import Place
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
-"""The exclusive parts of a step; their times sum to the wall time of the step. A recording has them in this order, so a new part comes last."""
+"""The exclusive parts of a step; their times sum to the wall time of the step. A recording stores the parts in this order, so a new part must come last."""
 IN_A_STEP = (
     "data_wait", "h2d", "generation", "forward", "loss", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other",
 )  # fmt: skip
@@ -47,7 +47,8 @@ class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One training step, measured by the worker. All times in seconds.
 
-    `phases` has the order of PHASES; a step of an older recording has none of the last parts: their time is in the others. `runq` is the run-queue delay of the training thread per phase, on sampled steps only (agent.account).
+    `phases` has the order of PHASES; an older recording does not have the newest parts, and counts their time in other parts. `runq` is the
+    run-queue delay of the training thread per phase, on sampled steps only (agent.account).
     `kind`: COUNTS, SETTLING or PROBE.
 
     In a serving run: one tick of the load generator's clock with `samples` answered requests and `tokens` generated tokens, without phases.
@@ -142,8 +143,8 @@ class Summary(msgspec.Struct, omit_defaults=True):
 class SeriesData(msgspec.Struct, omit_defaults=True):
     """A series in a snapshot: times in seconds since the start of the session, and values.
 
-    `w`: the weight of each value, where they differ: a value may be the mean of many samples. Of a rate, the seconds over which it was
-    measured. Empty in files of earlier versions too.
+    `w`: the weight of each value: the number of samples of which the value is the mean, or for a rate the seconds over which it was
+    measured. Empty if all weights are equal, and in files of earlier versions.
     """
 
     t: list[float]

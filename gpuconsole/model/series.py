@@ -1,6 +1,7 @@
 """Bounded time series: recent samples in full, older samples as means over growing time spans.
 
-A sample has a weight: 1, or of a rate the seconds over which it was measured. A mean stands for many samples, and has their weights together.
+Each sample has a weight: 1, or for a rate the seconds over which it was measured. The weight of a mean is the sum of the weights of its
+samples.
 
 A series holds `RAW` recent samples and `BUCKETS` means, about 10 KB. When the raw part is full, the series folds the older half
 into buckets. When the buckets are full, the series merges neighbouring buckets in pairs, so that each bucket covers twice the time.
@@ -72,7 +73,7 @@ class Series:
         return [*self._bucket_t, *self._t], [*self._bucket_v, *self._v]
 
     def weighed(self, since: float = float("-inf")) -> Iterator[Weighed]:
-        """Samples at or after `since`, each with its weight, for a mean: `statistics.fmean` with weights."""
+        """Yield the samples at or after `since`, each with its weight for a weighted mean."""
         for times, values, weights in ((self._bucket_t, self._bucket_v, self._bucket_w), (self._t, self._v, self._w)):
             if times and times[-1] >= since:
                 start = bisect_left(times, since)
@@ -109,6 +110,6 @@ class Series:
 
 
 def _mean(values: array[float], weights: array[float]) -> tuple[float, float]:
-    """The mean of `values`, and their weight together."""
+    """Return the weighted mean of `values`, and the sum of the weights."""
     weight = sum(weights)
     return sum(map(operator.mul, values, weights)) / weight, weight

@@ -86,12 +86,12 @@ def rhythm_note(measured: Trial | Sweep) -> str:
     return f"The rate of {sides} rises and falls with a period of {times}: another process may have a rhythm."
 
 
-BY_STEPS = "compared by steps per second: the samples of a step are not known, and the change does not alter them"
+BY_STEPS = "compared by steps per second: the number of samples in a step is not known, and the change does not alter this number"
 
 
 def stalls_note(trial: Trial) -> str:
-    """What so short a trial cannot know; empty where that is not known."""
-    return f"no stall rarer than one in {trial.stalls_from} steps was looked for" if trial.stalls_from > 1 else ""
+    """Say which rare stalls the trial could not see; empty if this is not known."""
+    return f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps" if trial.stalls_from > 1 else ""
 
 
 # --- the whole trial -----------------------------------------------------------------------------------------

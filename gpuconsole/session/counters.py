@@ -34,23 +34,24 @@ RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
 EVAL_S, EVAL_WITH_GRADIENTS_S = "eval.s", "eval.with_gradients_s"
 """Counters that `session.segments` adds to each message of a job: seconds of evaluation, and those of its passes that recorded gradients."""
 GENERATED, GENERATED_STEPS = "generation.passes", "generation.steps"
-"""The same: passes without gradients of the model that is trained, and the steps that have some."""
+"""Two more such counters: the passes of generation, and the steps that have such passes."""
 GROWTH_EVERY_S = 3.0
-"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds. With LEAST_POINTS readings or fewer, each
-new one is used."""
+"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds. Up to LEAST_POINTS readings, each new
+reading starts a computation."""
 FAST_BYTES, FAST_POINTS, FAST_STEPS = 250e6, 8, 8
-"""Growth from which on so few readings and steps are enough: at 200 MB/s, LEAST_POINTS readings would be 2 GB."""
+"""From this growth on, this small number of readings and of steps is enough: at 200 MB/s, the memory grows by 2 GB during LEAST_POINTS readings."""
 LEAST_VALUES = 4
-"""Different readings. A worker with much memory reads it every few seconds only; two jumps of two workers are three values."""
+"""The least number of different values. A worker with much memory reads it only every few seconds, and a jump in each of two workers already makes three
+values."""
 AT_ENDS = 3
-"""Readings at each end whose median counts: the last one may come after the loop of the program, when its memory is free again."""
+"""At each end, the median of this number of readings counts. The last reading alone may come after the loop of the program, when the memory is free again."""
 MEMORY = "host.memory", "host.private_bytes", "private resident memory of this process without free heap"
 WORKERS_MEMORY = (
     "loader.memory",
     "loader.private_bytes",
     "private dirty memory of the loader's workers, by /proc/PID/smaps_rollup",
 )
-"""Of each series of readings: the begin of its signals' names, its counter, and its source."""
+"""For each series of readings: the prefix of its signals, its counter, and its source."""
 COMPILE_SOURCE = "torch._dynamo's counters, since the first step"
 
 
@@ -60,7 +61,7 @@ def is_ordinary(event: Steps) -> bool:
 
 
 class MemoryReadings:
-    """The readings of one counter of bytes, and its growth."""
+    """Keeps the readings of one memory counter, and computes their growth."""
 
     def __init__(self, name: str, counter: str, source: str) -> None:
         self._name, self._counter, self._source = name, counter, source
@@ -80,7 +81,7 @@ class MemoryReadings:
             self._until = event.t
 
     def signals(self, since: float) -> dict[str, Signal]:
-        """The growth since the time `since`; empty with too few readings."""
+        """Return the growth of the memory from the time `since` on; empty with too few readings."""
         key = (since, self._until)
         memo = _growth_memo.get(self)
         if memo is None or memo[0] != key:
@@ -225,7 +226,7 @@ def _evaluation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
 
 
 def _generation_signal(gained: Counter[str], over: str) -> dict[str, Signal]:
-    """How many passes of generation a step has that has some; empty without generation."""
+    """Return the mean number of passes of generation, over the steps with generation; empty without generation."""
     if not gained[GENERATED_STEPS]:
         return {}
     source = f"passes without gradients of the model that is trained, in {gained[GENERATED_STEPS]:.0f} of {gained['work.steps']:.0f} steps, {over}"

@@ -67,7 +67,8 @@ class Readings:
         self.reported.setdefault(device, {})[reader] = at
 
     def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL, weight: float = 1.0) -> None:
-        """Store a value of a sample. `weight`: see `Series`. A value that is not finite, as a loss may be, leaves no present value. Metrics that are not in the catalogue come from a newer program and are ignored."""
+        """Store a value of a sample. `weight`: see `Series`. A value that is not finite, for example a loss of NaN, deletes the present value. Metrics that
+        are not in the catalogue come from a newer program and are ignored."""
         of_device = self._by_device.setdefault(device, {})
         entry = of_device.get(metric)
         if entry is None:
@@ -309,7 +310,7 @@ class Energy:
         if span is None or span.uuid != uuid:
             self._spans[device] = _Span(joules, self._tokens, joules, self._tokens, uuid)
         else:
-            if joules < span.last_j:  # the driver has restarted its counter: what was counted before stays
+            if joules < span.last_j:  # the driver has restarted its counter: keep the energy that was counted before
                 span.first_j += joules - span.last_j
             span.last_j, span.last_tokens = joules, self._tokens
 

@@ -26,14 +26,14 @@ LEAST_REST = 1 / 3
 PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
 SIDE_WORK = {"comm": "collectives", "logging": "log records", "checkpoint": "checkpoints", "eval": "passes in eval mode"}
-"""The parts of a step that have a name without being a pass, in the words of a signal's source."""
+"""The parts of a step that are not passes, with their words for the source of a signal."""
 MODULES = ("forward", "no_grad")
-"""Those of them in which modules call modules."""
+"""The parts among PASSES in which modules call modules."""
 LEAST_PASSES = 1.5
-"""Passes of a step, on average, from which on something lies between two of them."""
+"""From this mean number of passes per step on, a step has time between two passes."""
 NOWHERE = "nowhere"
 ELSEWHERE = 0.05
-"""Share of a function's samples in other parts of a step, from which on the function is the one around these parts: a loop, or a step of it."""
+"""From this share of its samples in other parts of a step on, a function is one that contains these parts, for example the training loop."""
 
 
 class StackRecord:
@@ -79,7 +79,7 @@ _memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = W
 
 def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str, Signal]:
     """The share of samples in the script's own lines outside of named phases, the function with most of them, and how much of its time that function computes;
-    empty with too few samples. `loss_ratio`: the share of a step in the loss. Samples between two calls of the model are no loss."""
+    empty with too few samples. `loss_ratio`: the share of a step in the loss. Samples between two calls of the model do not belong to the loss."""
     total = sum(sample.weight for sample in samples)
     if total < LEAST_SAMPLES:
         return {}
@@ -119,7 +119,7 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
 
 
 def _side_work_signals(samples: list[StackSample], total: float, source: str) -> dict[str, Signal]:
-    """The share of each kind of side work that the samples show, with its line."""
+    """Return the share of the samples in each kind of side work, with the line that has most of these samples."""
     signals = {}
     for part, words in SIDE_WORK.items():
         if inside := [sample for sample in samples if sample.part == part and sample.lines]:
@@ -154,8 +154,8 @@ def _function_signals(samples: list[StackSample], parts: list[str], total: float
 
 
 def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample], passes: float) -> list[StackSample]:
-    """Those of the samples `after` a call of the model that may lie between two calls. Where the program has as many lines with a call as a step has `passes`,
-    what stands below the last of them is the loss."""
+    """Return the samples of `after` that may lie between two calls of the model. `after`: the samples after a call of the model. `passes`: the passes of a
+    step. If the program calls the model in at least this number of lines, code below the last of these lines is the loss, and its samples are left out."""
     steps = {_function(line) for sample in samples if sample.part == "backward" for line in sample.lines}
     calls = {_common(sample, steps) for sample in samples if sample.part == "forward"} - {None}
     if passes < LEAST_PASSES or len(calls) < round(passes):
@@ -169,8 +169,8 @@ def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample],
 
 
 def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
-    """The share of the time between an optimizer step and the next pass that belongs to lines below the step, in the innermost function of the program that
-    both have in common. The lines above the pass make a batch. 0 where less than `least` samples show it."""
+    """Return the share of the time between an optimizer step and the next pass that belongs to lines below the step. Line and step are compared in the
+    innermost function of the program that both stacks have in common. The other lines make the next batch. Return 0 for fewer than `least` samples."""
     passes, steps, between = defaultdict[tuple[str, str], int](int), defaultdict[tuple[str, str], int](int), list[StackSample]()
     for sample in samples:
         if sample.part == "between":
@@ -221,8 +221,8 @@ def growing(early: list[StackSample], late: list[StackSample], early_s: float, l
 
 
 def _with_called(samples: Iterable[StackSample], every: Iterable[StackSample], total: float) -> list[Place]:
-    """The functions of the program with the time of all that they call, each within one part of a step; without those around the parts of a step. `every`:
-    the samples of all parts. `total`: the samples of which a share is taken."""
+    """Return the functions of the program, each within one part of a step, with the time of the functions that it calls. Leaves out functions that contain
+    several parts of a step (see ELSEWHERE). `every`: the samples of all parts. `total`: the number of samples that makes 100 %."""
     weights: defaultdict[tuple[str, str], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for sample in every:
         for function in {_function(line) for line in sample.lines}:
@@ -240,7 +240,8 @@ def _with_called(samples: Iterable[StackSample], every: Iterable[StackSample], t
 
 
 def _largest(places: list[Place]) -> Place:
-    """The place with the largest share. A function that has nearly all of the time of its caller stands for both: it says more."""
+    """Return the place with the largest share. If a called function has nearly all of the time of its caller, return the called function, because it is more
+    precise."""
     rest = sorted(places, key=lambda place: -place.share_ratio)
     most = place = rest.pop(0) if rest else Place("between", NOWHERE, NOWHERE, 0.0)
     for called in rest:
@@ -295,7 +296,7 @@ def _heaviest(weighed: Iterable[tuple[str, float]]) -> tuple[str, float]:
 
 
 def _line_with_caller(samples: list[StackSample]) -> str:
-    """The line with most of these samples, and the line that calls its function, where that is one."""
+    """Return the line with most of these samples. Adds the line that calls its function, if nearly all calls come from one line."""
     line, most = _heaviest((sample.lines[0], sample.weight) for sample in samples)
     caller, called = _heaviest(
         (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples if sample.lines[0] == line

@@ -23,7 +23,7 @@ SERVER_RATES = ("preemptions", "prompt_tokens", "generation_tokens", "flops", "r
 
 
 class Add(Protocol):
-    """Adds a point. `weight`: of a rate, the seconds over which it was measured."""
+    """Adds a point. `weight`: for a rate, the seconds over which it was measured."""
 
     def __call__(self, metric: str, device: str, t: float, value: float, reader: str, weight: float = 1.0, /) -> None: ...
 
@@ -44,7 +44,7 @@ class RunPoints:
         self._steps: list[Step] = []
         self._steps_since = 0.0
         self._counted: set[str] = set()
-        """The rates that the run has."""
+        """The rates that have been above 0 in this run."""
         self._requests: list[Request] = []
         self._requests_since: float | None = None
         self._last: ServerState | None = None

@@ -406,7 +406,8 @@ class RunRecord:
             self.live_version += 1
 
     def _count_work(self, event: Steps) -> None:
-        """Count the work of a process of a user's job. Each process counts its own; the processes of a built-in run count that of all."""
+        """Count the work of a process of a user's job. Each process of such a job reports its own work; each process of a built-in run reports the work of
+        all processes."""
         work = sum(step.tokens or step.samples for step in event.steps)
         self._work += work
         self._leaders_work += work if self.ranks.leads(event.rank) else 0
@@ -414,7 +415,7 @@ class RunRecord:
 
     @property
     def whole_ratio(self) -> float:
-        """The work of all processes of the run over the work that its figures count, that of the leading process."""
+        """The work of all processes over the work of the leading process. The figures of the run count only the work of the leading process."""
         return max(1.0, self._work / self._leaders_work) if self._leaders_work else 1.0
 
     def _delay_ratio(self, event: Steps) -> float:

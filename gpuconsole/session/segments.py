@@ -56,7 +56,8 @@ SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
 FULL_STEPS = 32
 """Steps with all segments by which the unmarked time of other steps is divided."""
 LEAST_GENERATED = 4
-"""Passes without gradients of the trained model in a step, from which on they are a generation. Fewer make labels for the step, or choose one action."""
+"""From this number of passes per step on, passes without gradients of the trained model are generation. Fewer passes make labels for the step, or choose one
+action."""
 RECENT = 32
 """Steps by which a pass without gradients is judged: one in most steps is a teacher's or a policy's, not an evaluation."""
 STREAM_STEPS = 16
@@ -69,7 +70,7 @@ BACKWARD_STEPS = 200
 MOST_EXPOSED = 0.98
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
 LATER = {DATA, FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, UNMARKED}
-"""Segments before which the lines after the last step run."""
+"""Segments that come after the lines below the previous optimizer step."""
 MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE, UNMARKED}
 """Segments by which a gap is named."""
 
@@ -105,10 +106,11 @@ def unpack(packed: str) -> list[RawStep]:
             if len(ends) != n or not n:
                 raise ValueError("a step without its segments")
             at += 9 * n
-            runq = None  # agents of earlier versions set no flag for a loss, and send no loss as NaN
+            runq = None
             if flags & RUN_QUEUE:
                 runq = array.array("d", data[at : at + 8 * (n + 1)]).tolist()
                 at += 8 * (n + 1)
+            # agents of earlier versions set no flag LOSS: they send NaN where there is no loss
             steps.append(
                 RawStep(
                     index,
@@ -138,10 +140,10 @@ class SegmentFold:
         """The share of the time from a forward pass to the next pass that functions of torch take, by the samples of the stack; 1 where the rest is short: it
         is the Python between two functions."""
         self.after_step_ratio = 0.0
-        """Of a program without a DataLoader, the share of the time between an optimizer step and the next pass that belongs to the lines after the step; the
-        other lines make the next batch. 0 where it is not known."""
+        """In a program without a DataLoader: the share of the time between an optimizer step and the next pass that belongs to the lines after the step. The
+        other lines make the next batch. 0: not known."""
         self._stacks: deque[StackSample] = deque(maxlen=2 * AFTER_PASS)
-        """The samples by which the lines after a step are told from those that make a batch."""
+        """The samples that separate the lines after a step from the lines that make a batch."""
         self._loss_samples: deque[StackSample] = deque(maxlen=AFTER_PASS)
         self._loaders: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
@@ -383,8 +385,8 @@ class SegmentFold:
         return P_OTHER
 
     def _after_step(self, codes: list[int], raw: RawStep) -> tuple[set[int], float]:
-        """The gaps in which the lines after the last optimizer step run, and the share of these gaps that they take. Without a loader, the lines that make the next
-        batch come in the same gaps."""
+        """Return the gaps in which the lines after the last optimizer step run, and the share of these gaps that these lines take. Without a loader, the
+        lines that make the next batch run in the same gaps."""
         if self._has_data or not self.after_step_ratio or self._last != OPTIMIZER:
             return set(), 0.0
         first, first_s, rest_s, begun = set[int](), 0.0, 0.0, raw.start
@@ -419,8 +421,10 @@ class SegmentFold:
         return codes
 
     def _generation(self, codes: list[int], raw: RawStep, trained: dict[int, int], evaluated: set[int]) -> dict[int, float]:
-        """The segments of generation, and the share of each that belongs to it: passes without gradients of the model that is trained, where a step has many of them, and what lies between two of them
-        if it takes less time than they do. Else an environment runs there. As much time follows the last pass. Passes in eval mode that few steps have may be an evaluation."""
+        """Return the segments of generation, and the share of each segment that belongs to generation. Generation is passes without gradients of the trained
+        model, if a step has many of them. The time between two such passes belongs to generation if it is shorter than the passes; otherwise an environment
+        runs there. After the last pass, the mean time between two passes belongs to generation too. Passes in eval mode count only if most steps have passes
+        without gradients; otherwise they may be an evaluation."""
         often = 2 * sum(self._passed_without) > len(self._passed_without)
         passes = [place for place, code in trained.items() if place not in evaluated and (often or code == TRAINED)]
         if len(passes) < LEAST_GENERATED:

@@ -137,7 +137,7 @@ class SessionState(MachineState):
                 self._add_trials(record, record.run.findings)
 
     def _add_trials(self, record: RunRecord, findings: list[Finding]) -> None:
-        """Give the run its findings with what trials of the same job measured."""
+        """Store the findings of the run, together with what trials of the same job measured."""
         run = record.run
         run.findings = with_trials(findings, self.trials.values(), run.id, of_same_job(run, (other.run for other in self.records)))
 

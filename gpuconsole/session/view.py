@@ -234,7 +234,7 @@ def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
 
 
 def _thinned(samples: Sequence[Weighed], source: str) -> SeriesData:
-    """At most about SERIES_POINTS points: means of successive samples with their weight, and the last sample as it is."""
+    """Reduce `samples` to about SERIES_POINTS points: weighted means of successive samples, and the last sample unchanged."""
     stride = max(1, -(-len(samples) // SERIES_POINTS))
     t, v, w = list[float](), list[float](), list[float]()
     for first in range(0, len(samples) - 1, stride):

@@ -155,8 +155,8 @@ class Steps(Event, frozen=True):
 
     `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
     began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory. `exchanges`: those that
-    DistributedDataParallel has timed in a user's job. `not_finite`: by the place of a step in `steps`, a loss that is NaN or infinite: JSON has
-    no number for it. The steps have it as their loss.
+    DistributedDataParallel has timed in a user's job. `not_finite`: the losses that are NaN or infinite, by the place of their step in `steps`, because JSON
+    has no number for such a loss. The steps have these losses too.
     """
 
     steps: list[Step]
@@ -171,10 +171,10 @@ class Steps(Event, frozen=True):
     not_finite: dict[int, NotFinite] = {}
 
     def __post_init__(self) -> None:
-        found = {place: str(step.loss) for place, step in enumerate(self.steps) if step.loss is not None and not math.isfinite(step.loss)}
-        if found:
-            msgspec.structs.force_setattr(self, "not_finite", found)
-        for place, loss in self.not_finite.items():  # decoded
+        losses = {place: str(step.loss) for place, step in enumerate(self.steps) if step.loss is not None and not math.isfinite(step.loss)}
+        if losses:
+            msgspec.structs.force_setattr(self, "not_finite", losses)
+        for place, loss in self.not_finite.items():  # after decoding, the steps lack these losses
             if place < len(self.steps):
                 self.steps[place] = msgspec.structs.replace(self.steps[place], loss=float(loss))
 

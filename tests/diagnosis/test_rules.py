@@ -122,7 +122,7 @@ def small_batches(both_ms: float, tensors: int, cores: float = 2.0, others: floa
 @pytest.mark.parametrize(
     ("both_ms", "tensors", "cores", "others", "why"),
     [
-        (2.0, 5, 2.0, 0.0, "to send and to receive a batch takes time too"),  # graphs: measured 0.76x with a worker
+        (2.0, 5, 2.0, 0.0, "sending and receiving a batch takes time too"),  # graphs: measured 0.76x with a worker
         (20.0, 2, 1.0, 0.0, "no core is free"),  # the only core has the work of both
         (20.0, 2, 2.0, 0.5, "other programs on this machine leave no core"),
     ],

@@ -378,7 +378,9 @@ def test_passes_without_gradients_within_a_step_are_a_note_with_their_caller() -
 def test_generation_is_counted_and_its_share_is_that_of_the_account() -> None:
     finding = check("host.slow_function", stacks(without=0.8, generation_ratio=0.85, generation__passes_per_step=40.0))
     assert (
-        finding.note and finding.summary == "generation: 40 passes per step, 85 % of the step, most of them called at train.py:9 generate"
+        finding.note
+        and finding.summary
+        == "generation takes 85 % of the step, with 40 passes per step. Most of these passes are called at train.py:9 generate"
     )
 
 

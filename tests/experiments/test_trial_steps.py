@@ -110,7 +110,7 @@ def test_an_effect_on_even_steps_is_found_as_soon_as_before() -> None:
     assert [trial.verdict for trial in ended] == ["win"] * 10 and sum(trial.blocks for trial in ended) <= 84
     for trial in ended:
         assert _of_trial(trial) == [], "the record is enough to compute the verdict again"
-        assert f"no stall rarer than one in {trial.stalls_from} steps was looked for" in shown(trial)
+        assert f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps" in shown(trial)
 
 
 class Unknown(FakeJob):
@@ -136,7 +136,7 @@ def test_a_job_whose_samples_are_not_known_is_compared_by_its_steps() -> None:
 
 def test_steps_are_not_compared_where_the_change_alters_what_is_in_them() -> None:
     trial = of_job({"batch_size": 2}, Unknown())
-    assert (trial.state, trial.error) == ("failed", "the samples of a step are not known, and batch_size changes how many they are")
+    assert (trial.state, trial.error) == ("failed", "the number of samples in a step is not known, and batch_size changes this number")
     known = Unknown()
     known.samples = 8
     assert of_job({"num_threads": 2}, known).error == "no work was done in a whole block"
@@ -162,5 +162,5 @@ def test_a_sweep_of_such_a_job_counts_steps_or_says_why_it_cannot(knob: str, uni
         assert sweep.unit == unit and [point.error for point in sweep.points] == ["", ""]
         assert [point.mean for point in sweep.points] == pytest.approx([10.0, 20.0], rel=0.01)
     else:
-        with pytest.raises(SessionError, match="the samples of a step are not known, and batch_size changes how many they are"):
+        with pytest.raises(SessionError, match="the number of samples in a step is not known, and batch_size changes this number"):
             asyncio.run(sweeper.run(points, 2, False, lambda sweep: None))

@@ -29,7 +29,7 @@ def test_a_gain_that_stalls_take_away_is_withdrawn() -> None:
     before = rate_of(RUN, steps(0.05))
     lost = judged(KEPT, before, rate_of(RUN, steps(0.045, stall=1.5)))
     assert lost.verdict == "undecided" and not lost.worth_keeping
-    assert verdict(lost).startswith("withdrawn, 0.8") and verdict(lost).endswith("in the minute after it was kept: kept")
+    assert verdict(lost).startswith("withdrawn, 0.8") and verdict(lost).endswith("in the minute after the change was kept: kept")
 
 
 def test_a_gain_that_stays_is_left_alone() -> None:

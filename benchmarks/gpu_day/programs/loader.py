@@ -83,4 +83,6 @@ torch.cuda.synchronize(device)
 if "STAMPS" in os.environ:
     seconds = [sum(events[i].elapsed_time(events[i + 1]) for events in stamped) for i in range(4)]
     with open(os.environ["STAMPS"], "w") as file:
-        json.dump(dict(zip(("forward", "loss", "backward", "optimizer"), (one / sum(seconds) for one in seconds), strict=True)), file)
+        json.dump(
+            dict(zip(("forward", "loss", "backward", "optimizer"), (of_part / sum(seconds) for of_part in seconds), strict=True)), file
+        )

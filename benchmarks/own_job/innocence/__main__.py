@@ -2,11 +2,13 @@
 
     python -m benchmarks.own_job.innocence [--only NAME ...] [--changes] [--at-a-time 2] [--python PATH] [--rows FILE] [--show]
 
-Runs small training programs (`programs.py`), each bare and under `gpuconsole run`. With `--changes`, with more steps: once more with all changes that may be
-tried in it, one after the other, each taken back (`switched.py`), and once with each of them kept; where such a run differs, once more with each change alone, to name
-the one that is to blame. Compares stdout, stderr, exit code, the files left behind, and the facts of `facts.py`: weights, optimizer states, random generators, signal
-dispositions, threads, children, open files, modules. Where something differs, the program runs bare a second time: what differs between the two bare runs says nothing and is left out. A line for each program that
-differs; `--show` prints what differs. Exit code 1: a program differs.
+Runs small training programs (`programs.py`), each without gpuconsole (a bare run) and under `gpuconsole run`. With `--changes`, each program takes more steps and
+runs twice more (`switched.py`): once with all possible changes, made and taken back one after the other, and once with all these changes kept. If such a run
+differs from the bare run, the program runs again with each change alone, so that the report names the change that causes the difference. Compares stdout, stderr,
+exit code, the files left behind, and the facts of `facts.py`: weights, optimizer states, random generators, signal
+dispositions, threads, children, open files, modules.
+If something differs, there is a second bare run. What differs between the two bare runs differs by chance, and is left out. Prints a line for each program
+that differs; `--show` prints the differences. Exit code 1: a program differs.
 
 `--python`: the Python of the programs; it needs torch only. `--rows`: the file to which a JSON line for each run is appended.
 """
@@ -61,8 +63,8 @@ SHARED_BATCH = re.compile(r"torch_\d+_\d+_\d+( \(deleted\))?$")
 
 
 class Row(NamedTuple):
-    """One program under one form of watching. `differences`: what is not as without gpuconsole. `reason`: why it was not run. `told`: what became of the
-    changes."""
+    """One program under one form of watching. `differences`: what differs from the bare run. `reason`: why the program was not run. `told`: the result of
+    each change."""
 
     program: str
     change: str

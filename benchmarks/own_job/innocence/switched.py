@@ -1,8 +1,8 @@
-"""Run a program as `gpuconsole run --headless` does, and make changes in it, without measuring what they bring.
+"""Run a program as `gpuconsole run --headless` does, and make changes in it, without measuring their gain.
 
     python -m benchmarks.own_job.innocence.switched [--keep] [--told FILE] NAME=VALUE ... -- COMMAND
 
-Each change is made and taken back twice, as in a trial; with `--keep` it is made once, and stays. FILE gets a line for each change: `made`, or why it was
+Each change is made and taken back twice, as in a trial. With `--keep`, each change is made once, and stays. FILE gets a line for each change: `made`, or why it was
 refused. The exit code is that of the command.
 """
 
@@ -33,7 +33,7 @@ TIMES = 2
 
 
 class Switches(JobWork):
-    """Makes `changes` one after the other. `told`: the file that gets what became of each; a signal that has ended the job ends this process, too."""
+    """Makes `changes` one after the other. `told`: the file for the result of each change. If a signal ends the job, the signal ends this process too."""
 
     def __init__(self, changes: Knobs, keep: bool, told: Path | None) -> None:
         self._changes, self._keep, self._file = changes, keep, told
@@ -56,7 +56,7 @@ class Switches(JobWork):
         return text
 
     async def _switch(self, worker: WorkerHandle, name: str, own: Value | None, value: Value) -> str:
-        """What became of a change."""
+        """Make a change, and return its result in words."""
         for wanted in self._values(own, value):
             if wanted is None:
                 return "the program does not have this setting"
@@ -75,12 +75,12 @@ class Switches(JobWork):
 
 
 def main() -> int:
-    words, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
+    arguments, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("changes", nargs="*", metavar="NAME=VALUE")
     parser.add_argument("--keep", action="store_true", help="make each change once, and let it stay")
-    parser.add_argument("--told", type=Path, help="the file that gets what became of each change")
-    own = parser.parse_args(words)
+    parser.add_argument("--told", type=Path, help="the file for the result of each change")
+    own = parser.parse_args(arguments)
     tries = [word for change in own.changes for word in ("--try", change)]
     args = parse(["run", "--headless", "--quiet", "--summary", os.devnull, *tries, "--", *command])
     configure(args)

@@ -7,11 +7,11 @@ gpuconsole and without the fault (`--fixed`). A row of the table says:
 
 - share: the share of the time of a step that the slow part takes by the program's own stamps, in the watched run;
 - gain: the rate without the fault over the rate with it, without gpuconsole;
-- cause: the rank of the first finding of a right rule among those that fire (1: on top; rules that are true besides do not count), or "missed";
+- cause: the rank of the finding that names the right cause, among the findings that fire (1: on top; other true findings do not count), or "missed";
 - line: whether that finding names a line that carries `# slow` in the program;
-- accused: rules that fire and are not right; notes accuse nobody;
-- recoverable: the gain that the finding promises, 1 / (1 - recoverable), and the interval that its suggestion predicts where the suggestion is what
-  `--fixed` does, with "held" where the interval holds the gain.
+- accused: rules that fire although they are wrong; notes do not count;
+- recoverable: the gain that the finding promises, 1 / (1 - recoverable). If the suggestion of the finding does the same as `--fixed`, also the predicted
+  interval, with "held" if the interval contains the gain.
 
 Exit code 1: a cause is missed or not on top, a line is missing, or something else is accused. `--libraries`: a folder with modules of the programs that this
 Python lacks.
@@ -156,7 +156,7 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
 def ran(
     name: str, case: Case, place: str, environment: dict[str, str], before: tuple[str, ...] = (), fixed: bool = False
 ) -> dict[str, float]:
-    """What a run of a program says about itself at its end; of the first rank. Raises `RuntimeError` if the program failed."""
+    """Run a program, and return the figures that its first rank prints at the end. Raises `RuntimeError` if the program failed."""
     launched = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}") if case.ranks > 1 else ()
     command = [*before, sys.executable, *launched, str(PROGRAMS / f"{name}.py"), *(("--fixed",) if fixed else ())]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)

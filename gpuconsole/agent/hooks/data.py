@@ -193,7 +193,7 @@ def end_batch(iterator: Any, begun: float) -> None:
 
 @entry("data.batch")
 def note_batch(iterator: Any, batch: Any) -> None:
-    """Look once at a batch of the training's loader: what it would cost to send one."""
+    """Note once the size of a batch of the training's loader: the cost of sending a batch follows from its size."""
     if loading.batch is None and loading.place is not None and iterator.__dict__.get("_gpuconsole_place") is loading.place:
         loading.batch = size_of(batch)
 

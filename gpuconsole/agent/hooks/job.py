@@ -294,7 +294,7 @@ def _pends(name: str) -> bool:
 
 @contextmanager
 def probing() -> Iterator[None]:
-    """The time of this block is that of a probe, not of the agent's own work."""
+    """Count the time of this block as that of a probe, not as the agent's own work."""
     begun = now()
     try:
         yield

@@ -24,7 +24,7 @@ from .watch import count_samples, recorder, watch
 DEPTH = 4
 """Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
 MOST_TRAINED = 256
-"""Modules whose identities are kept: a program may make a model in each step."""
+"""Most modules whose identities are kept: a program may make a new model in each step."""
 
 
 class State:

@@ -139,7 +139,7 @@ class Recorder:
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
         self.own_s = self.probes_s = 0.0
-        """Seconds of the agent's work between two steps without those of probes, and those of probes and profiler windows."""
+        """Seconds of the agent's work between two steps, without probes; and seconds of probes and profiler windows."""
         self.keeps = False
         """Whether `take` leaves the last step: what comes next may belong to it."""
         self.read: Callable[[], Any] | None = None

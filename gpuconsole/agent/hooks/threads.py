@@ -14,7 +14,7 @@ GONE_S = 1.0
 
 
 class BareThread:
-    """Runs `function`, which raises nothing. Raises RuntimeError where the program may have no further thread."""
+    """Runs `function`, which must not raise, in a thread. Raises RuntimeError where the program may have no further thread."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._native_id = 0
@@ -24,7 +24,7 @@ class BareThread:
 
     def _run(self, function: Callable[[], None], ended: Any) -> None:
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal interrupts a thread of the program
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal is for a thread of the program, not for this thread
             self._native_id = _thread.get_native_id()
             function()
         finally:
@@ -35,7 +35,7 @@ class BareThread:
         return self._ended.locked()
 
     def join(self) -> None:
-        """Wait until the thread is gone: Python 3.12 and newer warn where a process with several threads forks."""
+        """Wait until the thread is gone, because Python 3.12 and newer warn if a process with several threads forks."""
         until = time.monotonic() + GONE_S
         while (self.runs or os.path.exists(f"/proc/self/task/{self._native_id}")) and time.monotonic() < until:
             time.sleep(0.00005)

@@ -250,8 +250,8 @@ PROCESS = Group(
         Touch("/proc/self/task", "loading", "which part of loading takes the time, without workers", When.SLOW,
               "One thread that `threading.enumerate` does not know, gone before a fork.", Until.ITSELF, "The part of loading is not named."),
         Touch("worker process of a DataLoader", "loading", "which part of loading takes the time, with workers; memory of the worker", When.IMPORT,
-              "Each worker has one thread, as long as the folder of the job exists. It looks for two files four times a second, and reads /proc/self/smaps_rollup"
-              " once a second or less, in 1 % of its time at most.", Until.EXIT, "The part of loading is not named; the memory is not known."),
+              "Each worker has one thread, as long as the folder of the job exists. The thread looks for two files four times a second. It reads"
+              " /proc/self/smaps_rollup at most once a second, and for at most 1 % of the time.", Until.EXIT, "The part of loading is not named; the memory is not known."),
         Touch("child processes", "workers", "a change of the loader", When.TRIAL,
               "Unknown to `multiprocessing.active_children` and to torch's SIGCHLD handler. The numbers in the names of later processes are higher.", Until.CHANGE),
         Touch("worker process of a change", "worker_init_fn sys.stdout sys.stderr signal", "a change of the loader with the same output", When.TRIAL,
@@ -286,7 +286,7 @@ READS = Group(
     Until.ITSELF,
     "The figure is missing. A property or a method of the program that raises counts as absent.",
     (
-        Touch("byte code of the program's functions", "co_names", "whether the program waits for whichever of its child processes ends, before workers are added",
+        Touch("byte code of the program's functions", "co_names", "whether the program waits for any of its child processes; read before workers are added",
               When.TRIAL),
         Touch("gc", "get_objects", "the modules that the program calls, once or twice after the first steps", When.STEP, "One look takes about 60 ms."),
         Touch("sys", "_current_frames", "lines of the program", When.FOUND),
@@ -316,7 +316,7 @@ READS = Group(
               "Attributes are read without `__getattr__`; `__len__` of the program runs.", Until.ITSELF, "The change is refused."),
         Touch("a dataset", "tensors __code__", "rows that are fetched one by one; whether an IterableDataset divides its samples", When.STEP,
               "The sizes of the first rows of a TensorDataset, and the names in the methods of an IterableDataset of the program. No method runs."),
-        Touch("a batch of a DataLoader", "tensors", "what it would cost to send a batch to another process", When.STEP,
+        Touch("a batch of a DataLoader", "tensors", "the cost of sending a batch to another process", When.STEP,
               "The number and the sizes of the tensors of one batch. No method of the program runs."),
         Touch("/proc", "self/stat self/status self/fd PID/schedstat meminfo", "CPU time of workers; files that workers would share; memory", When.NOW_AND_THEN,
               "A descriptor is open for a moment."),

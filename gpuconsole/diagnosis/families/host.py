@@ -108,9 +108,9 @@ class SideWorkRule(Rule):
         evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", "step_s")
         suggestions = self.suggestions(case, every, rarer_speedup(case, share))
         summary, recoverable = self.summary(case, share), share * (1 - 1 / TIMES_RARER)
-        if case.has(line := f"stack.{self.phase}_ratio"):
-            evidence += case.evidence(line)
-            summary += f", most of that time at {case.signal(line).source.rpartition(' most of them at ')[2]}"
+        if case.has(place := f"stack.{self.phase}_ratio"):
+            evidence += case.evidence(place)
+            summary += f", most of that time at {case.signal(place).source.rpartition(' most of them at ')[2]}"
         return self.fires(share / limit, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
 
 

@@ -182,7 +182,7 @@ def compute_s(case: Case) -> float:
 
 def predicted(case: Case, workers: int) -> float:
     """Speed-up with `workers`: T' = max(T_compute + T_receive, (T_load + T_send) / k). T_receive and T_send count for a job without workers. Free cores limit
-    workers that compute; the storage limits workers that wait. No step is shorter than its work divided by the cores that other programs leave."""
+    workers that compute; the storage limits workers that wait. No step is shorter than its CPU time divided by the cores that other programs leave free."""
     cpu = loading_cpu_ratio(case)
     free = max(1.0, case.value("cores") - case.value("threads"))
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))
@@ -210,9 +210,14 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
 PARTS = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio")
 WORTH_SAYING = 1.05
 LARGE_PART = Threshold("large_part", 0.25, "ratio", "a part with a quarter of the loading is worth a change of the code")
-PART_FIRST = Threshold("part_first", 1.25, "", "a change of the code that gains a quarter more than workers do is named first")
+PART_FIRST = Threshold(
+    "part_first",
+    1.25,
+    "",
+    "the finding puts the largest part of loading first, if a step without this part would be 25 % faster than a step with more workers",
+)
 SLOW_PART = "One part of loading slows every step"
-"""The title of a finding about loading where the largest part is what to change."""
+"""The title of a finding about loading that advises to change the largest part first."""
 
 
 def parts_wanted(case: Case) -> tuple[str, ...]:
@@ -261,15 +266,15 @@ LOCKED = Threshold(
     "locked",
     0.3,
     "ratio",
-    "two workers that wait for each other in 30 % of loading: more of them gain a quarter at most, eight such workers nothing",
+    "if two workers wait for the lock 30 % of the time, more workers gain at most 25 %; with eight such workers, more gain nothing",
 )
 SEVERAL = 2
-"""Workers that wait for each other."""
+"""The least number of workers that can wait for each other."""
 
 
 def locking(case: Case) -> bool:
-    """Whether the loading processes wait for one lock: the waits of several workers add up to one, and more workers would wait for the same lock. Where the
-    owners of the lock keep all cores busy, the cores are the limit."""
+    """Return whether the workers wait for one lock, so that more workers would only wait for the same lock. False if the workers keep all cores busy: then
+    the cores are the limit."""
     if not waits(case) or _workers(case) < SEVERAL or case.get("loading.lock_ratio", 0.0) < LOCKED:
         return False
     gain = without_lock(case)
@@ -277,8 +282,8 @@ def locking(case: Case) -> bool:
 
 
 def without_lock(case: Case) -> float | None:
-    """Speed-up of the step where no worker waits for the lock; None where the rate of the loader is not known. The cores limit workers that compute: they
-    share the cores with the training thread."""
+    """Speed-up of the step where no worker waits for the lock; None where the rate of the loader is not known. The cores limit this speed-up, because the
+    workers share the cores with the training thread."""
     gain = without_part(case, case.value("loading.lock_ratio"))
     if gain is None:
         return None

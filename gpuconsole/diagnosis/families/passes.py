@@ -95,7 +95,7 @@ def optimizer_claim(case: Case) -> float:
 def embedding_claim(case: Case) -> float:
     """Share of the step that sparse embedding gradients would save; 0 where gpu.dense_embedding_grad does not apply. Raises Missing.
 
-    The gradient and update of the table take the time of backward pass and optimizer minus twice the forward pass with its loss.
+    The gradient and update of the table take the time of backward pass and optimizer, minus twice the time of forward pass and loss.
     """
     share = case.value("backward_ratio") + case.value("optimizer_ratio")
     if case.knobs.get("sparse") is not False:

@@ -31,9 +31,9 @@ class HostSlowFunction(Rule):
 batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
 of torch does not count. A function that calls only large operators does not count either. What helps: one operator for the whole batch in place of a loop
 over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer steps, or in another process.
-Time in the loss is from the end of the model's call to the backward pass: a matcher or a metric in Python counts there with the functions that it calls.
-Passes without gradients within a step are a note: generation, which is many passes of the model that is trained, or the passes of a teacher. Whether the program
-needs them, only you know. What helps: fewer of them, states that are kept from token to token, several sequences at once."""
+The loss is the time from the end of the model's call to the backward pass. A matcher or a metric in Python counts there with the functions that it calls.
+Passes without gradients within a step are reported as a note: generation (many passes of the model that is trained), or the passes of a teacher. Only you know
+whether the program needs these passes. What helps: fewer passes, states that are kept from token to token, several sequences at once."""
     ignore = "The function is the work that you want to do, and no operator does it for a whole batch."
 
     def judge(self, case: Case) -> Finding:
@@ -45,7 +45,7 @@ needs them, only you know. What helps: fewer of them, states that are kept from 
         generation = case.get("generation_ratio", 0.0)
         if generation >= WITHOUT and case.has("generation.passes_per_step"):
             passes = case.value("generation.passes_per_step")
-            summary = f"generation: {passes:.0f} passes per step, {percent(generation)} of the step, most of them called at {caller}"
+            summary = f"generation takes {percent(generation)} of the step, with {passes:.0f} passes per step. Most of these passes are called at {caller}"
             evidence += case.evidence(("generation_ratio", WITHOUT), "generation.passes_per_step")
             return self.note(generation / WITHOUT, evidence, summary, confidence="high", title="The model generates for much of every step")
         without = case.value("stack.no_grad_ratio") - case.get("eval_ratio", 0.0) - generation

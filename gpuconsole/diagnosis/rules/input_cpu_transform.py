@@ -49,7 +49,7 @@ lines that take a quarter of the loading or more, each with the speed of a step 
         elif longest:
             limit = "a worker would gain little: loading takes longer than the rest of a step"
         else:
-            limit = "a worker would gain little: to send and to receive a batch takes time too"
+            limit = "a worker would gain little: sending and receiving a batch takes time too"
         summary = f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. {who}, and {limit}"
         evidence = loader.evidence(case, loader.SATURATED)
         why = "half of the blur in the augmentation; the gain depends on its share of the transform"

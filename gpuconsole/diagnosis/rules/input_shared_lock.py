@@ -21,13 +21,13 @@ class InputSharedLock(Rule):
         "probe.loader_samples_per_s", "samples_per_step", "step_s", "cores", "threads", *loader.PARTS,
     )  # fmt: skip
     text = """The training thread waits for batches, and stack samples of the loading processes (probe P16) show that the processes wait for a lock: a
-multiprocessing.Lock, a lock of a file (flock, lockf), or a library's function named acquire. While one worker has the lock, the others wait, so their waits add
-up to one, and the workers load one after the other. More workers would wait for the same lock: num_workers changes nothing. What helps: a lock around less, for
-example around a counter and not around the read; a file handle for each worker, opened in worker_init_fn or at the first sample, in place of one handle that all
-share; a copy of the file for each worker; a format that several processes may read at once (HDF5 may: each process opens the file for itself).
-Predicted: the step without the waits for the lock, as far as the cores allow. Where the lock is about something that serves one reader at a time, such as one
+multiprocessing.Lock, a lock of a file (flock, lockf), or a library's function named acquire. While one worker holds the lock, the others wait, so
+the workers load one after the other. More workers would wait for the same lock: num_workers changes nothing. What helps: hold the lock for less code, for example
+for a counter and not for the read; open a file handle in each worker (in worker_init_fn or at the first sample), not one handle that all workers share; give each
+worker its own copy of the file; use a format that several processes can read at once (for example HDF5, if each process opens the file itself).
+Predicted: a step without the waits for the lock, as far as the number of cores allows. If the lock protects something that serves one reader at a time, such as a
 disk, the gain is smaller.
-Similar case: a loader that waits for storage (input.slow_storage), whose workers wait side by side."""
+Similar case: a loader that waits for storage (input.slow_storage). There, the workers wait at the same time."""
 
     def judge(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
@@ -40,7 +40,7 @@ Similar case: a loader that waits for storage (input.slow_storage), whose worker
         speedup = f" (speedup about {gain:.1f}x without these waits)" if gain is not None else ""
         summary = (
             f"a step waits {percent(wait)} of its time for data. The {workers} workers wait for one lock in {percent(locked)} of loading, at {line}{speedup}."
-            " They load one after the other, and more workers would wait for the same lock. Hold the lock for less, or give each worker a file handle of its own"
+            " They load one after the other, and more workers would wait for the same lock. Hold the lock for less code, or open a file handle in each worker"
         )
         evidence = case.evidence(("data_wait_ratio", loader.WAIT), ("loading.lock_ratio", loader.LOCKED))
         evidence += case.if_known("probe.loader_cpu_ratio", "probe.loader_samples_per_s", *loader.PARTS) + case.evidence("step_s")

@@ -21,8 +21,8 @@ class InputTooFewWorkers(Rule):
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
 current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, or half of
-the wait, there are too few workers. In a job of your own the parts of loading are known: where the step without its largest part would be faster than with
-more workers, that part is what to change first, and the title says so.
+the wait, there are too few workers. In a job of your own, the parts of loading are known. If a step without the largest part would be much faster
+than a step with more workers, change this part first; the title of the finding then says so.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 
     def judge(self, case: Case) -> Finding:

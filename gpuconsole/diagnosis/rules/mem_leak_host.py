@@ -11,11 +11,11 @@ STEADY = Threshold(
 RISES = Threshold("rises", 0.8, "ratio", "80 % of the readings are no lower than the one before: steady growth, no sawtooth")
 LOOK_FOR = "Look for losses stored with their graph, growing lists and unbounded caches (tracemalloc shows the line)"
 IN_WORKERS = (
-    "Each worker copies the pages of Python objects that it reads, because a read writes the reference count: keep long lists of samples as an array of numpy or as a"
-    " tensor. Or the dataset has a cache, which grows in each worker"
+    "Each worker copies the memory pages of the Python objects that it reads, because a read changes the reference count: keep long lists of samples as a NumPy array"
+    " or a tensor. A cache in the dataset that grows in each worker is another possible cause"
 )
 PROCESS, WORKERS = ("host.memory", "host.private_bytes"), ("loader.memory", "loader.private_bytes")
-"""The begin of the names of the signals of growth, and the signal of the present memory: of the training process, and of the loader's workers."""
+"""For the training process, and for the workers of its loader: the prefix of the growth signals, and the signal of the present memory."""
 HORIZON = Threshold("horizon", 24 * 3600.0, "s", "memory that lasts for another day is no problem")
 
 
@@ -31,14 +31,15 @@ class MemLeakHost(Rule):
         "loader.memory_rises_ratio", "loader.memory_steady_ratio", "loader.private_bytes",
     )  # fmt: skip
     ignore = "The run ends before the memory is full; the finding says how soon that is."
-    text = """Resident memory of the training process (no files, nothing shared), read twice a second over steady steps; and the memory that the workers of its
-DataLoader have for themselves, read once a second or less. The slope is Theil and Sen's, from all pairs of readings, so single jumps do not change it. It is a
-leak if the lower 95 % bound of the slope is above zero, the second half is as steep as the first, the slope explains at least half of the growth, and nearly
-every reading is no lower than the one before. 20 readings are needed, or 8 where the growth is 500 MB already. The page cache and shared batches do not count.
-Usual causes: losses stored with their graph, lists of outputs, unbounded caches, itertools.cycle over a loader, which keeps every batch. Use tracemalloc or
-gc.get_objects() between two steps to find the cause.
-In workers: a forked worker shares the dataset with the training process until it writes. A read of a Python object writes its reference count, so a worker that
-reads a list of Python objects copies the list page by page, and each worker ends with a copy of its own. Arrays of numpy and tensors are read without a write."""
+    text = """The rule reads the private resident memory of the training process (no files, nothing shared) twice a second over steady steps, and the private
+memory of the workers of its DataLoader at most once a second. The slope is the Theil-Sen slope of all pairs of readings, so single jumps do not change it.
+The growth is a leak if the lower 95 % bound of the slope is above zero, the second half is as steep as the first, the slope explains at least half of the
+growth, and nearly every reading is no lower than the one before. The rule needs 20 readings, or 8 readings if the growth is already 250 MB. The page cache
+and shared batches do not count. Usual causes: losses stored with their graph, lists of outputs, unbounded caches, itertools.cycle over a loader, which keeps
+every batch. Use tracemalloc or gc.get_objects() between two steps to find the cause.
+In workers: a forked worker shares the memory of the dataset with the training process until one of the two writes to it. A read of a Python object changes its
+reference count, which is a write. So a worker that reads a list of Python objects copies the list page by page, and in the end each worker has its own copy. A read
+of a NumPy array or a tensor writes nothing."""
 
     def judge(self, case: Case) -> Finding:
         findings = [self._judge(case, PROCESS)]
@@ -53,7 +54,7 @@ reads a list of Python objects copies the list page by page, and each worker end
         evidence = case.evidence(*((f"{name}_{part}", limit) for part, limit in limits.items()), present)
         slope, grown, rises, steady = (case.value(f"{name}_{part}") for part in limits)
         if whose is WORKERS and grown >= GROWN and rises >= RISES and (slope <= 0 or steady < STEADY):
-            summary = f"the memory of the loader's workers has grown by {grown / 1e6:.0f} MB since the run became steady, and grows less and less. {IN_WORKERS}"
+            summary = f"the memory of the loader's workers has grown by {grown / 1e6:.0f} MB since the run became steady, but the growth slows down. {IN_WORKERS}"
             title = "The loader's workers have copied memory"
             return self.note(grown / GROWN, evidence, summary, confidence="medium", title=title)
         if slope <= 0 or grown < GROWN or rises < RISES or steady < STEADY:

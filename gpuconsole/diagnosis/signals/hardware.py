@@ -174,10 +174,10 @@ class Readings:
 
 def _mean(samples: Iterable[Weighed]) -> tuple[float, int] | None:
     """The mean of `samples`, and their number; None if there are too few."""
-    inside = list(samples)
-    if len(inside) < LEAST_READINGS:
+    readings = list(samples)
+    if len(readings) < LEAST_READINGS:
         return None
-    return statistics.fmean([sample.value for sample in inside], [sample.weight for sample in inside]), len(inside)
+    return statistics.fmean([sample.value for sample in readings], [sample.weight for sample in readings]), len(readings)
 
 
 def activity_signals(state: SessionState, record: RunRecord, since: float) -> Signals:

@@ -24,11 +24,11 @@ IN_TIME = 0.05
 """Share of time. If the median round waits for data less than this, most batches are ready. A round is as many steps as there are workers. Workers of
 the same speed deliver their batches at the same time, so only one step of each round waits."""
 RECEIVE_S, SEND_S = (0.0006, 0.00035, 0.2e-9), (0.0006, 0.00035, 1.2e-9)
-"""CPU seconds in which the training thread receives a batch from a worker process, and in which the worker sends it: for each batch, each tensor and each byte.
+"""CPU seconds of the training thread to receive a batch from a worker process, and of the worker to send the batch: per batch, per tensor and per byte.
 Measured for 1 to 16 tensors and 64 B to 20 MB on busy machines with 2 and 4 cores (torch 2.13): each tensor travels through its own file descriptor, and the
-worker copies it into shared memory. A program without workers does not show it."""
+worker copies it into shared memory. A program without workers does not show these times."""
 TENSORS = 2.0
-"""Tensors of a batch where the agent has not seen one."""
+"""The assumed number of tensors in a batch, if the agent has not seen a batch."""
 LEAST_LOADING_S, LEAST_LOADING_HERE_S = 0.2, 0.02
 """The least seconds of loading that a signal needs. First: in the loader's processes, because /proc counts their CPU time in ticks of the scheduler. Second:
 in the training thread, because the agent reads the clocks of that thread at some batches only."""
@@ -113,7 +113,7 @@ def _wait_of_a_round(steps: list[Step], workers: int) -> float:
 
 
 def _transfer(record: RunRecord) -> dict[str, Signal]:
-    """What it would cost to send a batch from a worker to the training process."""
+    """Estimate the CPU time of receiving and of sending a batch, if a worker made the batch."""
     tensors, size = record.facts.get("loader.batch_tensors", TENSORS), record.facts.get("loader.batch_bytes", 0.0)
     seen = f"{tensors:.0f} tensors, {size / 1e6:.3g} MB" if "loader.batch_tensors" in record.facts else "two tensors"
     return {

@@ -452,7 +452,7 @@ def recoverable(finding: Finding, run: Run) -> str:
 
 
 def lost_trials(finding: Finding) -> str:
-    """Why trials of what the finding suggests lower its confidence; empty where they do not."""
+    """Say why trials of the suggested changes lower the confidence of the finding; empty if they do not."""
     if finding.lost_trials:
         return (
             f"{finding.lost_trials} trials of this change in this job did not gain, so the confidence is low: the cause may be another one."

@@ -97,7 +97,7 @@ def slope_of(times: Sequence[float], values: Sequence[float], least: int = LEAST
     if len(times) < least:
         raise ValueError(f"{len(times)} points are too few")
     times, values = _thinned(times), _thinned(values)
-    if min(values) == max(values):  # such as a phase that no step has: most phases of most runs
+    if min(values) == max(values):  # for example a phase that no step has
         return Slope(0.0, 0.0, 0.0)
     slopes = _slopes(times, values)
     n = len(times)

@@ -41,8 +41,8 @@ def work_over_time(steps: Sequence[Step], work: Work) -> float:
 
 
 def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[Block]:
-    """Successive blocks of at least `block_s` and `least` steps. The last block also has the steps that are left, so that the blocks hold
-    all the work and all the time of `steps`."""
+    """Divide `steps` into successive blocks of at least `block_s` seconds and at least `least` steps. Steps that are left over join the
+    last block, so the blocks contain all work and all time of `steps`."""
     sums: list[tuple[float, float]] = []
     amount, seconds, count = 0.0, 0.0, 0
     for step in steps:
@@ -80,8 +80,8 @@ def estimate(blocks: Sequence[Block]) -> Estimate:
 
     The rate is a ratio, work over time. Its error is that of a ratio estimator: each block counts with the square of its share of the
     time (Cochran 1977, section 6.4). Successive blocks are correlated: n blocks with lag-1 correlation r are equivalent to
-    n (1 - r) / (1 + r) independent blocks (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n
-    (Kendall 1954), which is added.
+    n (1 - r) / (1 + r) independent blocks (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n (Kendall
+    1954), so this amount is added.
     """
     n, mean = len(blocks), mean_rate(blocks)
     usual = sum(block.seconds for block in blocks) / n

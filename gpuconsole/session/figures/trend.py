@@ -164,7 +164,7 @@ def _median(steps: Sequence[tuple[Step, float]]) -> Block:
         statistics.median(step.wall_s * share for step, share in steps),
         statistics.median(step.samples for step, _ in steps),
         statistics.median(step.tokens for step, _ in steps),
-        # most programs have few of the phases
+        # most programs have few phases: no median of zeros
         tuple(statistics.median(map(operator.mul, column, shares)) if any(column) else 0.0 for column in columns),
     )
 

@@ -1,4 +1,4 @@
-"""Workers of a change are children of the program: what the program would notice of them, and what they keep to themselves."""
+"""Keeps the program from noticing the worker processes of a change, which are children of the program."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .state import written, written_by_worker
 WAITS = frozenset(("wait", "wait3", "waitpid", "wait4", "waitid"))
 """Functions of `os` that wait for child processes."""
 OF_ONE = frozenset(("waitpid", "wait4"))
-"""Those that wait for one process, unless the number is -1."""
+"""The functions among WAITS that wait for one process, unless the process ID is -1."""
 ANY_KIND = frozenset(("P_ALL", "P_PGID"))
-"""With these, `os.waitid` waits for more than one process."""
+"""The kinds of ID with which `os.waitid` waits for more than one process."""
 
 
 def handles_children() -> bool:
@@ -36,8 +36,8 @@ def handles_children() -> bool:
 
 
 def waits_for_children() -> str:
-    """The line with which the program waits for whichever child process ends, as in `os.wait()`; empty where no code of the program has one. Code of
-    libraries, and of modules that are loaded later, is not looked at."""
+    """Find the line where the program waits for any of its child processes, as with `os.wait()`; empty without such a line. Does not look at code of
+    libraries, or of modules that are loaded later."""
     seen: set[int] = set()
     for code, names in _code_of_program():
         if id(code) not in seen and (place := _wait_in(code, names, seen)):
@@ -74,7 +74,7 @@ def _held_by(holder: Any) -> Mapping[str, Any]:
 
 
 def _plain_function(value: Any) -> types.FunctionType | None:
-    """The function behind a method of a class, a property or a function that is wrapped; None for other objects."""
+    """Return the function behind a class or static method, a property or a wrapper; None for other objects."""
     for _ in range(8):
         if type(value) in (types.FunctionType, functools._lru_cache_wrapper) and "__wrapped__" in vars(value):
             value = vars(value)["__wrapped__"]
@@ -90,34 +90,35 @@ def _plain_function(value: Any) -> types.FunctionType | None:
 
 
 def _wait_in(code: types.CodeType, names: dict[str, Any], seen: set[int]) -> str:
-    """The line in `code`, or in a function made in it, that waits for any child; empty where there is none."""
+    """Return the line in `code`, or in a function that `code` defines, that waits for any child; empty without such a line."""
     if id(code) in seen or not is_program(code.co_filename):
         return ""
     seen.add(id(code))
     if not WAITS.isdisjoint(code.co_names):
         line, before = code.co_firstlineno, ""
-        for part in dis.get_instructions(code):
-            line = _line_of(part) or line
-            if part.argval in WAITS and _is_of_os(part, before, names) and _is_for_any(part.argval, code):
+        for instruction in dis.get_instructions(code):
+            line = _line_of(instruction) or line
+            if instruction.argval in WAITS and _is_of_os(instruction, before, names) and _is_for_any(instruction.argval, code):
                 return place_name(code.co_filename, line)
-            before = part.argval if part.opname.startswith(("LOAD_", "IMPORT_NAME")) else ""
-    for made in code.co_consts:
-        if isinstance(made, types.CodeType) and (place := _wait_in(made, names, seen)):
+            before = instruction.argval if instruction.opname.startswith(("LOAD_", "IMPORT_NAME")) else ""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and (place := _wait_in(constant, names, seen)):
             return place
     return ""
 
 
-def _line_of(part: dis.Instruction) -> int | None:
+def _line_of(instruction: dis.Instruction) -> int | None:
     if sys.version_info >= (3, 13):
-        return part.line_number
-    return part.starts_line
+        return instruction.line_number
+    return instruction.starts_line
 
 
-def _is_of_os(part: dis.Instruction, before: Any, names: dict[str, Any]) -> bool:
-    """Whether an instruction loads the function of `os`, and not another object's method of this name. `before`: the name that was loaded before."""
-    if part.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-        return part.argval != "wait" or before in ("os", "posix") or (isinstance(before, str) and names.get(before) is os)
-    return part.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")) and names.get(part.argval) is getattr(os, part.argval)
+def _is_of_os(instruction: dis.Instruction, before: Any, names: dict[str, Any]) -> bool:
+    """Return whether an instruction loads a function of `os`, and not a method of another object with the same name. `before`: the name that the previous
+    instruction loaded."""
+    if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+        return instruction.argval != "wait" or before in ("os", "posix") or (isinstance(before, str) and names.get(before) is os)
+    return instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")) and names.get(instruction.argval) is getattr(os, instruction.argval)
 
 
 def _is_for_any(name: str, code: types.CodeType) -> bool:
@@ -135,9 +136,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def begin_worker(program_own: Any, hides: bool, ends_with_thread: bool, number: int) -> None:
-    """In place of the program's `worker_init_fn`, which it calls. A worker gets no signal that a terminal, or the program, sends to the group of the program,
-    and runs no handler of the program. `hides`: what the worker prints goes to a file in memory, where `output_of` looks. `ends_with_thread`: the system kills
-    the worker once the thread that has started it is gone."""
+    """Prepare a worker. Runs in place of the program's `worker_init_fn`, and calls it. The worker leaves the process group of the program, so a signal to
+    that group does not reach it, and it runs no signal handler of the program. `hides`: the worker prints into a file in memory, which `output_of` reads.
+    `ends_with_thread`: the system kills the worker once the thread that started it has ended."""
     with suppress(OSError):
         os.setpgid(0, 0)
     if ends_with_thread:  # else a signal that ends the whole group of the program leaves the worker for 5 s, with the program's sockets
@@ -158,7 +159,7 @@ def begin_worker(program_own: Any, hides: bool, ends_with_thread: bool, number: 
 
 
 def _handle_nothing(*_: Any) -> None:
-    """In place of a handler of the program. Unlike SIG_IGN, it does not hold for other programs that the worker starts, and leaves their exit codes to be read."""
+    """Take the place of a handler of the program. SIG_IGN would also hold for the programs that the worker starts, and would lose their exit codes."""
 
 
 def _hide_output() -> os.stat_result | None:
@@ -179,8 +180,8 @@ def _hide_output() -> os.stat_result | None:
 
 
 class Output(NamedTuple):
-    """What a worker has put out since the end of `begin_worker`. `printed`: the bytes that it has printed. `written`: those that its main thread has written,
-    to files too; 0 where this is not known."""
+    """What a worker has printed and written since the end of `begin_worker`. `printed`: bytes. `written`: the bytes that its main thread has written, also to
+    files; 0 where the system does not count them."""
 
     printed: int = 0
     written: int = 0
@@ -197,7 +198,7 @@ def output_of(pid: int) -> Output:
 
 
 def _of_descriptor(file: str | int) -> os.stat_result | None:
-    """None where it is closed."""
+    """Return the status of an open file; None where the descriptor is closed."""
     try:
         return os.stat(file)
     except OSError:

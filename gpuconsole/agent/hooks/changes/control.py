@@ -50,7 +50,7 @@ FEW, EPOCHS = 4, 5
 """Batches of an epoch that are too few for new workers, and how many such epochs refuse a change."""
 BROKEN_OFF = "an exception of the program has ended the wait for a batch"
 CHILDREN = "the program has a handler of SIGCHLD, which would see the workers end"
-WAITS = "the program waits for whichever of its child processes ends, which may be a worker"
+WAITS = "the program waits for any of its child processes, and workers would be child processes too"
 UNSEEN = "workers do not see that the dataset has changed in the middle of an epoch"
 OF_ITS_OWN = (
     "the dataset changes itself with each sample, as a counter does: each worker would count for itself, so this change needs your permission:"
@@ -58,7 +58,7 @@ OF_ITS_OWN = (
 )
 OF_THE_LOOP = "the training loop changes the sampler, or what the sampler uses: asked earlier, the sampler would give other samples"
 UNKNOWN_SAMPLER = (
-    "whether the training loop changes what the program's own sampler holds or uses cannot be seen, so this change needs your permission:"
+    "gpuconsole cannot see whether the training loop changes something that the program's own sampler uses, so this change needs your permission:"
     " N, or --allow-numerics"
 )
 WRITES = "the dataset prints, or writes files, when it loads: workers would write in another order"
@@ -193,8 +193,8 @@ class Epoch:
         return batch
 
     def _has_output(self, server: Server, index: Any) -> bool:
-        """Whether the batch of `index` must be loaded once more by the program's own settings, so that it prints what it prints there. What a worker has written
-        to a file is not written twice: the workers go when they have delivered what they have under way."""
+        """Return whether the program's own settings must load the batch of `index` again, because a worker has printed something. A batch that has only
+        written to a file is not loaded again: the workers deliver the batches that they have begun, and end."""
         printed, wrote = server.new_output()
         if printed or wrote:
             self.control.note_output()
@@ -591,7 +591,7 @@ class Control:
         self._file = name or self._file
 
     def note_written(self, before: int | None, after: int | None, server: Server) -> None:
-        """A batch was loaded by `server`. `before`, `after`: the bytes that this thread had written."""
+        """Note what loading a batch by `server` has written. `before`, `after`: the bytes that this thread had written before and after the batch."""
         here = not server.settings.num_workers
         outer = self._outer()
         if here:
@@ -599,12 +599,13 @@ class Control:
                 self.note_output()
         elif outer is not None and self.program.num_workers:
             by_workers = written_by(getattr(outer, "_workers", ()))
-            before_that = self._written or ([] if self.recipe.imports() else [0] * len(by_workers))
-            self._writes = self._writes or (len(by_workers) == len(before_that) and by_workers != before_that)
+            by_workers_before = self._written or ([] if self.recipe.imports() else [0] * len(by_workers))
+            self._writes = self._writes or (len(by_workers) == len(by_workers_before) and by_workers != by_workers_before)
             self._written = by_workers
 
     def note_output(self) -> None:
-        """The loading of a batch has written. A change in force ends: the program's own settings follow on what is under way."""
+        """Note that loading a batch has written something. A change in force ends: the program's own settings come back after the batches that the workers
+        have begun."""
         self._writes = True
         if self.in_force != self.program:
             self._broken[self.in_force] = self.fallen = WRITES

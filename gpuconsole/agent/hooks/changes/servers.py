@@ -145,8 +145,8 @@ class Recipe:
         self._worker_init = loader.worker_init_fn
 
     def server(self, settings: Settings, *, aside: bool, hides: bool = False) -> Server:
-        """A server with an empty feed. `aside`: without workers it runs on a copy of the dataset and on random generators of its own. `hides`: the output of
-        its workers goes nowhere, and `Server.output` tells of it.
+        """A server with an empty feed. `aside`: without workers it runs on a copy of the dataset and on random generators of its own. `hides`: its workers
+        print into a file in memory, and `Server.new_output` reads how much.
 
         Raises Refused where it cannot be made.
         """

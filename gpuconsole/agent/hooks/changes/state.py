@@ -51,7 +51,7 @@ HANDLES: dict[str, tuple[str, ...]] = {
 CODE = (type, types.FunctionType, types.ModuleType, types.MethodType, staticmethod, classmethod, property)
 COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
 CONSTANT = ("torch", "numpy", "typing", "re")
-"""Packages whose objects without attributes do not change, such as a dtype."""
+"""Packages whose objects never change if they have no attributes, for example a dtype."""
 NUMBERS = (int, float, complex, bool)
 OBJECT_BYTES = 1e6
 """The memory of a cached object of an unknown class, such as an image: a guess on the safe side."""
@@ -142,12 +142,13 @@ def state_of(dataset: Any, caches: Collection[int] = ()) -> State:
 
 class _Look:
     def __init__(self, caches: Collection[int], whole: bool = False, strict: bool = False) -> None:
-        """`strict`: what the functions of a class use counts too where it is no data. What cannot be compared makes the look incomplete."""
+        """`strict`: the look also compares the objects other than data that the functions of a class use. An object that cannot be compared makes the look
+        incomplete."""
         self.print: list[Any] = []
         self.complete, self.shared = True, ""
         self._whole, self._strict = whole, strict
         self._users: list[Any] = []
-        """Where the look is strict: functions, and the classes of objects, that were looked at."""
+        """The functions and the classes that a strict look has met."""
         self.contents: dict[int, Contents] = {}
         self._caches = caches
         self._seen: dict[int, int] = {}
@@ -180,7 +181,7 @@ class _Look:
 
     def add_used(self, user: Any) -> None:
         """Look at the attributes of a class of the program, and at the global variables that its functions name: numbers, containers and random generators.
-        `user` may be a function too."""
+        `user`: the class, or a function."""
         used = _used(user)
         self.complete = self.complete and not (self._strict and used.more)
         for holder, name in used.names:
@@ -193,7 +194,7 @@ class _Look:
                 self._add_other(value)
 
     def add_used_by_all(self) -> None:
-        """The same for the classes of all objects that were looked at, and for those that this finds."""
+        """Call `add_used` for all functions and classes that the look has met, and for those that it meets meanwhile."""
         done: set[int] = set()
         while (user := next((user for user in self._users if id(user) not in done), None)) is not None:
             if len(done) >= FUNCTIONS:
@@ -203,7 +204,8 @@ class _Look:
             self.add_used(user)
 
     def _add_other(self, value: Any) -> None:
-        """Look at what a function uses, other than data: an object by what it holds; a function by its identity, because what it uses is looked at too."""
+        """Look at an object other than data that a function uses. A function counts by its identity, because the look goes on to what that function uses;
+        another object counts by its content."""
         kind = type(value)
         if issubclass(kind, CODE):
             self.print.append(id(value))
@@ -405,7 +407,7 @@ class OfClass(NamedTuple):
 
 
 class Used(NamedTuple):
-    """`names`: what functions use, by the object that has it and its name there. `more`: whether there are functions that were not looked at."""
+    """`names`: what functions use, each as the owner of the object and the object's name there. `more`: whether some functions were not looked at."""
 
     names: list[tuple[Any, str]]
     more: bool
@@ -418,28 +420,29 @@ LIBRARIES = ("torch", "torchvision", "builtins", "typing", "abc", "collections",
 
 
 def _used(user: Any) -> Used:
-    """Where the data is that a function, or the functions of a class, use beside the attributes of an object, with the names: the class, the global variables,
-    and for variables of a function around the class the function that uses them. Functions that these call by name, or as `module.function`, count too."""
-    known = _used_by.get(user)
-    if known is None:
+    """Return the owners and the names of the data that `user` uses, apart from attributes of an object. `user`: a function, or a class with its functions.
+    The owner is the class, the dictionary of global variables, or, for a variable of an enclosing function, the function that uses it. Functions that these
+    functions call by name, or as `module.function`, count too."""
+    cached = _used_by.get(user)
+    if cached is None:
         if isinstance(user, type):
             bases = [base for base in user.__mro__ if not _is_known(base.__module__)]
             names = [(vars(base), name) for base in bases for name in vars(base) if not name.startswith("__")]
             used = _used_by_functions(
                 [_attribute(value, "fget") or _attribute(value, "func") or value for base in bases for value in vars(base).values()]
             )
-            known = Used(names + used.names, used.more)
+            cached = Used(names + used.names, used.more)
         else:
-            known = _used_by_functions([user])
-        _used_by[user] = known
-    return known
+            cached = _used_by_functions([user])
+        _used_by[user] = cached
+    return cached
 
 
-def _used_by_functions(found: list[Any]) -> Used:
+def _used_by_functions(functions: list[Any]) -> Used:
     used: dict[tuple[int, str], tuple[Any, str]] = {}
     seen: set[int] = set()
-    while found and len(seen) < FUNCTIONS:
-        function = _plain(found.pop(0))
+    while functions and len(seen) < FUNCTIONS:
+        function = _plain(functions.pop(0))
         if not isinstance(function, types.FunctionType) or id(function) in seen or _is_known(str(function.__module__)):
             continue
         seen.add(id(function))
@@ -450,12 +453,12 @@ def _used_by_functions(found: list[Any]) -> Used:
             if not _is_known(module.__name__):
                 names += [(vars(module), name) for name in of_code]
         used.update({(id(holder), name): (holder, name) for holder, name in names})
-        found += [_value_of(holder, name) for holder, name in names]
-    return Used(list(used.values()), bool(found))
+        functions += [_value_of(holder, name) for holder, name in names]
+    return Used(list(used.values()), bool(functions))
 
 
 def _plain(function: Any) -> Any:
-    """The function behind a method of a class, a partial one, or one that keeps its results."""
+    """Return the function behind a class or static method, a `functools.partial` or a `functools.lru_cache`."""
     if isinstance(function, (staticmethod, classmethod)):
         function = function.__func__
     if isinstance(function, functools.partial):
@@ -464,7 +467,8 @@ def _plain(function: Any) -> Any:
 
 
 def _is_known(module: str) -> bool:
-    """Whether a module belongs to Python, torch or numpy. Their random generators are compared elsewhere, and nothing else of them gives other samples."""
+    """Return whether a module belongs to Python, torch or numpy. Only the random generators of such a module can change the samples, and they are compared
+    elsewhere."""
     name = module.partition(".")[0]
     if _root(module) in LIBRARIES or name not in sys.stdlib_module_names:
         return _root(module) in LIBRARIES

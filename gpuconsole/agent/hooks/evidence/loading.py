@@ -169,7 +169,7 @@ class Loading:
     # --- what is sent -----------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, float]:
-        """What is known of a batch."""
+        """Return the number of tensors and the bytes of a batch; empty before a batch was seen."""
         return (
             {"loader.batch_tensors": float(self.batch[0]), "loader.batch_bytes": float(self.batch[1])}
             if self.batch and self.batch[0]

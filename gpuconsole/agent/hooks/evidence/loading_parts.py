@@ -45,7 +45,7 @@ WRITE_EVERY_S = 0.3
 """A worker writes so often within the window: it may end with its epoch."""
 LEAST_SAMPLES = 20
 SHOWN, LOCKED = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio"), "loading.lock_ratio"
-"""Signals of the parts with most of the time, and of the time in which loading waits for a lock. The source of each names the part: see `signals_of`."""
+"""Signals of the parts with most of the time, and of the time in which loading waits for a lock. The source of each signal names the part: see `signals_of`."""
 FETCH, QUEUES = os.path.join("data", "_utils", "fetch.py"), os.path.join("multiprocessing", "queues.py")
 WORKER_LOOP = "_worker_loop"
 ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__")
@@ -54,8 +54,8 @@ CALLS = ("__call__", "forward", "_call_impl", "_wrapped_call_impl")
 """A method with such a name is named by its class."""
 LOCK, SHARED_LOCKS = "waiting for a lock", os.path.join("multiprocessing", "synchronize.py")
 TAKES_LOCK = re.compile(r"\.acquire\(|\b(flock|lockf)\(")
-"""A line of the program that takes a lock by a function in C, which has no frame. `with lock` is not among these: a lock of `multiprocessing` has a frame then,
-and one of `threading` is not shared with the other workers."""
+"""Matches a line of the program that takes a lock by a C function, which has no Python frame. `with lock` needs no match: a lock of `multiprocessing` has a
+Python frame there, and workers do not share a lock of `threading`."""
 
 
 class Part(NamedTuple):
@@ -144,7 +144,8 @@ def _sends(stack: list[tuple[FrameType, Code]]) -> bool:
 
 
 def _takes_lock(stack: list[tuple[FrameType, Code]]) -> FrameType | None:
-    """The line of the program that waits for a lock of a library; None where it does not. A queue waits for its next element by a lock of its own."""
+    """Return the frame of the program that waits for a lock in library code; None without such a wait. The lock of a queue does not count, because a queue
+    waits for its next element by this lock."""
     within = list(itertools.takewhile(lambda entry: not entry[1].of_program, stack))
     if not any(code.locks for _, code in within) or any(code.queues for _, code in within):
         return None
@@ -241,9 +242,8 @@ class Samples:
                 if part is not None:
                     self.seconds[part] += every_s + max(0.0, delay_s)
                     self.count += 1
-                every_s = max(
-                    EVERY_S, (time.thread_time() - cost_s) / MOST_COST
-                )  # what the thread does between two samples is not their cost
+                # before the yield, because the work of the caller is no cost of a sample
+                every_s = max(EVERY_S, (time.thread_time() - cost_s) / MOST_COST)
                 yield
         finally:
             sys.setswitchinterval(usual_s)
@@ -251,7 +251,8 @@ class Samples:
 
 
 class WorkerSampler:
-    """What a thread of a worker process does. `folder`: that of the job. `thread`: the one that loads. `parent`: the training process."""
+    """Samples the stacks of a worker process, in a thread of this process. `folder`: the folder of the job. `thread`: the thread that loads. `parent`: the
+    process ID of the training process."""
 
     def __init__(self, folder: str, thread: int, parent: int) -> None:
         self._asked = asked_file(folder, parent)
@@ -455,7 +456,7 @@ before_forks(window.process_forks)
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:
-    """SHOWN and LOCKED of these samples. Raises ProbeError where there are too few."""
+    """Return the signals SHOWN and LOCKED of these samples. Raises ProbeError for too few samples."""
     if count < LEAST_SAMPLES:
         raise ProbeError(f"only {count} stack samples {whose} were possible")
     source, total = f"{count} stack samples {whose}", sum(seconds.values())
@@ -469,12 +470,12 @@ def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals
 
 
 def _with_locks(seconds: Mapping[Part, float]) -> Seconds:
-    """The same, where a line that takes a lock by a function in C is a part that waits for a lock."""
-    lines, told = functools.cache(_lines_of), Seconds()
+    """Return `seconds`, with each line that takes a lock by a C function as a part that waits for a lock."""
+    lines, marked = functools.cache(_lines_of), Seconds()
     for part, of_part in seconds.items():
         takes = part.file and not part.locked and TAKES_LOCK.search("".join(lines(part.file)[part.line - 1 : part.line]))
-        told[Part(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part] += of_part
-    return told
+        marked[Part(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part] += of_part
+    return marked
 
 
 def joined(seconds: Mapping[Part, float]) -> list[tuple[Part, float]]:

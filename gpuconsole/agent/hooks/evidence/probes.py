@@ -400,8 +400,9 @@ def python_state(module: Any) -> dict[str, Any]:
     """What the modules keep beside parameters and buffers: numbers, texts, contents of containers, versions of tensors, states of random generators; and
     those of the random generators that their classes use as global variables.
 
-    Parameters and buffers that an attribute refers to, such as `_flat_weights` of nn.LSTM, are the same whatever their values: the steps change them. A container
-    or a small tensor that a pass makes anew is the same where its content is: `LastPass.preserved` gives the module the former one back.
+    Parameters and buffers count by identity only, also in an attribute such as `_flat_weights` of nn.LSTM, because the steps change their values. A container
+    or a small tensor counts by its content: if a pass replaces such an object by an equal object, `LastPass.preserved` gives the module the former object
+    back.
     """
     state: dict[str, Any] = {}
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
@@ -463,7 +464,7 @@ def _is_known(value: Any, depth: int) -> bool:
 
 
 class SmallTensor:
-    """A tensor with its values. Equal to the same tensor without a change, and to another tensor with the same values."""
+    """Keeps a tensor with its values. Equal to the same unchanged tensor, and to another tensor with the same values."""
 
     def __init__(self, tensor: Any) -> None:
         self.key, self.version, self.values = id(tensor), _version_of(tensor), tensor.detach().clone()
@@ -485,13 +486,15 @@ def _version_of(tensor: Any) -> int | None:
 
 
 def _is_small(tensor: Any) -> bool:
-    """Whether the values of a tensor can be compared: a plain tensor of the host. To compare those of a GPU would wait for it."""
+    """Return whether the values of a tensor can be compared: only those of a small, plain tensor on the host. A comparison of values on a GPU would wait for
+    the GPU."""
     plain = type(tensor) is sys.modules["torch"].Tensor and tensor.layout is sys.modules["torch"].strided
     return plain and tensor.device.type == "cpu" and not tensor.is_quantized and tensor.numel() * tensor.element_size() <= MOST_BYTES
 
 
 def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -> Any:
-    """What is equal for two looks at `value` unless a pass has changed it. `own`: the identities of the parameters and buffers. `is_put_back`: another object with
+    """Return a fingerprint of `value`: two fingerprints are equal unless a pass has changed `value` between them. `own`: the identities of the parameters and
+    buffers. `is_put_back`: another object with
     the same content is no change."""
     value = _owner(value)
     if isinstance(value, SIMPLE):

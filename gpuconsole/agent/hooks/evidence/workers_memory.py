@@ -1,9 +1,9 @@
-"""Memory that each worker of a DataLoader has for itself.
+"""The private memory of each worker of a DataLoader.
 
 A worker is forked: it shares the pages of the training process until one of the two writes to them. A read of a Python object writes its reference count, so a
 worker that reads a list of Python objects copies the list page by page. Neither the resident memory nor the anonymous memory of a process shows that, because
-shared pages count in both from the start; /proc/PID/smaps_rollup does. To read it takes 30 µs for each MB, so each worker reads its own, in the thread that
-takes samples (see `loading_parts`), and tells the training process by a small file.
+shared pages count in both from the start; /proc/PID/smaps_rollup does. To read this file takes 30 µs for each MB of memory. So each worker reads its own
+file, in the thread that takes samples (see `loading_parts`), and writes the figure to a small file for the training process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_COST = 0.01
 
 
 class Teller:
-    """Tells the memory of this worker. `folder`: that of the job. `parent`: the training process."""
+    """Writes the private memory of this worker to a file. `folder`: the folder of the job. `parent`: the process ID of the training process."""
 
     def __init__(self, folder: str, parent: int) -> None:
         self._folder = told_folder(folder, parent)
         self._due = 0.0
 
     def look(self) -> None:
-        """Read and tell the memory, where it is time and the training process wants to know."""
+        """Read the memory and write it to the file, if the next reading is due and the training process has made the folder."""
         if now() < self._due or not os.path.isdir(self._folder):
             return
         begun = time.thread_time()
@@ -48,15 +48,15 @@ def told_folder(folder: str, training_pid: int) -> str:
 
 
 class WorkersMemory:
-    """The memory of the workers of this process."""
+    """Reads the memory that the workers of this process have written to their files."""
 
     def __init__(self) -> None:
         self._folder = ""
         self._due = 0.0
 
     def read(self, folder: str, workers: list[int]) -> float | None:
-        """The bytes that these workers have for themselves, at most once in EVERY_S. None while one of them has not told its own. `folder`: that of the job;
-        empty while it is not known."""
+        """Return the sum of the private bytes of these workers. None within EVERY_S of the last reading, or while a worker has not written its figure.
+        `folder`: the folder of the job; empty while it is not known."""
         t = now()
         if t < self._due or not folder or not workers:
             return None
@@ -78,9 +78,9 @@ class WorkersMemory:
             return int(file.read()) * 1024.0
 
     def close(self) -> None:
-        """Nobody wants to know any longer. Not in a forked child: the folder is that of the parent."""
+        """Remove the folder, so that the workers stop their readings. A forked child keeps it: the folder belongs to the parent."""
         if self._folder and self._folder == told_folder(os.path.dirname(self._folder), os.getpid()):
-            with contextlib.suppress(OSError):  # a worker has written meanwhile: the folder of the job goes later
+            with contextlib.suppress(OSError):  # a worker has written meanwhile: the folder goes later, with the folder of the job
                 for name in os.listdir(self._folder):
                     os.unlink(os.path.join(self._folder, name))
                 os.rmdir(self._folder)
