@@ -300,7 +300,7 @@ STEADY_PROCESS = {**GROWTH, "host__memory_growth_bytes_per_s": 0.0, "host__memor
 def test_memory_of_the_workers_that_grows_is_a_leak_of_theirs() -> None:
     finding = check("mem.leak_host", case(**{**STEADY_PROCESS, **IN_WORKERS}))
     assert finding.state == "fires" and finding.title == "The memory of the loader's workers grows"
-    assert "numpy" in finding.summary and finding.evidence[0].signal == "loader.memory_growth_bytes_per_s"
+    assert "NumPy" in finding.summary and finding.evidence[0].signal == "loader.memory_growth_bytes_per_s"
     assert finding.recoverable_ratio == pytest.approx(300 / 900)
     both = check("mem.leak_host", case(**{**IN_WORKERS, **GROWTH, "host__memory_grown_bytes": 600e6}))
     assert both.title == "Host memory grows with every step", "the larger growth"
