@@ -12,13 +12,14 @@ the same kind, temperature, load of the day) is the same for all runs of an occa
 - *Apart*: for example kept runs of earlier days, or A A A B B B. All runs of an occasion share its level, so more runs of it add little. An occasion is the
   unit, with the mean of its runs.
 
-**The interval.** The ratio is the difference of the mean log rates. Each side has its own standard deviation between units (Welch 1947), because the two programs may be unequally
-noisy. A side with one unit shows no deviation. It gets the largest of three: LONE_RUN, the deviation of the other side, and the
-deviation that the steps of the run show. Two units can agree by chance, so a side with two units gets the measured or the assumed deviation, whichever gives the wider interval.
+**The interval.** The ratio is the difference of the mean log rates. Each side has its own standard deviation between units (Welch 1947), because the two
+programs may be unequally noisy. A side with one unit shows no deviation. It gets the largest of three: LONE_RUN, the deviation of the other side, and the
+deviation that the steps of the run show. Two units can agree by chance, so a side with two units gets the measured or the assumed deviation, whichever
+gives the wider interval.
 
-With `alike`, both sides are runs of one program, or are taken to be equally noisy: the deviation is pooled. With DEGREES degrees of freedom or more it is the measured value. With fewer,
-the wider of two ways counts: the measured value, and the measured value combined with RUN_TO_RUN, which has the weight of USUAL_RUNS degrees of freedom (a moderated t,
-Smyth 2004). With one unit of each side, the deviation is RUN_TO_RUN plus the noise within a run.
+With `alike`, both sides are runs of one program, or are taken to be equally noisy: the deviation is pooled. With DEGREES degrees of freedom or more it is
+the measured value. With fewer, the wider of two ways counts: the measured value, and the measured value combined with RUN_TO_RUN, which has the weight of
+USUAL_RUNS degrees of freedom (a moderated t, Smyth 2004). With one unit of each side, the deviation is RUN_TO_RUN plus the noise within a run.
 """
 
 from __future__ import annotations

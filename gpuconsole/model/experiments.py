@@ -20,7 +20,7 @@ MOST_PERPLEXITY_COST = 0.05
 MOST_LOSS_NOISE = 0.10
 """The noise of a loss excuses a rise of at most 10 %. A noisier loss cannot show the effect of a change."""
 NOT_FINITE = "the loss is not finite"
-"""The reason of a verdict after a loss that is NaN or infinite."""
+"""The reason of a verdict, if the loss is NaN or infinite."""
 MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""

@@ -85,7 +85,7 @@ class RunPoints:
             points["workload.flops_per_s"] = flops
             if rates.peak:
                 points["workload.mfu_ratio"] = flops / rates.peak[0]
-        whole = record.whole_ratio  # power and price are those of all processes
+        whole = record.whole_ratio  # power and price belong to all processes
         points |= rates_per_watt(tokens * whole, samples * whole or None, flops * whole, rates.power_w)
         if rates.price_per_hour is not None and tokens:
             points[COST] = cost_per_million_tokens(tokens * whole, rates.price_per_hour)

@@ -294,7 +294,7 @@ def _pends(name: str) -> bool:
 
 @contextmanager
 def probing() -> Iterator[None]:
-    """Count the time of this block as that of a probe, not as the agent's own work."""
+    """Count the time of this block as time of a probe, not as the agent's own work."""
     begun = now()
     try:
         yield

@@ -397,8 +397,8 @@ def _like(value: Any, items: dict[Any, Any]) -> Any:
 
 @unseen
 def python_state(module: Any) -> dict[str, Any]:
-    """What the modules keep beside parameters and buffers: numbers, texts, contents of containers, versions of tensors, states of random generators; and
-    those of the random generators that their classes use as global variables.
+    """Return what the modules keep besides parameters and buffers: numbers, texts, contents of containers, versions of tensors, and states of random
+    generators. This includes the random generators that their classes use as global variables.
 
     Parameters and buffers count by identity only, also in an attribute such as `_flat_weights` of nn.LSTM, because the steps change their values. A container
     or a small tensor counts by its content: if a pass replaces such an object by an equal object, `LastPass.preserved` gives the module the former object
