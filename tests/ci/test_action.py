@@ -324,7 +324,7 @@ def gitlab(template: Any, folder: Path, **variables: str) -> subprocess.Complete
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_script_of_the_gitlab_template(tmp_path: Path) -> None:
-    variables = {"GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "4", "GATE_RUNS": "1"}
+    variables = {"GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "8", "GATE_RUNS": "1"}
     first = gitlab(GITLAB, tmp_path, **variables, CI_COMMIT_BRANCH="main")
     assert first.returncode == 0 and "No baseline" in first.stdout, first.stderr
     (kept,) = (tmp_path / ".gpuconsole-gate/base").glob("*/*.json")
