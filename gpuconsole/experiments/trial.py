@@ -286,7 +286,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     noise: StepNoise | None = None
     losses: list[tuple[list[float], list[float]]] = []
     firsts: list[int] = []
-    on_clock, finite = no_blocks(contention_free), FiniteLoss()
+    on_clock, watched_loss = no_blocks(contention_free), FiniteLoss(changes_numerics(trial))
     between = BETWEEN[sides.method]
     start, compiled = time.monotonic(), False
     cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
@@ -315,7 +315,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                     start, compiled = start + time.monotonic() - asked, True
                 blocks[block.arm], of_block = await _block(sides, block, of_side[block.arm], lengths)
                 spread_s += of_block
-                finite.add(block.arm, blocks[block.arm])
+                watched_loss.add(block.arm, blocks[block.arm])
             if noise is None:
                 work = _work_of(blocks, trial.changes)
                 noise, trial = StepNoise(work, contention_free), msgspec.structs.replace(trial, by_steps=work is one_step)
@@ -399,29 +399,57 @@ def losses_of(steps: Sequence[Step]) -> list[float]:
     return [step.loss for step in steps if step.loss is not None]
 
 
+def finite(losses: Sequence[float]) -> list[float]:
+    return [loss for loss in losses if math.isfinite(loss)]
+
+
 class FiniteLoss:
-    """Watches the losses of the blocks of a trial, in order of time."""
+    """Watches the losses of the blocks of a trial, in order of time.
+
+    A loss that is not finite and is followed by finite ones is one that the program overcomes, for example by a gradient scaler that leaves the
+    step out. It speaks against a change of numerics only, and only where the side without the change has fewer.
+    """
 
     LEAST_READ = 0.5
     """From this share of the steps on, the losses of a side are read on its steps, not only where the program logs one."""
 
-    def __init__(self) -> None:
+    def __init__(self, numerics: bool) -> None:
+        """`numerics`: whether the change alters computed values."""
+        self._numerics = numerics
         self._shares: dict[int, list[float]] = {BASELINE: [], CHANGED: []}
-        self._was_finite = False
+        self._losses: dict[int, list[float]] = {BASELINE: [], CHANGED: []}
 
     def add(self, arm: int, steps: Sequence[Step]) -> None:
-        """Add the block of a side. Raises LossNotFinite where its loss is not finite, or where it has lost its losses, once the changed side has run.
+        """Add the block of a side. Raises LossNotFinite where its loss stays not finite, where it has lost its losses, or where the change brings losses
+        that are not finite, once the changed side has run.
 
         Before the changed side has run, a loss that is not finite is not the work of the change.
         """
         losses, before = losses_of(steps), self._shares[arm]
-        broken = not all(map(math.isfinite, losses))
         lost = len(before) > 1 and min(before) >= self.LEAST_READ and not losses
         tried = arm == CHANGED or bool(self._shares[CHANGED])
-        self._was_finite = self._was_finite or any(map(math.isfinite, losses))
         before.append(len(losses) / len(steps))
-        if tried and self._was_finite and (broken or lost):
+        self._losses[arm] += losses
+        was_finite = any(map(math.isfinite, self._losses[BASELINE] + self._losses[CHANGED]))
+        brings = self._numerics and brings_infinite(self._losses[BASELINE], self._losses[CHANGED])
+        if tried and was_finite and (lost or stays_infinite(self._losses[arm]) or brings):
             raise LossNotFinite
+
+
+def stays_infinite(losses: Sequence[float]) -> bool:
+    """Whether the last two losses of a side are not finite. Weights that are not finite give no finite loss again."""
+    return len(losses) > 1 and not any(map(math.isfinite, losses[-2:]))
+
+
+def brings_infinite(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether the losses with a change, `after`, are not finite more often than those without it, `before`: where no loss without the change is, or where
+    so many more would come by chance once in a hundred times."""
+    counts = [sum(not math.isfinite(loss) for loss in losses) for losses in (before, after)]
+    if not counts[0] or not counts[1]:
+        return bool(counts[1])
+    share, every = len(after) / (len(before) + len(after)), sum(counts)
+    chance = sum(math.comb(every, n) * share**n * (1 - share) ** (every - n) for n in range(counts[1], every + 1))
+    return chance < 0.01
 
 
 def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[float]]], firsts: Sequence[int] = ()) -> Trial:
@@ -432,9 +460,11 @@ def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[flo
     next, which the middles of the pairs show: they do not depend on the change. This progress is taken off. `drift` is twice the standard error
     of what is left.
     """
-    every = [loss for pair in pairs for side in pair for loss in side]
-    if any(map(math.isfinite, every)) and (_lost(pairs) or not all(map(math.isfinite, every))):
+    without, changed = ([loss for pair in pairs for loss in pair[side]] for side in (0, 1))
+    was_finite = any(map(math.isfinite, without + changed))
+    if was_finite and (_lost(pairs) or brings_infinite(without, changed) or stays_infinite(without) or stays_infinite(changed)):
         return msgspec.structs.replace(trial, verdict="worse", reason=NOT_FINITE, checked=False)
+    pairs = [(finite(before), finite(after)) for before, after in pairs]
     seen = [place for place, (before, after) in enumerate(pairs) if before and after]
     if len(seen) < 2:
         return msgspec.structs.replace(trial, error="no loss of the job was seen", checked=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 import pytest
 
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS
-from gpuconsole.experiments.trial import run_trial, with_quality, with_training_loss
+from gpuconsole.experiments.trial import FiniteLoss, LossNotFinite, run_trial, with_quality, with_training_loss
 from gpuconsole.model.experiments import HeldOutLoss, Speedup, Trial
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
@@ -172,6 +173,39 @@ def test_a_trial_ends_with_the_first_block_whose_loss_is_no_number() -> None:
     assert job.blocks < 2 * MIN_PAIRS and not trial.worth_keeping
     kept = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
     assert kept == trial
+
+
+OVERCOME = [2.0, math.inf, *[2.0] * 6]
+"""A gradient scaler leaves out the step whose loss is infinite."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "before", "after", "broken"),
+    [
+        ({"num_workers": 2}, OVERCOME, OVERCOME, False),
+        ({"num_workers": 2}, [2.0] * 8, OVERCOME, False),
+        ({"num_workers": 2}, [2.0] * 8, [*OVERCOME, math.inf, math.nan], True),
+        ({"precision": "bf16"}, OVERCOME, OVERCOME, False),
+        ({"precision": "bf16"}, OVERCOME, [2.0] * 8, False),
+        ({"precision": "bf16"}, [2.0] * 8, OVERCOME, True),
+        ({"precision": "bf16"}, OVERCOME, [2.0, math.inf] * 4, True),
+    ],
+)
+def test_a_loss_that_the_program_overcomes_speaks_only_against_numerics_that_bring_more_of_them(
+    changes: dict[str, Any], before: list[float], after: list[float], broken: bool
+) -> None:
+    watched = FiniteLoss(bool(changes.get("precision")))
+    with pytest.raises(LossNotFinite) if broken else nullcontext():
+        for _ in range(4):
+            watched.add(BASELINE, steps_of(before))
+            watched.add(CHANGED, steps_of(after))
+    if "precision" in changes:
+        assert (with_training_loss(WON, [(before, after)] * 4).verdict == "worse") is broken
+
+
+def steps_of(losses: list[float]) -> list[Step]:
+    phases = (0.02, *[0.0] * (len(PHASES) - 1))
+    return [Step(place, 0.0, 0.02, 8, 0, phases, phases, loss) for place, loss in enumerate(losses)]
 
 
 def test_a_loss_that_was_never_finite_is_not_the_work_of_the_change() -> None:

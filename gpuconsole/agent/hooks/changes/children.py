@@ -96,10 +96,13 @@ def _wait_in(code: types.CodeType, names: dict[str, Any], seen: set[int]) -> str
     seen.add(id(code))
     if not WAITS.isdisjoint(code.co_names):
         line, before = code.co_firstlineno, ""
+        names = dict(names)
         for instruction in dis.get_instructions(code):
             line = _line_of(instruction) or line
             if instruction.argval in WAITS and _is_of_os(instruction, before, names) and _is_for_any(instruction.argval, code):
                 return place_name(code.co_filename, line)
+            if before == "os" and instruction.opname.startswith("STORE_"):  # `import os as system` in a function
+                names[instruction.argval] = os
             before = instruction.argval if instruction.opname.startswith(("LOAD_", "IMPORT_NAME")) else ""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType) and (place := _wait_in(constant, names, seen)):

@@ -61,7 +61,7 @@ UNKNOWN_SAMPLER = (
     "gpuconsole cannot see whether the training loop changes something that the program's own sampler uses, so this change needs your permission:"
     " N, or --allow-numerics"
 )
-WRITES = "the dataset prints, or writes files, when it loads: workers would write in another order"
+WRITES = "loading prints, or writes files: workers would write in another order"
 FREE_SHARE = 0.5
 """The share of the free memory of the machine that the caches of new workers may take."""
 _random: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()

@@ -36,6 +36,7 @@ HABITS = {
     "in a thread": "import os, threading\nclass Reaper(threading.Thread):\n    def run(self):\n        os.waitid(os.P_ALL, 0, os.WEXITED)\n",
     "imported by name": "from os import wait\ndef reap():\n    def inner(): return wait()\n    return inner\n",
     "imported within": "def reap():\n    from os import wait\n    return wait()\n",
+    "under another name": "def reap():\n    import os as system\n    return system.wait()\n",
     "in a decorated method": "import functools, os\nclass Trainer:\n    @staticmethod\n    @functools.lru_cache\n    def reap(): return os.wait3(0)\n",
 }
 ALLOWED = (
