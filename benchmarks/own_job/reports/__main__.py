@@ -160,7 +160,7 @@ def ran(
     launched = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}") if case.ranks > 1 else ()
     command = [*before, sys.executable, *launched, str(PROGRAMS / f"{name}.py"), *(("--fixed",) if fixed else ())]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    said = re.findall(r'^\{"rate".*\}$', done.stderr, re.MULTILINE)
+    said = re.search(r'\{"rate".*?\}', done.stderr)  # two ranks may print into one line
     told = {key: float(value) for key, value in json.loads(said[0]).items()} if said else {}
     if done.returncode or not told.get("steps"):
         raise RuntimeError(
