@@ -3,7 +3,8 @@
 first: the overview of this machine, at three sizes in both themes, and the list of scenarios. healthy: `train-gpt`, a run without a fault.
 runs: a live session of `data-starved` with its finding, its trial and the kept change, and the sub-screens. serving: the embedded model
 server with too small a KV cache. tuning: a tuning session under way, and its certificate. box: eight GPUs of the tests' fake driver; the
-title of the picture says so. job: a Hugging Face Trainer of the user's own (needs transformers). demo: the animated picture, from the
+title of the picture says so. job: a Hugging Face Trainer of the user's own (needs transformers). line: a program whose loss is slow, with the line
+that the finding names, at 80x24 and 120x40, and the details. demo: the animated picture, from the
 recording of `gpuconsole --demo`. pages: the HTML report (`pages.py` says what it needs).
 
 The moments first, healthy, finding, trial, kept, serving, tuning and eight-gpus have a picture at 80x24, 120x40 and 200x50, each in the dark
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from animation import demo
 from pages import pages
-from shots import HERE, ONE, TITLE, check_tools, shoot, until
+from shots import HERE, ONE, SIZES, TITLE, check_tools, shoot, until
 
 from benchmarks.fake_box import FakeBox, build_driver
 from gpuconsole.engine.children.job import JobCommand
@@ -36,6 +37,7 @@ from gpuconsole.tui.theme import DARK
 GPUS = 8
 FAKE = f"{TITLE} on a fake driver: the figures are scripted"
 JOB = f"{TITLE}: gpuconsole run -- python hf_starved.py"
+LINE = f"{TITLE}: gpuconsole run -- python mask_in_loss.py"
 
 
 async def first() -> list[Path]:
@@ -160,6 +162,33 @@ async def job() -> list[Path]:
     return files
 
 
+async def line() -> list[Path]:
+    """A program whose loss is slow: the finding with its line, and the details, which list the places that take most of a step."""
+    engine = LiveSession()
+    os.environ["SECONDS"] = "600"
+    program = HERE.parent / "benchmarks" / "own_job" / "reports" / "programs" / "mask_in_loss.py"
+    command = JobCommand((sys.executable, str(program)))
+
+    async def start(columns: int, rows: int) -> None:
+        await engine.start_job_on_terminal(command, columns, rows, None)
+
+    app = ConsoleApp(engine, start_job=start)
+    async with app.run_test(size=ONE["120x40"]) as pilot:
+        await until(lambda: any(facts.firing(run) for run in engine.view().runs), 120)
+        await pilot.pause(15)
+        two = {size: SIZES[size] for size in ("80x24", "120x40")}
+        files = await shoot(pilot, "line", two, title=LINE, themes=(DARK,))
+        await pilot.press("d")
+        await pilot.pause(1)
+        files += await shoot(pilot, "line-details", ONE, title=LINE, themes=(DARK,))
+        await pilot.press("escape")
+        assert engine.job is not None
+        engine.job.signal(signal.SIGTERM)
+        await until(lambda: engine.job is None or engine.job.ended, 20)
+        await pilot.press("q")
+    return files
+
+
 async def box() -> list[Path]:
     """The monitoring screens of a box; the fake driver must be in the environment already."""
     app = ConsoleApp(LiveSession(interval_s=0.5))
@@ -196,6 +225,7 @@ PARTS: dict[str, Callable[[], list[Path]]] = {
     "tuning": lambda: asyncio.run(tuning()),
     "box": in_a_box,
     "job": lambda: asyncio.run(job()),
+    "line": lambda: asyncio.run(line()),
     "demo": lambda: asyncio.run(demo()),
     "pages": pages,
 }
