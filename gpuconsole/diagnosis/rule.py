@@ -131,6 +131,12 @@ class Case:
         measured = self.signals.get(signal)
         return default if measured is None else measured.value
 
+    def recent(self, phase: str, default: float | None = None) -> float:
+        """The share of a kind of side work in the steps of the other signals. `<phase>_ratio` is the share over all steady steps; a snapshot of an earlier
+        version has this signal only. Raises Missing where there is neither, and no `default`."""
+        name = f"recent.{phase}_ratio" if self.has(f"recent.{phase}_ratio") else f"{phase}_ratio"
+        return self.value(name) if default is None else self.get(name, default)
+
     @property
     def on_gpu(self) -> bool:
         """Whether the run is on a GPU. Rules ask this first, so that runs on a CPU need no GPU signals. Raises Missing."""

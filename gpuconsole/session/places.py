@@ -97,7 +97,6 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
     }
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
     signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
-    signals |= _side_work_signals(samples, total, source)
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     if most.samples:
         source = f"{most.samples} stack samples in this function: whether the thread ran"
@@ -118,9 +117,13 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
     return {"stack.thread_ratio": Signal(share, "ratio", f"{total:.0f} stack samples: another thread in Python, most of them in: {where}")}
 
 
-def _side_work_signals(samples: list[StackSample], total: float, source: str) -> dict[str, Signal]:
-    """Return the share of the samples in each kind of side work, with the line that has most of these samples."""
-    signals = {}
+def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
+    """Return the share of the samples in each kind of side work, with the line that has most of these samples; empty with too few samples. Side work may be
+    rare, so `samples` are all that are kept."""
+    total = sum(sample.weight for sample in samples)
+    if total < LEAST_SAMPLES:
+        return {}
+    signals, source = {}, f"{total:.0f} stack samples of ordinary steps"
     for part, words in SIDE_WORK.items():
         if inside := [sample for sample in samples if sample.part == part and sample.lines]:
             share = sum(sample.weight for sample in inside) / total

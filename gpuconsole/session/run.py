@@ -25,6 +25,7 @@ from gpuconsole.session.figures.trend import StepBlocks
 from gpuconsole.session.machine import Energy
 from gpuconsole.session.places import StackRecord
 from gpuconsole.session.serving import ServingRecord
+from gpuconsole.session.side_work import SideWork
 from gpuconsole.wire.events import (
     AgentOff,
     AnyEvent,
@@ -258,6 +259,7 @@ class RunRecord:
         self.stacks = StackRecord()
         self.blocks = StepBlocks()
         """The steps of the whole run of a user's job: steps before the run is steady count too."""
+        self._side_work: SideWork | None = None
         self._delay_before: tuple[float, float] | None = None
         """Of the last message: its time, and the seconds so far in which the training thread waited for a core."""
         self.ranks = Ranks()
@@ -400,6 +402,8 @@ class RunRecord:
         if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
             self._evaluated_t = event.t
             self._detect_steady()
+        elif self._side_work is not None:
+            self._side_work.add(counted)
         if self.serving is not None and (self.live is None or event.t - self._live_t >= LIVE_EVERY_S):
             self._live_t = event.t
             self.live = self.serving.copied(), self.summary_steps(LIVE_STEPS)
@@ -481,7 +485,7 @@ class RunRecord:
         self.archived = summarized
         self.steps.clear()
         self.ranks.clear()
-        self.work, self.stacks, self.blocks = WorkCounts(), StackRecord(), StepBlocks()
+        self.work, self.stacks, self.blocks, self._side_work = WorkCounts(), StackRecord(), StepBlocks(), None
         if self.serving is not None:
             self.serving, self.live = ServingRecord(), None
 
@@ -502,6 +506,14 @@ class RunRecord:
         steps.reverse()
         return steps if self.serving is None else self.serving.outages.answered(steps)
 
+    def side_work(self) -> SideWork:
+        """The side work of all steady steps, also of those that are no longer stored."""
+        if self._side_work is not None:
+            return self._side_work
+        side_work = SideWork()
+        side_work.add(self.steady_steps())
+        return side_work
+
     def summary_steps(self, limit: int | None) -> list[Step]:
         """The steps of a summary: the last `limit` steady steps (None: all), or the last steps while no step is steady."""
         steady = self.steady_steps(limit)
@@ -515,6 +527,7 @@ class RunRecord:
         start = steady_from(steps)
         if start is not None:
             self.steady_t = steps[start].t
+            self._side_work = self.side_work() if self.serving is None else None
             self.run.steady_from_s = steps[start].t - (self.first_step_t or steps[start].t)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.session.places import StackRecord, between_passes, places_of, signals_of, thread_signals, torch_ratio
+from gpuconsole.session.places import StackRecord, between_passes, places_of, side_work_signals, signals_of, thread_signals, torch_ratio
 from gpuconsole.wire.events import Stacks
 
 MAIN = "train.py:40 main"
@@ -74,7 +74,7 @@ def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
 
 @pytest.mark.parametrize("part", ["comm", "logging", "checkpoint"])
 def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
-    signal = signals_of([sample(30, "train.py:8 write", part, caller="train.py:50 main"), sample(70, "train.py:9 step")])[
+    signal = side_work_signals([sample(30, "train.py:8 write", part, caller="train.py:50 main"), sample(70, "train.py:9 step")])[
         f"stack.{part}_ratio"
     ]
     assert signal.value == pytest.approx(0.3) and signal.source.endswith(" most of them at train.py:8 write, called by train.py:50 main")

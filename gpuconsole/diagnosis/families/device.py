@@ -79,7 +79,8 @@ def waits_per_pass(case: Case) -> float:
 
 def beside_passes(case: Case) -> float:
     """Share of a step in which the host makes no GPU work by design: data, copies, side work, lines outside of the phases. Raises Missing."""
-    return min(1.0, sum(case.value(f"{phase}_ratio") for phase in ("data_wait", "h2d", "logging", "checkpoint", "eval", "other")))
+    others = sum(case.value(f"{phase}_ratio") for phase in ("data_wait", "h2d", "other"))
+    return min(1.0, others + sum(case.recent(phase) for phase in ("logging", "checkpoint", "eval")))
 
 
 def busy_ratio(case: Case) -> float | None:

@@ -6,7 +6,8 @@ import math
 from abc import abstractmethod
 from typing import ClassVar
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold, high_if
+from gpuconsole.model.units import NA
 
 # --- cores ---------------------------------------------------------------------------------------------------
 
@@ -59,13 +60,14 @@ IDLE = Threshold("idle", 0.15, "ratio", "as the run-queue delay: below, the othe
 CAUGHT_UP = Threshold(
     "caught_up", 0.5, "ratio", "where the GPU still has work at the end of most steps, the time of the host costs nothing"
 )
-SLEEPS = ("data_wait", "comm", "logging", "checkpoint")
-"""The phases in which the training thread sleeps for another reason."""
+SLEEPS, SLEEPS_BESIDE = ("data_wait", "comm"), ("logging", "checkpoint")
+"""The phases in which the training thread sleeps for another reason, and those of them that are side work."""
 
 
 def idle_ratio(case: Case) -> float:
     """The share of time in which the training thread neither runs nor waits for a core, without phases in which it sleeps for another reason. Raises Missing."""
-    return case.value("host.training_idle_ratio") - sum(case.get(f"{phase}_ratio", 0.0) for phase in SLEEPS)
+    asleep = sum(case.get(f"{phase}_ratio", 0.0) for phase in SLEEPS) + sum(case.recent(phase, 0.0) for phase in SLEEPS_BESIDE)
+    return case.value("host.training_idle_ratio") - asleep
 
 
 def waits_for_lock(case: Case) -> bool:
@@ -90,12 +92,16 @@ class SideWorkRule(Rule):
     every: ClassVar[str]
 
     @abstractmethod
-    def summary(self, case: Case, share: float) -> str:
-        """What takes `share` of step time."""
+    def summary(self, case: Case, share: float, every: int | None) -> str:
+        """What takes `share` of step time. `every`: steps between two runs of the work; None where they are not known."""
 
     @abstractmethod
-    def suggestions(self, case: Case, every: int, predicted: Interval) -> list[Suggestion | None]:
+    def rarer(self, case: Case, every: int, predicted: Interval) -> Suggestion | None:
         """`every`: steps between two runs of the work, 20 times as many as now. `predicted`: the speed-up from that change."""
+
+    def otherwise(self, case: Case) -> Suggestion | None:
+        """A change that makes the work itself shorter."""
+        return None
 
     def judge(self, case: Case) -> Finding:
         limit = self.thresholds[0]
@@ -104,14 +110,31 @@ class SideWorkRule(Rule):
         if share < limit:
             return self.clear(share / limit, case.evidence((signal, limit)))
         case.value("probe.step_no_side_work_s")  # probe P3 comes before any claim
-        every = max(1, int(case.knobs[self.every])) * TIMES_RARER
-        evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", "step_s")
-        suggestions = self.suggestions(case, every, rarer_speedup(case, share))
-        summary, recoverable = self.summary(case, share), share * (1 - 1 / TIMES_RARER)
+        every = max(1, int(case.knobs[self.every])) if self.every in case.knobs else None
+        evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", mean_step(case))
+        rarer = self.rarer(case, every * TIMES_RARER, rarer_speedup(case, share)) if every is not None else None
+        summary, recoverable = self.summary(case, share, every), share * (1 - 1 / TIMES_RARER)
         if case.has(place := f"stack.{self.phase}_ratio"):
             evidence += case.evidence(place)
             summary += f", most of that time at {case.signal(place).source.rpartition(' most of them at ')[2]}"
-        return self.fires(share / limit, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
+        return self.fires(
+            share / limit,
+            evidence,
+            summary,
+            recoverable=recoverable,
+            confidence=high_if(every is not None),
+            suggestions=[rarer, self.otherwise(case)],
+        )
+
+
+def mean_step(case: Case) -> str:
+    """The name of the signal with the mean step, of which the shares of side work are. A snapshot of an earlier version has the step of the last seconds only."""
+    return name if case.has(name := "step_with_side_work_s") else "step_s"
+
+
+def steps_apart(every: int | None) -> str:
+    """The steps between two runs of the work, for the summary of a finding."""
+    return NA if every is None else str(every)
 
 
 def rarer_speedup(case: Case, share: float) -> Interval:
@@ -120,7 +143,7 @@ def rarer_speedup(case: Case, share: float) -> Interval:
     estimates = [1 / (1 - removed)]
     all_side_work = sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval"))
     if case.has("probe.step_no_side_work_s") and all_side_work > 0:
-        by_probe = 1 - case.value("probe.step_no_side_work_s") / case.value("step_s")
+        by_probe = 1 - case.value("probe.step_no_side_work_s") / case.value(mean_step(case))
         estimates.append(1 / (1 - min(0.95, max(0.0, by_probe) * share / all_side_work * (1 - 1 / TIMES_RARER))))
     low, high = min(estimates), max(estimates)
     return Interval(1 + (low - 1) * 0.85, 1 + (high - 1) * 1.15)

@@ -20,35 +20,38 @@ class HostEvalStall(host.SideWorkRule):
     reads = (
         "eval_ratio",
         "probe.step_no_side_work_s",
+        "step_with_side_work_s",
         "step_s",
         "stack.eval_ratio",
         "logging_ratio",
         "checkpoint_ratio",
         "eval.with_gradients_ratio",
     )
-    text = """The share of step time in evaluation. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
+    text = """The share of evaluation in the time of all steady steps. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
 backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
 logging, checkpoints and evaluation, and so measures their total cost. `model.eval()` does not turn off gradients: passes still record them.
 `torch.no_grad()` or `torch.inference_mode()` around the evaluation saves this time, and the memory of the activations."""
 
-    def summary(self, case: Case, share: float) -> str:
+    def summary(self, case: Case, share: float, every: int | None) -> str:
         recorded = case.get("eval.with_gradients_ratio", 0.0)
-        often = f"evaluation takes {percent(share)} of step time (once every {case.knobs['eval_every']} steps)"
+        often = f"evaluation takes {percent(share)} of step time (once every {host.steps_apart(every)} steps)"
         return (
             f"{often}; {percent(recorded)} of the evaluation records gradients that nobody uses: torch.no_grad() is missing"
             if recorded >= RECORDED
             else often
         )
 
-    def suggestions(self, case: Case, every: int, predicted: Interval) -> list[Suggestion | None]:
+    def rarer(self, case: Case, every: int, predicted: Interval) -> Suggestion | None:
         inner = (
             "with torch.no_grad():\n        evaluate(model)"
             if case.get("eval.with_gradients_ratio", 0.0) >= RECORDED
             else "evaluate(model)"
         )
         code = f"if step % {every} == 0:\n    {inner}"
-        rarer = case.suggest({"eval_every": every}, predicted, "the same evaluation, 20 times less often", code)
+        return case.suggest({"eval_every": every}, predicted, "the same evaluation, 20 times less often", code)
+
+    def otherwise(self, case: Case) -> Suggestion | None:
         size, small = int(case.knobs.get("batch_size", 0)), int(case.knobs.get("eval_batch_size", 0))
         why = f"evaluate {size} samples at once instead of {small}: without a backward pass they fit into memory"
         code = f"DataLoader(held_out, batch_size={size})"
-        return [rarer, case.suggest({"eval_batch_size": 0}, None, why, code) if 0 < small < size else None]
+        return case.suggest({"eval_batch_size": 0}, None, why, code) if 0 < small < size else None

@@ -14,7 +14,7 @@ class HostGil(Rule):
     thresholds = (host.OTHER_THREAD, host.IDLE, host.CAUGHT_UP)
     reads = (
         "stack.thread_ratio", "host.training_idle_ratio", "data_wait_ratio", "comm_ratio", "logging_ratio", "checkpoint_ratio", "is_gpu",
-        "host.caught_up_ratio",
+        "host.caught_up_ratio", "recent.logging_ratio", "recent.checkpoint_ratio",
     )  # fmt: skip
     text = """One Python thread runs at a time: the others wait for the interpreter's lock (GIL). A thread that computes in Python lets go of it each 5 ms only, and each
 short operator of torch asks for it again. So a step of many short operators takes many times as long as alone. Stack samples show how often another thread of

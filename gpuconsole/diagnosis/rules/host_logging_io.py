@@ -13,23 +13,30 @@ class HostLoggingIo(host.SideWorkRule):
     thresholds = (host.SIDE_WORK,)
     phase, every = "logging", "log_every"
     knobs = ("log_every",)
-    reads = ("logging_ratio", "probe.step_no_side_work_s", "step_s", "stack.logging_ratio", "checkpoint_ratio", "eval_ratio")
+    reads = (
+        "logging_ratio",
+        "probe.step_no_side_work_s",
+        "step_with_side_work_s",
+        "step_s",
+        "stack.logging_ratio",
+        "checkpoint_ratio",
+        "eval_ratio",
+    )
     text = """Time between the optimizer and the next step for log records: reading values from the device, formatting, writing, flushing. The time is
 measured around the logging itself, so checkpoints and the loader are not included. Probe P3 runs the same steps without logging, checkpoints
 and evaluation, and so measures their total cost. Predicted for records N times less often: 1 / (1 - s (1 - 1/N)), with s the share
 of logging."""
 
-    def summary(self, case: Case, share: float) -> str:
-        return f"log records take {percent(share)} of step time ({_how_often(case)})"
+    def summary(self, case: Case, share: float, every: int | None) -> str:
+        return f"log records take {percent(share)} of step time ({_how_often(case, every)})"
 
-    def suggestions(self, case: Case, every: int, predicted: Interval) -> list[Suggestion | None]:
+    def rarer(self, case: Case, every: int, predicted: Interval) -> Suggestion | None:
         code = f"if step % {every} == 0:\n    logger.log(metrics)   # or hand records to a writer thread"
-        return [case.suggest({"log_every": every}, predicted, "the same records, 20 times less often", code)]
+        return case.suggest({"log_every": every}, predicted, "the same records, 20 times less often", code)
 
 
-def _how_often(case: Case) -> str:
+def _how_often(case: Case, every: int | None) -> str:
     """The knob of a built-in run; in a job, what the steps show: the program has no setting of that name."""
-    every = int(case.knobs["log_every"])
     if not case.is_job:
-        return f"log_every is {every}"
-    return "in each step" if every <= 1 else f"in one of {every} steps"
+        return f"log_every is {host.steps_apart(every)}"
+    return "in each step" if every is not None and every <= 1 else f"in one of {host.steps_apart(every)} steps"

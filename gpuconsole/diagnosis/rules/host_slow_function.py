@@ -25,7 +25,7 @@ class HostSlowFunction(Rule):
     thresholds = (SHARE, OWN, WITHOUT, HIDDEN)
     reads = (
         "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio", "stack.no_grad_ratio", "eval_ratio",
-        "generation_ratio", "generation.passes_per_step", "is_gpu", "host.caught_up_ratio",
+        "generation_ratio", "generation.passes_per_step", "is_gpu", "host.caught_up_ratio", "recent.eval_ratio",
     )  # fmt: skip
     text = """Stack samples of the training thread show which function of the program takes most of the time within the passes: a loop over the elements of a
 batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
@@ -48,7 +48,7 @@ whether the program needs these passes. What helps: fewer passes, states that ar
             summary = f"generation takes {percent(generation)} of the step, with {passes:.0f} passes per step. Most of these passes are called at {caller}"
             evidence += case.evidence(("generation_ratio", WITHOUT), "generation.passes_per_step")
             return self.note(generation / WITHOUT, evidence, summary, confidence="high", title="The model generates for much of every step")
-        without = case.value("stack.no_grad_ratio") - case.get("eval_ratio", 0.0) - generation
+        without = case.value("stack.no_grad_ratio") - case.recent("eval", 0.0) - generation
         if without >= WITHOUT:
             summary = (
                 f"{percent(without)} of each step is in passes without gradients that are no evaluation, most of them called at {caller}"

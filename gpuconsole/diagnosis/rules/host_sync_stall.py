@@ -22,7 +22,7 @@ class HostSyncStall(Rule):
     reads = (
         "is_gpu", "step_s", "mfu_ratio", "mfu_causal_ratio", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio",
         "checkpoint_ratio", "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio", "sync.calls", "sync.wait_s",
-        "gpu.sm_active_ratio", "gpu.util_ratio", "h2d_ratio", "other_ratio",
+        "gpu.sm_active_ratio", "gpu.util_ratio", "h2d_ratio", "other_ratio", "recent.logging_ratio", "recent.checkpoint_ratio", "recent.eval_ratio",
     )  # fmt: skip
     text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4
 profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of
@@ -43,7 +43,7 @@ confidence is low."""
         after_sync, gaps, busy = case.value("probe.sync_gaps_s"), case.value("probe.gaps_s"), case.value("probe.busy_s")
         # The profiler makes gaps longer and kernels not. The idle time therefore comes from ordinary steps, and its causes from profiled steps,
         # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
-        idle = max(0.0, 1 - busy / step - sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval")))
+        idle = max(0.0, 1 - busy / step - sum(case.recent(phase, 0.0) for phase in ("logging", "checkpoint", "eval")))
         share = min(MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
         enough = step * (1 - SHARE)
         evidence = case.evidence("probe.sync_gaps_s", "probe.gaps_s", ("probe.busy_s", enough), "step_s", "probe.syncs_per_step")

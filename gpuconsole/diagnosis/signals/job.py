@@ -6,16 +6,15 @@ passive figure could be wrong, there is none: the rule then waits for the probe.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.places import signals_of, thread_signals
+from gpuconsole.session.places import side_work_signals, signals_of, thread_signals
 from gpuconsole.session.run import RunRecord
+from gpuconsole.session.side_work import SIDE_WORK, SideWork
 
 LOSS = PHASES.index("loss")
-SIDE_WORK = ("logging", "checkpoint", "eval")
 EVERY = {"save_every": "checkpoint", "log_every": "logging", "eval_every": "eval"}
 """Knobs that the account shows, and the phase that shows each."""
 OBSERVABLE = 0.05
@@ -39,7 +38,8 @@ def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]
     training = record.stacks.since(steps[0].t)
     loss_ratio = sum(step.phases[LOSS] for step in steps) / sum(step.wall_s for step in steps)
     stacks = signals_of(training, loss_ratio) | thread_signals(record.stacks.of_others(steps[0].t), training)
-    return _side_work(steps, signals) | _loader(record, steps, signals) | _program(record, signals) | stacks
+    stacks |= side_work_signals(record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t))
+    return _side_work(record.side_work(), steps, signals) | _loader(record, steps, signals) | _program(record, signals) | stacks
 
 
 def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
@@ -61,23 +61,18 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
     return passive
 
 
-def _side_work(steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
+def _side_work(side_work: SideWork, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
     """What a step takes without its logging, checkpoints and evaluation (probe P3 leaves them out), and how often each of them comes."""
     places = [PHASES.index(name) for name in SIDE_WORK]
     rest = sum(step.wall_s - sum(step.phases[place] for place in places) for step in steps) / sum(step.wall_s for step in steps)
     source = f"step breakdown, n={len(steps)}: steps less their logging, checkpoints and evaluation; nothing was left out"
     passive = {"probe.step_no_side_work_s": Signal(signals["step_s"].value * rest, "s", source)}
+    every = side_work.every()
     for knob, phase in EVERY.items():
-        every = _every(steps, PHASES.index(phase))
-        if every:
-            passive[f"job.{knob}"] = Signal(float(every), "steps", f"step breakdown, n={len(steps)}: median distance between two of them")
+        if phase in every:
+            source = f"step breakdown, all {side_work.steps} steady steps: median distance between two of them"
+            passive[f"job.{knob}"] = Signal(float(every[phase]), "steps", source)
     return passive
-
-
-def _every(steps: list[Step], place: int) -> int:
-    """The usual number of steps between two steps with that phase; 0 if there are fewer than two."""
-    at = [step.index for step in steps if step.phases[place] > 0]
-    return int(statistics.median(later - earlier for earlier, later in itertools.pairwise(at))) if len(at) > 1 else 0
 
 
 def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:

@@ -15,6 +15,7 @@ from gpuconsole.model.text import percent
 from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
 from gpuconsole.session.figures.peak import TF32_FACTS, Peak, convolved_ratio, tf32_ratio
 from gpuconsole.session.run import RunRecord
+from gpuconsole.session.side_work import SideWork
 
 DATA_WAIT = PHASES.index("data_wait")
 
@@ -59,7 +60,8 @@ def run_signals(
     on_cpu = run.device == "cpu"
     # on a GPU the step breakdown follows the CUDA stream, where most of the host's run-queue delay is hidden
     clock = f"step breakdown, run-queue delay taken off, n={n}" if on_cpu else f"step breakdown on the CUDA stream, n={n}"
-    for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
+    shares = contention_free_shares(steps) if on_cpu else wall_shares(steps)
+    for name, share in shares.items():
         signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
     if any(record.ranks.exchanges.values()):
         for name in ("backward_ratio", "comm_ratio"):
@@ -76,6 +78,7 @@ def run_signals(
     mean_s = sum(step.wall_s for step in steps) / n
     lost_to_others = (delay or 0.0) if on_cpu else 0.0
     signals["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
+    signals |= _side_work(record.side_work(), shares, signals["step_s"], on_cpu)
     signals["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step breakdown")
     signals["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
     threads = record.facts.get("threads", 1.0) if on_cpu else 1.0
@@ -122,6 +125,26 @@ def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Si
     count = int(record.run.knobs.get("tensor_parallel_size", 1))
     source = f"{count} x {bandwidth[1]}" if count > 1 else bandwidth[1]
     return {"server.peak_bytes_per_s": Signal(bandwidth[0] * count, "B/s", source)}
+
+
+def _side_work(side_work: SideWork, shares: dict[str, float], step_s: Signal, on_cpu: bool) -> dict[str, Signal]:
+    """The shares of logging, checkpoints and evaluation over all steady steps, and the mean step with these shares. Their shares in the window (`shares`)
+    go with the other signals of the window.
+
+    `step_s`: the mean step of the window. Its other parts are as long as in the window.
+    """
+    source = f"step breakdown, {'run-queue delay taken off' if on_cpu else 'on the CUDA stream'}, all {side_work.steps} steady steps"
+    signals, ratios = {}, side_work.ratios(on_cpu)
+    for name, ratio in ratios.items():
+        signals[f"recent.{name}_ratio"] = Signal(shares[name], "ratio", step_s.source.removesuffix(", mean"))
+        signals[f"{name}_ratio"] = Signal(ratio, "ratio", source)
+    rest, rest_now = 1 - sum(ratios.values()), 1 - sum(shares[name] for name in ratios)
+    if rest > 0 and rest_now > 0:
+        mean_s = step_s.value * rest_now / rest
+        signals["step_with_side_work_s"] = Signal(
+            mean_s, "s", f"{step_s.source}; logging, checkpoints and evaluation as in all steady steps"
+        )
+    return signals
 
 
 def _waits(steps: list[Step]) -> dict[str, Signal]:
