@@ -60,6 +60,16 @@ def is_ordinary(event: Steps) -> bool:
     return bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
 
 
+TOTALS = ("work.steps", "compile.graphs", "compile.total_s")
+"""Counters that never fall within a process, and that a process which starts again soon has below their former values."""
+
+
+def is_another_process(before: Steps, event: Steps) -> bool:
+    """Whether a process has started again between the two messages: its totals begin at 0."""
+    pairs = ((before.counters.get(name), event.counters.get(name)) for name in TOTALS)
+    return any(earlier is not None and later is not None and later < earlier for earlier, later in pairs)
+
+
 class MemoryReadings:
     """Keeps the readings of one memory counter, and computes their growth."""
 
@@ -122,9 +132,11 @@ class WorkCounts:
     the interval, and so does the end of a probe."""
 
     def __init__(self) -> None:
+        self._last: Steps | None = None
         self._before: Steps | None = None
+        """The last message, unless the interval has ended since."""
         self._gained: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=WINDOW)
-        self._memory = MemoryReadings(*MEMORY), MemoryReadings(*WORKERS_MEMORY)
+        self._memory = _readings()
 
     def add(self, event: Steps) -> None:
         if "work.steps" not in event.counters:
@@ -132,8 +144,9 @@ class WorkCounts:
         if not is_ordinary(event):
             self._before = None
             return
-        if self._before is not None and event.counters["work.steps"] < self._before.counters["work.steps"]:
-            self._before = None  # another process: its totals begin at 0
+        if self._last is not None and is_another_process(self._last, event):
+            self._before, self._memory = None, _readings()
+        self._last = event
         if self._before is not None:
             before = _totals(self._before)
             gained = {name: value - before[name] for name, value in _totals(event).items() if name in before}
@@ -201,6 +214,10 @@ class WorkCounts:
             return None
         source = f"/proc/thread-self/schedstat at each message, over {wall:.0f} s; CPU time {percent(gained[CPU_S] / wall)}"
         return Signal(min(1.0, gained[RUNQ_S] / wall), "ratio", source)
+
+
+def _readings() -> tuple[MemoryReadings, ...]:
+    return MemoryReadings(*MEMORY), MemoryReadings(*WORKERS_MEMORY)
 
 
 def _totals(event: Steps) -> dict[str, float]:
@@ -305,8 +322,8 @@ class CompileCounts:
         if self._before is not None and not (self._before.steps or event.steps):
             return  # the steps since the base are still held back
         given_up = event.counters["compile.given_up"]
-        if self._before is not None and event.counters["compile.graphs"] < self._before.counters["compile.graphs"]:
-            self._before = self._given_up = None  # another process: its totals begin at 0
+        if self._before is not None and is_another_process(self._before, event):
+            self._before = self._given_up = None
         ordinary, probed, self._probed = is_ordinary(event), self._probed, False
         held = self._given_up is None and not event.steps and event.counters.get("work.steps", 0.0) > 0
         if self._given_up is None:

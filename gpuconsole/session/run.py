@@ -47,6 +47,7 @@ from gpuconsole.wire.events import (
     Started,
     Steps,
     confirmed_knobs,
+    leads,
 )
 
 KEPT_STEPS = 2000
@@ -63,6 +64,7 @@ class Ranks:
         self._joined: dict[int, RankJoined] = {}
         self._steps: dict[int, deque[Step]] = {}
         self._memory: dict[int, float] = {}
+        self._last: dict[int, Steps] = {}
         self.exchanges: dict[int, Exchanges] = {}
         """What each process of a user's job has timed of its exchanges of gradients, by rank."""
 
@@ -88,9 +90,14 @@ class Ranks:
 
     def leads(self, rank: int) -> bool:
         """Whether the steps of `rank` represent the run."""
-        return rank not in self._joined or self._joined[rank].leads
+        return leads(self._joined.values(), rank)
+
+    def repeats(self, event: Steps) -> bool:
+        """Whether `event` is the last message of its process once more."""
+        return event == self._last.get(event.rank)
 
     def add(self, event: Steps) -> None:
+        self._last[event.rank] = event
         if event.rank in self._joined:
             self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
             self._memory[event.rank] = event.memory_bytes

@@ -179,7 +179,9 @@ class SessionState(MachineState):
         return next(matching, "")
 
     def _apply_to_run(self, record: RunRecord, event: AnyEvent) -> None:
-        """Apply an event of the worker or of the sampler to the current run."""
+        """Apply an event of the worker or of the sampler to the current run. A message of steps that comes twice counts once."""
+        if isinstance(event, Steps) and record.ranks.repeats(event):
+            return
         record.apply(event)
         if isinstance(event, JobKnown) and not record.seen_steps:  # the session supposed the first GPU
             record.run.device = self._device_of(event.facts) or record.run.device

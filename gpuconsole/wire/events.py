@@ -7,6 +7,7 @@ screen. The console sends commands to children.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, cast, get_args
 
 import msgspec
@@ -148,6 +149,11 @@ class Doing(Event, frozen=True):
 
     rank: int
     calls: str
+
+
+def leads(joined: Collection[RankJoined], rank: int) -> bool:
+    """Whether the steps of `rank` stand for the run. A run in which no process has joined has one process, number 0."""
+    return any(event.leads for event in joined if event.rank == rank) if joined else rank == 0
 
 
 class Steps(Event, frozen=True):

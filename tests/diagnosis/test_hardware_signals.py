@@ -6,14 +6,15 @@ import pytest
 
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
-from gpuconsole.diagnosis.signals.hardware import HardwareWatch, joined_by_nvlink
+from gpuconsole.diagnosis.signals.hardware import HardwareWatch, Readings, joined_by_nvlink
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.machine import Device, Link, Peaks, Process
 from gpuconsole.model.run import Step
+from gpuconsole.model.series import Series
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import DeviceLost, Devices, Processes, RunOpened, Sample, Steps, Topology, Xid
+from gpuconsole.wire.events import DeviceLost, Devices, Note, Processes, RunOpened, Sample, Steps, Topology, Xid
 from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 
@@ -225,3 +226,18 @@ def test_a_scripted_thermal_slowdown_and_an_xid_reach_their_rules(machine: Machi
     assert findings["hw.thermal"].state == findings["hw.errors"].state == "fires"
     assert case.value("hw.thermal_time_ratio") == pytest.approx(0.7, abs=0.05)
     assert (findings["hw.power"].state, findings["hw.clocks_low"].state) == ("clear", "clear")
+
+
+@pytest.mark.parametrize("hours", [0.1, 1, 3])
+def test_the_rise_of_a_counter_is_over_the_time_of_its_first_value(hours: float) -> None:
+    """Ten readings a second: older readings are stored as means, each with the time of its first reading."""
+    state = SessionState()
+    series = Series()
+    for n in range(int(hours * 36_000)):
+        series.add(n / 10, n / 10)
+    state.readings.series["gpu.pcie_replays{device=gpu:0}"] = series
+    state.apply(Note(0.0, ""))
+    state.apply(Note(hours * 3600, ""))
+    rise = Readings(state, "gpu:0", 0.0).rise("pcie_replays", 120.0)
+    assert rise is not None and rise[1] > 30
+    assert rise[0] / rise[1] == pytest.approx(1.0, abs=1e-6)

@@ -13,6 +13,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
+from gpuconsole.model.series import Series
 from gpuconsole.model.snapshot import Environment
 
 HERE = Environment(host="box", cpu="a CPU", cores=2, torch="2.13.0", devices=[Device("cpu", "a CPU")])
@@ -46,6 +47,29 @@ def test_a_faster_run_is_better_in_rate_and_time_and_what_was_not_steady_does_no
     assert rate.before == pytest.approx(1000, rel=0.01)
     assert rate.change is not None and rate.change.low < 0.2 < rate.change.high
     assert found["summary.memory_peak_bytes"].verdict == "not judged" and found["summary.memory_peak_bytes"].why_not
+
+
+def long_run(slow: float, begun: int, seed: int) -> Run:
+    """An hour with one sample a second, as a series stores it: 100, and `slow` from the second `begun` on."""
+    draw, series = random.Random(seed), Series()
+    for second in range(3600):
+        series.add(float(second), (100.0 if second < begun else slow) * draw.gauss(1, 0.02))
+    times, values, weights = map(list, zip(*series.weighed(), strict=True))
+    data = SeriesData(times, values, "step breakdown", weights)
+    return Run(
+        "1", "train-gpt", "training.gpt", {}, "cpu", "finished", duration_s=3600.0, steady_from_s=0.0,
+        series={"workload.tokens_per_s{device=cpu}": data},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slow", "begun", "change"), [(50.0, 3400, -0.028), (85.0, 600, -0.125)], ids=["the last minutes", "most of the hour"]
+)
+def test_the_mean_of_a_long_run_is_that_of_all_its_time(slow: float, begun: int, change: float) -> None:
+    """Without the weights of the stored points, the changes were -20.5 % and -7.9 %."""
+    (rate,) = compared(long_run(100.0, 0, 1), long_run(slow, begun, 2)).metrics
+    assert rate.change is not None and rate.change.estimate == pytest.approx(change, abs=0.003)
+    assert (rate.verdict == "worse") == (change < -0.1)
 
 
 def test_two_runs_with_the_same_settings_do_not_differ() -> None:

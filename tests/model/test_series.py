@@ -41,6 +41,18 @@ def test_older_samples_are_found_by_their_buckets() -> None:
     assert len(times) == len(values)
 
 
+@pytest.mark.parametrize("hours", [1, 4])
+def test_a_mean_over_stored_points_is_that_of_the_samples(hours: int) -> None:
+    """One sample a second: 100, and 50 in the last 200 s. The mean of the stored points without weights is 79.5 and 76.8."""
+    series, seconds = Series(), hours * 3600
+    for second in range(seconds):
+        series.add(float(second), 100.0 if second < seconds - 200 else 50.0)
+    kept = list(series.weighed())
+    assert sum(sample.weight for sample in kept) == seconds
+    mean = sum(sample.value * sample.weight for sample in kept) / seconds
+    assert mean == pytest.approx(100 - 50 * 200 / seconds)
+
+
 def test_a_day_of_64_gpus_stays_under_60_mb() -> None:
     """The bytes of every array of a full series, for all metrics that have a history."""
     series = filled(24 * 3600)

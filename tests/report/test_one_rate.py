@@ -138,3 +138,16 @@ def gated(before_s: float, after_s: float) -> str:
 def test_an_evaluation_that_takes_twice_as_long_is_a_regression() -> None:
     assert gated(1.0, 2.0) == "regression"
     assert gated(1.0, 1.0) == "no regression"
+
+
+def test_the_load_of_a_baseline_is_the_mean_of_the_whole_run() -> None:
+    """Half of the run waits half of the time. The stored points of the first half stand for several samples each."""
+    state, _ = session(1.0, count=100)
+    record = state.records[0]
+    steps = record.steady_steps()
+    begun, end = steps[0].t, steps[-1].t
+    samples = [begun + n / 4 for n in range(int(4 * (end - begun)) + 1)]
+    for t in samples:
+        state.add_point("host.run_queue_delay_ratio", "cpu", t, 0.5 if t < begun + (end - begun) / 2 else 0.0)
+    waiting = measured(record, state, None, None).waiting_ratio
+    assert waiting == pytest.approx(0.25, abs=0.01)

@@ -85,3 +85,11 @@ def test_a_process_that_starts_again_begins_its_totals_at_0() -> None:
         counts.add(event)
     values = {name: signal.value for name, signal in counts.signals().items()}
     assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(2 / 8)
+
+
+def test_a_process_that_has_compiled_as_much_as_the_one_before_is_another_process() -> None:
+    counts = CompileCounts()
+    for event in (report(10.0, 1, 5, 9.0), report(14.0, 2, 6, 10.0), report(30.0, 1, 6, 8.0), report(34.0, 2, 7, 9.0)):
+        counts.add(event)
+    values = {name: signal.value for name, signal in counts.signals().items()}
+    assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(2 / 8)

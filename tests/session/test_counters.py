@@ -117,3 +117,15 @@ def test_a_process_that_starts_again_begins_its_totals_at_0() -> None:
     for second in range(6):
         counts.add(message(10.0 + second, **{"work.steps": 10.0 * second, "gc.pause_s": 0.05 * second}))
     assert abs(counts.signals(0.0)["gc.pause_ratio"].value - 0.05) < 1e-9
+
+
+def test_the_growth_of_memory_is_that_of_the_process_that_runs_now() -> None:
+    """The first process grows to 3 GB and ends; the second begins at 1 GB and grows as fast."""
+    counts = WorkCounts()
+    for second in range(60):
+        counts.add(message(float(second), memory=1e9 + 35e6 * second))
+    for second in range(60):
+        counts.add(message(100.0 + second, memory=1e9 + 35e6 * second, **{"work.steps": 10.0 * second}))
+    signals = counts.signals(0.0)
+    assert abs(signals["host.memory_growth_bytes_per_s"].value - 35e6) < 1e5
+    assert signals["host.memory_grown_bytes"].value > 1.9e9

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpuconsole.model.run import COUNTS, PHASES, Step
 from gpuconsole.session.run import Ranks
-from gpuconsole.wire.events import RankJoined, Steps
+from gpuconsole.session.state import SessionState
+from gpuconsole.wire.events import RankJoined, RunOpened, Started, Steps
 
 
 def steps(rank: int, waits: list[float], first: int = 0) -> Steps:
@@ -36,3 +38,32 @@ def test_a_step_that_one_process_has_not_told_yet_is_left_out() -> None:
     assert signals(steps(0, [0.05] * 5), steps(1, [0.03] * 4))["ranks.least_comm_ratio"] == pytest.approx(0.3)
     few_in_common = signals(steps(0, [0.05] * 5), steps(1, [0.03] * 5, first=3))
     assert "ranks.busy_ratio" in few_in_common and "ranks.least_comm_ratio" not in few_in_common
+
+
+def test_only_the_first_process_stands_for_a_run_that_none_has_joined() -> None:
+    ranks = Ranks()
+    assert [ranks.leads(rank) for rank in range(3)] == [True, False, False]
+    ranks.join(RankJoined(0.0, 1, "here", 101, leads=True))
+    assert [ranks.leads(rank) for rank in range(3)] == [False, True, False]
+
+
+def test_a_message_that_comes_twice_counts_once() -> None:
+    state = SessionState()
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "cpu"))
+    state.apply(Started(0.0, {}, {}))
+    for message in (steps(0, [0.05] * 5), steps(0, [0.05] * 5, first=5)):
+        state.apply(message)
+        state.apply(msgspec.structs.replace(message))
+    record = state.record
+    assert record is not None and [step.index for step in record.steps] == list(range(10))
+
+
+def test_a_process_that_has_not_joined_adds_no_steps() -> None:
+    state = SessionState()
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "cpu"))
+    state.apply(RankJoined(0.0, 0, "here", 100, leads=True))
+    state.apply(Started(0.0, {}, {}))
+    for rank in (0, 1):
+        state.apply(steps(rank, [0.05] * 100))
+    record = state.record
+    assert record is not None and record.seen_steps == 100

@@ -159,10 +159,15 @@ class Readings:
         return self.fact(name) if self._state.readings.sampled.get(self._key(name)) in self._loaded else None
 
     def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
-        """The increase of a counter within the last `window_s`, and its time span in seconds."""
+        """The increase of a counter within the last `window_s`, and its time span in seconds. The first value may be a mean of older samples: it is the
+        value in the middle of their time."""
         series = self._state.readings.series.get(self._key(name))
-        times, values = series.since(self.state_now - window_s) if series is not None else ([], [])
-        return (values[-1] - values[0], times[-1] - times[0]) if len(times) > 1 else None
+        samples = list(series.weighed(self.state_now - window_s)) if series is not None else []
+        if len(samples) < 2:
+            return None
+        first, second, last = samples[0], samples[1], samples[-1]
+        middle = first.t + (second.t - first.t) * (first.weight - 1) / (2 * first.weight)
+        return last.value - first.value, last.t - middle
 
     def _points(self, name: str) -> Iterable[Weighed]:
         series = self._state.readings.series.get(self._key(name))

@@ -33,6 +33,7 @@ from gpuconsole.wire.events import (
     Steps,
     Stop,
     confirmed_knobs,
+    leads,
 )
 
 TRAINING = "gpuconsole.workloads.worker"
@@ -241,7 +242,7 @@ class WorkerHandle:
 
     def leads(self, rank: int) -> bool:
         """Whether the steps of `rank` stand for the run's."""
-        return all(joined.leads for joined in self.joined if joined.rank == rank)
+        return leads(self.joined, rank)
 
     def _exited(self, code: int) -> None:
         self._refuse_all(WorkerGone(self.cause()))
