@@ -141,7 +141,7 @@ async def sweep_by_restarts(
                 await start.until_steady()
                 steps = await _block_of(start, point.knobs, stretch)
                 work = work or work_in(steps, sweep.varied)
-                sweep.unit = unit_of(steps)
+                sweep.unit = unit_of(steps, work)
                 if not (per_s := rate(steps, sweep.clock == "contention_free", work)):
                     raise TrialFailed(NO_WORK)
                 point.rates.append(per_s)

@@ -18,7 +18,7 @@ from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import random_stretch
 from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
-from gpuconsole.experiments.statistics import MIN_PAIRS, NO_WORK, BlockPlan, rate, simultaneous_interval, work_in
+from gpuconsole.experiments.statistics import MIN_PAIRS, NO_WORK, BlockPlan, one_step, rate, simultaneous_interval, work_in
 from gpuconsole.experiments.steps import Lengths, NextBlock
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
@@ -75,9 +75,9 @@ def evaluate(sweep: Sweep) -> None:
             point.settled = point.settled or point.high < WORSE_BY * best
 
 
-def unit_of(steps: Sequence[Step]) -> str:
-    """The unit of the rate of `steps`."""
-    return "tokens/s" if any(step.tokens for step in steps) else "samples/s" if any(step.samples for step in steps) else "steps/s"
+def unit_of(steps: Sequence[Step], work: Work) -> str:
+    """The unit of the rate of `steps`, whose work is counted by `work`."""
+    return "steps/s" if work is one_step else "tokens/s" if any(step.tokens for step in steps) else "samples/s"
 
 
 class Sweeper:
@@ -123,7 +123,7 @@ class Sweeper:
                 except (WorkerGone, SessionError, ValueError) as problem:
                     point.error = str(problem)
                 else:
-                    sweep.unit = unit_of(steps)
+                    sweep.unit = unit_of(steps, work)
                     if not rate(steps, free, work):
                         point.error = NO_WORK
                     elif number:

@@ -152,6 +152,23 @@ class Sweeps(Unknown):
         return KnobsSet(0.0, 1, 0, changes)
 
 
+class KnownLater(Sweeps):
+    """The first block has no known samples; the later ones have."""
+
+    made = 0
+
+    async def next_steps(self) -> None:
+        self.made += 1
+        self.trial_steps.append(step(0.1, self.arm, 8 if self.made > 50 else 0))
+
+
+def test_the_unit_of_a_sweep_is_that_of_its_rates() -> None:
+    sweeper = JobSweeper(Run("1", "train.py", "job", {"num_threads": 1}, "gpu:0"), KnownLater(), Device("gpu:0", ""))  # type: ignore[arg-type]
+    sweep = asyncio.run(sweeper.run([{"num_threads": 1}, {"num_threads": 2}], 4, False, lambda sweep: None))
+    assert [point.mean for point in sweep.points] == pytest.approx([10.0, 10.0], rel=0.01)
+    assert sweep.unit == "steps/s"
+
+
 @pytest.mark.parametrize(("knob", "unit"), [("num_threads", "steps/s"), ("batch_size", "tokens/s")])
 def test_a_sweep_of_such_a_job_counts_steps_or_says_why_it_cannot(knob: str, unit: str) -> None:
     run = Run("1", "train.py", "job", {knob: 1}, "gpu:0")
