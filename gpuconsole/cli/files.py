@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import itertools
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -152,7 +153,7 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
     if job is None:
         return Patch(), []
     changes = kept_changes(runs)
-    patch = make_patch(changes, job, runs[0].knobs, source, name_in_patch)
+    patch = make_patch(changes, job, runs[0].knobs, source, place_in_patch)
     return patch, patch_text(patch, changes)
 
 
@@ -177,7 +178,7 @@ def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None
     patch, lines = patch_of(snapshot)
     if path is not None:
         return [*lines, write_patch(path, patch)]
-    if patch.diff and saved is not None:
+    if patch.parts and saved is not None:
         lines.append(f"to write this patch: gpuconsole report {shlex.quote(str(saved))} --patch faster.patch")
     return lines
 
@@ -189,26 +190,33 @@ def source(file: str) -> str:
     return read_regular(Path(file), MOST_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
 
 
-def name_in_patch(file: str) -> str:
-    """The path from the folder in which `git apply` accepts the patch, see `base`."""
-    return os.path.relpath(Path(file).resolve(), base(file))
-
-
-def base(file: str) -> Path:
-    """The current folder where it holds the file; else the git repository around the file; else the folder of the file."""
+def place_in_patch(file: str) -> tuple[str, str]:
+    """The folder in which the patch of `file` is applied, and the path of the file from there. The folder is the current folder (empty) where it holds the
+    file; else the git repository around the file; else the folder of the file."""
     path = Path(file).resolve()
     with contextlib.suppress(OSError):  # the current folder has been removed
         if path.is_relative_to(here := Path.cwd()):
-            return here
-    return next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
+            return "", str(path.relative_to(here))
+    folder = next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
+    return str(folder), str(path.relative_to(folder))
 
 
 def write_patch(path: Path, patch: Patch) -> str:
-    """Write the patch; returns a line that says so, or why there is nothing to write."""
-    if not patch.diff:
+    """Write the patch, a file for each folder; returns a line with the commands that apply it, or why there is nothing to write."""
+    if not patch.parts:
         return f"{path}: no patch: no kept change can be written as one" if patch.lines else f"{path}: no patch: no change was kept"
-    try:
-        write_whole(path, patch.diff.encode("utf-8", errors="surrogateescape"))
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return f"patch written: git apply {shlex.quote(str(path))}"
+    commands: list[str] = []
+    for part in patch.parts:
+        file = path if not commands else _unused(path)
+        try:
+            write_whole(file, part.diff.encode("utf-8", errors="surrogateescape"))
+        except OSError as error:
+            return f"{file}: {error.strerror}"
+        name = shlex.quote(str(file.resolve() if part.folder else file))  # git looks for the patch in the folder of -C
+        commands.append(f"git -C {shlex.quote(part.folder)} apply {name}" if part.folder else f"git apply {name}")
+    return f"patch written: {' && '.join(commands)}"
+
+
+def _unused(path: Path) -> Path:
+    """A name beside `path` that no file has: the user has not named it."""
+    return next(other for n in itertools.count(2) if not os.path.lexists(other := path.with_name(f"{path.stem}-{n}{path.suffix}")))

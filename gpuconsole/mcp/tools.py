@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -208,9 +209,9 @@ class Tools:
 
     async def patch(self, given: Whole, progress: Progress) -> answers.Text:
         patch, lines = self._patch_of(self._api.snapshot())
-        if not patch.diff and not patch.lines:
+        if not patch.parts and not patch.lines:
             raise ToolError(lines[0] if lines else "patch: no change was kept")
-        how = "git apply, from the folder in which the program was started" if patch.diff else "write these lines by hand"
+        how = _how_to_apply(patch)
         text = _part(patch.diff, given.all)
         if text.cut_characters:
             how = "the patch is cut: ask for all"
@@ -332,6 +333,20 @@ class Tools:
         view: View = self._api.view()
         gain = facts.since_start(view)
         return answers.Kept(done, facts.kept_changes(facts.chain(view)), gain.words if gain is not None else "")
+
+
+def _how_to_apply(patch: Patch) -> str:
+    """Where `git apply` accepts the patch."""
+    if not patch.parts:
+        return "write these lines by hand"
+    if patch.parts[1:]:
+        return "each part is a patch of its own: git apply, from the folder that the line before the part names"
+    folder = patch.parts[0].folder
+    return (
+        f"git -C {answers.name(shlex.quote(folder), 200)} apply"
+        if folder
+        else "git apply, from the folder in which the program was started"
+    )
 
 
 def _part(text: str, whole: bool) -> FromJob:

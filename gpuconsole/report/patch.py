@@ -55,20 +55,40 @@ LINES: dict[str, dict[Value, str]] = {
 NEW_WORKERS = "makes a DataLoader in each epoch, which starts new workers each time: make it once, before the epochs"
 
 
-class Patch(msgspec.Struct, frozen=True):
-    """`diff`: a unified diff, empty where no file can be patched. `lines`: what the user must write by hand, each with the reason."""
+class FolderPatch(msgspec.Struct, frozen=True):
+    """A unified diff whose paths begin in `folder`: there `git apply` accepts it. An empty `folder` is the current folder."""
 
-    diff: str = ""
+    folder: str
+    diff: str
+
+    @property
+    def where(self) -> str:
+        return f"in {self.folder or 'the current folder'}:"
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """`parts`: a diff for each folder, none where no file can be patched. `lines`: what the user must write by hand, each with the reason."""
+
+    parts: tuple[FolderPatch, ...] = ()
     lines: tuple[str, ...] = ()
+
+    @property
+    def diff(self) -> str:
+        """All parts as one text for people. Of several parts, each has a line that names its folder."""
+        if len(self.parts) == 1:
+            return self.parts[0].diff
+        return "".join(f"{part.where}\n{part.diff}" for part in self.parts)
 
 
 class NotPatchable(Exception):
     """The call cannot be changed by machine; the message is the reason."""
 
 
-def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[[str], str], name: Callable[[str], str]) -> Patch:
-    """The patch for `changes`. `before`: the knobs of the program. `source` returns the text of a file (raises OSError), `name` its name in
-    the diff."""
+def make_patch(
+    changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[[str], str], place_of: Callable[[str], tuple[str, str]]
+) -> Patch:
+    """The patch for `changes`. `before`: the knobs of the program. `source` returns the text of a file (raises OSError), `place_of` the folder in which its
+    patch is applied (empty: the current folder) and its path from there."""
     files: dict[str, _File] = {}
     lines = []
     for kind, arguments in _arguments(changes, before, facts).items():
@@ -85,12 +105,15 @@ def make_patch(changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[
                 lines.append(f"{_call(kind, arguments)}  # not in the patch: {why}")
             else:
                 if place.again and not place.library and arguments.get("num_workers"):
-                    lines.append(f"# {name(here.file)}:{here.line} {NEW_WORKERS}")
+                    lines.append(f"# {place_of(here.file)[1]}:{here.line} {NEW_WORKERS}")
     for knob, values in LINES.items():
         if knob in changes and (line := values.get(changes[knob])) and not (knob == "precision" and _by_trainer(facts)):
             lines.append(line)
-    diff = "".join(file.diff(name(path)) for path, file in files.items())
-    return Patch(diff, tuple(lines))
+    diffs: dict[str, str] = {}
+    for path, file in files.items():
+        folder, name = place_of(path)
+        diffs[folder] = diffs.get(folder, "") + file.diff(name)
+    return Patch(tuple(FolderPatch(folder, diff) for folder, diff in diffs.items() if diff), tuple(lines))
 
 
 def in_own_code(changes: Knobs, facts: JobFacts, before: Knobs) -> list[str]:
@@ -350,6 +373,6 @@ def patch_text(patch: Patch, changes: Knobs) -> list[str]:
     """The patch for people: what it does, the diff, and the other lines."""
     if not patch.diff and not patch.lines:
         return []
-    shown: Sequence[str] = patch.diff.splitlines()
+    shown = [row for part in patch.parts for row in (*([part.where] if part.folder or patch.parts[1:] else []), *part.diff.splitlines())]
     settings = ", ".join(f"{name}={show(value)}" for name, value in changes.items())
     return [f"for your own code ({settings}):", *(f"  {line}" for line in shown), *(f"  {line}" for line in patch.lines)]

@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from gpuconsole.agent.hooks.source import EDITED, MOST_BYTES, line_digests, process_start_s
-from gpuconsole.cli.files import base, name_in_patch, patch_of, source, write_patch
+from gpuconsole.cli.files import patch_of, place_in_patch, source, write_patch
 from gpuconsole.model import job as model_job
 from gpuconsole.model.job import JOB, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.report.patch import Patch, make_patch, patch_text
+from gpuconsole.report.patch import FolderPatch, Patch, make_patch, patch_text
 from gpuconsole.session.facts import kept_changes
 
 BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
@@ -34,7 +34,7 @@ def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs
     """The program after `git apply`, and the patch."""
     (folder / "train.py").write_bytes(code.encode())
     facts = JobFacts("train.py", sites=list(sites) or [Site("loader", "train.py", 1), Site("optimizer", "train.py", 1)], dataset_stays=True)
-    patch = make_patch(changes, facts, before, lambda file: (folder / file).read_bytes().decode(), lambda file: file)
+    patch = make_patch(changes, facts, before, lambda file: (folder / file).read_bytes().decode(), lambda file: ("", file))
     if patch.diff:
         (folder / "p.diff").write_bytes(patch.diff.encode())
         subprocess.run(["git", "apply", "p.diff"], cwd=folder, check=True)
@@ -173,23 +173,80 @@ def test_a_file_that_is_gone_and_lines_without_a_call(tmp_path: Path) -> None:
         raise FileNotFoundError(2, "No such file or directory", file)
 
     facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)], dataset_stays=True)
-    patch = make_patch({"num_workers": 4, "precision": "bf16"}, facts, BEFORE, gone, str)
+    patch = make_patch({"num_workers": 4, "precision": "bf16"}, facts, BEFORE, gone, lambda file: ("", file))
     assert "No such file" in patch.lines[0] and "torch.autocast" in patch.lines[1]
 
 
-def test_the_patch_applies_where_the_command_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_has_the_current_folder_or_the_repository_or_the_folder_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "repo" / ".git").mkdir(parents=True)
     (tmp_path / "repo" / "code").mkdir()
     file = tmp_path / "repo" / "code" / "train.py"
     file.touch()
     monkeypatch.chdir(tmp_path / "repo" / "code")
-    assert name_in_patch(str(file)) == "train.py"
+    assert place_in_patch(str(file)) == ("", "train.py")
     monkeypatch.chdir(tmp_path)
-    assert name_in_patch(str(file)) == "repo/code/train.py"
+    assert place_in_patch(str(file)) == ("", "repo/code/train.py")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert (name_in_patch(str(file)), base(str(file))) == ("code/train.py", tmp_path / "repo")
+    assert place_in_patch(str(file)) == (str(tmp_path / "repo"), "code/train.py")
     assert "no patch" in write_patch(tmp_path / "p.diff", Patch())
+
+
+LOADER, OPTIMIZER = "x = DataLoader(d)\n", "o = AdamW(p)\n"
+
+
+def run_printed(folder: Path, *files: tuple[str, Path, int], changes: Knobs) -> str:
+    """Write the patch for the kept `changes` of a job with such sites as the user in `folder` does, and run the printed command in a shell. Returns the command."""
+    first, second = of_job(1, BEFORE), of_job(2, {**BEFORE, **changes}, **changes)
+    second.job = JobFacts("train.py", sites=[Site(kind, str(file), line) for kind, file, line in files], dataset_stays=True)
+    snapshot = Snapshot(created="", gpuconsole="", environment=Environment(), runs=[first, second], trials=[])
+    line = write_patch(Path("p.diff"), patch_of(snapshot)[0])
+    command = line.removeprefix("patch written: ")
+    assert command != line
+    subprocess.run(command, shell=True, cwd=folder, check=True)
+    return command
+
+
+def test_the_printed_command_changes_the_file_of_the_job_and_no_copy_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job loads lib/data.py, and the current folder has a file of the same name and content."""
+    for name in ("a lib", "run"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.py").write_text(LOADER)
+    monkeypatch.chdir(tmp_path / "run")
+    command = run_printed(tmp_path / "run", ("loader", tmp_path / "a lib" / "data.py", 1), changes={"num_workers": 4})
+    assert command == f"git -C '{tmp_path}/a lib' apply {tmp_path}/run/p.diff"
+    assert "num_workers=4" in (tmp_path / "a lib" / "data.py").read_text()
+    assert (tmp_path / "run" / "data.py").read_text() == LOADER
+
+
+@pytest.mark.parametrize("repository", [False, True], ids=["without git", "in a repository"])
+def test_files_of_two_folders_have_a_patch_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: bool) -> None:
+    train, data = tmp_path / "run" / "train.py", tmp_path / "lib" / "code" / "data.py"
+    for file, code in ((train, OPTIMIZER), (data, LOADER)):
+        file.parent.mkdir(parents=True)
+        file.write_text(code)
+    if repository:
+        subprocess.run(["git", "init", "-q", tmp_path / "lib"], check=True)
+    (tmp_path / "run" / "p-2.diff").write_text("of the user\n")
+    monkeypatch.chdir(tmp_path / "run")
+    root = tmp_path / "lib" if repository else data.parent
+    command = run_printed(
+        tmp_path / "run", ("loader", data, 1), ("optimizer", train, 1), changes={"num_workers": 4, "optim": "adamw_fused"}
+    )
+    assert command == f"git -C {root} apply {tmp_path}/run/p.diff && git apply p-3.diff"
+    assert "num_workers=4" in data.read_text() and "fused=True" in train.read_text()
+    assert (tmp_path / "run" / "p-2.diff").read_text() == "of the user\n"
+
+
+def test_each_part_of_the_text_names_its_folder(tmp_path: Path) -> None:
+    parts = FolderPatch("", "--- a/train.py\n"), FolderPatch("/lib", "--- a/data.py\n")
+    assert patch_text(Patch(parts), {"num_workers": 4})[1:] == [
+        "  in the current folder:", "  --- a/train.py", "  in /lib:", "  --- a/data.py",
+    ]  # fmt: skip
+    assert patch_text(Patch(parts[:1]), {"num_workers": 4})[1:] == ["  --- a/train.py"]
+    assert patch_text(Patch(parts[1:]), {"num_workers": 4})[1:] == ["  in /lib:", "  --- a/data.py"]
 
 
 def of_job(number: int, knobs: Knobs, **changes: Value) -> Run:
@@ -286,7 +343,7 @@ def test_a_file_in_another_encoding_is_not_patched(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_bytes("# coding: latin-1\nx = DataLoader('ä')\n".encode("latin-1"))
     facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)], dataset_stays=True)
-    patch = make_patch({"num_workers": 4}, facts, BEFORE, source, str)
+    patch = make_patch({"num_workers": 4}, facts, BEFORE, source, lambda file: ("", file))
     assert not patch.diff and "not in UTF-8" in patch.lines[0]
 
 
@@ -323,7 +380,7 @@ def patched_later(folder: Path, code: str, edited: str, line: int = LINE, **site
         dataset_stays=True,
     )
     (folder / "train.py").write_bytes(edited.encode())
-    patch = make_patch({"num_workers": 4}, facts, BEFORE, lambda file: (folder / file).read_bytes().decode(), lambda file: file)
+    patch = make_patch({"num_workers": 4}, facts, BEFORE, lambda file: (folder / file).read_bytes().decode(), lambda file: ("", file))
     if patch.diff:
         (folder / "p.diff").write_bytes(patch.diff.encode())
         subprocess.run(["git", "apply", "p.diff"], cwd=folder, check=True)
@@ -426,5 +483,5 @@ def test_workers_live_over_epochs_only_where_the_dataset_was_seen_to_stay_the_sa
     """Workers that live over epochs do not see what the program changes in its dataset, as for a curriculum."""
     for stays, code in ((True, "DataLoader(d, num_workers=4, persistent_workers=True)\n"), (False, "DataLoader(d, num_workers=4)\n")):
         facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)], dataset_stays=stays)
-        patch = make_patch({"num_workers": 4}, facts, {"num_workers": 0}, lambda file: "DataLoader(d)\n", str)
+        patch = make_patch({"num_workers": 4}, facts, {"num_workers": 0}, lambda file: "DataLoader(d)\n", lambda file: ("", file))
         assert f"+{code}" in patch.diff

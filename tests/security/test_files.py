@@ -27,7 +27,7 @@ from gpuconsole.model.files import write_whole
 from gpuconsole.model.folders import BOOT_ID
 from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import SCHEMA, SnapshotError, decode, encode
-from gpuconsole.report.patch import Patch
+from gpuconsole.report.patch import FolderPatch, Patch
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Processes
 from gpuconsole.wire.recording import RecordingError, RecordingWriter, read_recording
@@ -139,7 +139,7 @@ def test_the_permissions_that_another_user_gave_a_file_are_not_kept(cli: Cli, tm
         if name == "s.json":
             assert cli("diagnose", "in.json", "--snapshot", name).returncode == 0
         elif name == "p.diff":
-            write_patch(planted, Patch("--- a\n"))
+            write_patch(planted, Patch((FolderPatch("", "--- a\n"),)))
         else:
             assert cli("report", "in.json", "--html" if name == "page.html" else "--markdown", name).returncode == 0
     finally:

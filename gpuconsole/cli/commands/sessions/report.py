@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.patch is not None:
         check_changes(snapshot, args.file)
         patch, _ = patch_of(snapshot)
-        if not patch.diff:
+        if not patch.parts:
             raise CommandFailed("; ".join([write_patch(args.patch, patch), *patch.lines]))
         print(write_patch(args.patch, patch))
     if to_files or args.patch is None:
