@@ -13,7 +13,7 @@ import pytest
 from gpuconsole.mcp.answers import MOST_BYTES, from_job, size
 from gpuconsole.mcp.tools import BY_NAME, TOOLS, ToolError, Tools
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
-from gpuconsole.report.patch import Patch
+from gpuconsole.report.patch import FolderPatch, Patch
 from gpuconsole.session.api import View
 from tests.tui.fake_session import FakeSession, gpu_view, view
 from tests.tui.golden.situations import SITUATIONS, FoldedSession
@@ -119,6 +119,22 @@ def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_allowed(tool: st
     with pytest.raises(ToolError, match=words.replace("(", r"\(")) as refusal:
         run(Tools(session, lambda snapshot: (Patch(), [])).call(tool, arguments, ignore))
     assert "\n" not in str(refusal.value) and not session.calls
+
+
+@pytest.mark.parametrize(
+    ("folders", "how"),
+    [
+        (("",), "git apply, from the folder in which the program was started"),
+        (("/my lib",), "git -C '/my lib' apply"),
+        (("", "/lib"), "each part is a patch of its own"),
+        ((), "write these lines by hand"),
+    ],
+)
+def test_a_patch_says_where_it_is_applied(folders: tuple[str, ...], how: str) -> None:
+    patch = Patch(tuple(FolderPatch(folder, "--- a/data.py\n") for folder in folders), ("by hand",))
+    answer = run(Tools(FakeSession(gpu_view()), lambda snapshot: (patch, [])).call("patch", {}, ignore))
+    assert answer.how.startswith(how)
+    assert [f"in {folder or 'the current folder'}:\n" in answer.text.from_job for folder in folders] == [len(folders) > 1] * len(folders)
 
 
 def test_without_a_run_only_what_needs_none_answers() -> None:
