@@ -16,6 +16,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, Published
 from gpuconsole.model.run import Summary
 from gpuconsole.session.figures.peak import ceilings, measured_bandwidth, measured_flops
+from gpuconsole.session.side_work import SIDE_WORK
 
 
 def training_figures(
@@ -152,14 +153,18 @@ def _own_limits(inputs: ModelInputs, limits: Ceilings) -> Ceilings:
 def _shares(inputs: ModelInputs) -> dict[str, float]:
     """The share of each phase in the time of a step, with `runq`: the wait for a CPU core. The shares sum to 1; empty where they are not known.
 
-    On a CPU the rules see each phase without the wait for a core, and this wait is a part of its own.
+    On a CPU the rules see each phase without the wait for a core, and this wait is a part of its own. The shares of side work are those of all steady steps;
+    the other phases divide the rest as in the last steps.
     """
     phases = {name: value for name in inputs.summary.phases_ratio if (value := inputs.value(f"{name}_ratio")) is not None}
-    total = sum(phases.values())
-    if total <= 0:
+    side_work = sum(phases.get(name, 0.0) for name in SIDE_WORK)
+    others = sum(phases.values()) - side_work
+    if others <= 0 or side_work >= 1:
         return inputs.summary.phases_ratio
+    scale = (1 - side_work) / others
     waited = min(0.99, inputs.value("runq_ratio") or 0.0) if not inputs.is_gpu else 0.0
-    return {**{name: value / total * (1 - waited) for name, value in phases.items()}, "runq": waited}
+    shares = {name: value * (1.0 if name in SIDE_WORK else scale) for name, value in phases.items()}
+    return {**{name: share * (1 - waited) for name, share in shares.items()}, "runq": waited}
 
 
 def _losses(inputs: ModelInputs, work: _Work, time_s: Mapping[str, float]) -> Iterator[Loss]:

@@ -145,6 +145,15 @@ def test_each_cause_is_a_part_of_its_own() -> None:
     assert "datasheet" in found.source or "bf16 dense" in found.source
 
 
+@pytest.mark.parametrize("recent", [1.0, 0.67], ids=["no checkpoint in the last steps", "one of the last steps has a checkpoint"])
+def test_side_work_has_its_share_of_all_steps_and_the_other_phases_divide_the_rest(recent: float) -> None:
+    found = training(1.0, {"data_wait": 0.2 * recent, "forward": 0.3 * recent, "backward": 0.5 * recent, "checkpoint": 0.25})
+    times = {part.name: part.time_s for part in found.parts}
+    assert times["checkpoint"] == pytest.approx(16 * 0.25)
+    assert times["data_wait"] == pytest.approx(16 * 0.75 * 0.2)
+    check_adds_up(found, 16.0)
+
+
 def test_the_wait_for_a_core_is_a_part_of_its_own_on_a_cpu() -> None:
     found = training(1.0, {"forward": 0.5, "backward": 0.5}, runq_ratio=0.25)
     times = {part.name: part.time_s for part in found.parts}
