@@ -9,7 +9,7 @@ import msgspec
 
 from gpuconsole.experiments.baselines import doubts
 from gpuconsole.experiments.runs import change_of, run_rate
-from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN
+from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
 from gpuconsole.model.baseline import RateChange
 from gpuconsole.model.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
 from gpuconsole.model.experiments import Trial
@@ -180,18 +180,17 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
 
 
 def _verdict(name: str, change: RateChange | None, other_work: bool) -> ComparisonVerdict:
-    """The verdict. Whole interval beyond 2 %: better or worse (higher or lower if neither direction is better, or the work differs). Whole
-    interval within 5 %: same."""
+    """The verdict of `rate_verdict`, as for baselines: better or worse in place of faster or slower, and higher or lower if neither direction is better, or
+    the work differs."""
     if change is None:
         return "not judged"
-    low, high = math.log1p(change.low), math.log1p(change.high)
-    if low > MINIMUM_EFFECT or high < -MINIMUM_EFFECT:
-        up = low > MINIMUM_EFFECT
-        better = "" if other_work else _better(name)
-        if better:
-            return "better" if up == (better == "higher") else "worse"
-        return "higher" if up else "lower"
-    return "same" if low > -SAME_WITHIN and high < SAME_WITHIN else "undecided"
+    decided = rate_verdict(change)
+    if decided == "same" or decided == "undecided":
+        return decided
+    better = "" if other_work else _better(name)
+    if better:
+        return "better" if (decided == "faster") == (better == "higher") else "worse"
+    return "higher" if decided == "faster" else "lower"
 
 
 def _better(name: str) -> str:
