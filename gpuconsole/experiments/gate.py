@@ -37,7 +37,7 @@ from gpuconsole.model.run import IN_A_STEP, Distribution, Run
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
-from gpuconsole.session.figures.rate import Block, estimate
+from gpuconsole.session.figures.rate import Block, contention_free, estimate
 
 MOST_LIMIT = 0.98
 """The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
@@ -268,8 +268,7 @@ def _figures(base: Sequence[GateSide], new: Sequence[GateSide], free: bool) -> l
 def _rate_of(run: Run, free: bool) -> float | None:
     """Work per second, on the wall clock or without the run-queue delay of the training thread."""
     rate = run.throughput[0]
-    waited = min(0.99, run.summary.runq_ratio or 0.0) if free else 0.0
-    return rate.mean / (1 - waited) if rate is not None else None
+    return contention_free(rate.mean, run.summary.runq_ratio if free else None) if rate is not None else None
 
 
 def _median(field: str, run: Run) -> float | None:

@@ -11,6 +11,7 @@ from gpuconsole.model.run import Distribution, Step
 from gpuconsole.session.figures.distributions import weighted
 
 MOST_CORRELATED = 0.9
+MOST_DELAY = 0.99
 
 
 class Block(NamedTuple):
@@ -38,6 +39,11 @@ def work_over_time(steps: Sequence[Step], work: Work) -> float:
     """Work per second of wall time over all `steps`; 0 without steps."""
     seconds = sum(step.wall_s for step in steps)
     return sum(map(work, steps)) / seconds if seconds > 0 else 0.0
+
+
+def contention_free(per_s: float, runq_ratio: float | None) -> float:
+    """The rate `per_s` without the share of the time in which the training thread waited for a core (None: not known)."""
+    return per_s / (1 - min(MOST_DELAY, runq_ratio or 0.0))
 
 
 def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[Block]:
