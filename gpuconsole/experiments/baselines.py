@@ -22,7 +22,7 @@ from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.knobs.knob import Knobs, Value, nearest, show
 from gpuconsole.model.run import Validity
 from gpuconsole.model.text import percent, visible
-from gpuconsole.session.figures.rate import Block, contention_free
+from gpuconsole.session.figures.rate import Block
 
 # --- baselines on disk ---------------------------------------------------------------------------------------
 
@@ -199,9 +199,8 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: 
 
 def _rate(run: BaselineRun, free: bool, live: bool = False) -> RunRate | None:
     """Return the rate of `run`. With `free`, the rate leaves out the run-queue delay of the training thread, as in the gate."""
-    waited = run.run_queue_ratio if free else None
-    blocks = [Block(contention_free(rate, waited), seconds) for rate, seconds in zip(run.rates, run.block_seconds, strict=True)]
-    rate = run_rate(blocks, live)
+    blocks = list(map(Block, run.rates, run.block_seconds))
+    rate = run_rate(blocks, live, run.run_queue_ratio if free else None)
     begun = unix_s(run.date)
     return rate._replace(begun=begun, ended=None if begun is None else begun + run.duration_s) if rate is not None else None
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, always_valid, student_quantile
 from gpuconsole.model.baseline import RateChange
 from gpuconsole.model.gate import GateRatio
-from gpuconsole.session.figures.rate import Block, estimate
+from gpuconsole.session.figures.rate import Block, contention_free, estimate
 
 OCCASION_S = 600.0
 """Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
@@ -63,13 +63,13 @@ class RunRate(NamedTuple):
     ended: float | None = None
 
 
-def run_rate(blocks: Sequence[Block], live: bool = False) -> RunRate | None:
+def run_rate(blocks: Sequence[Block], live: bool = False, waited: float | None = None) -> RunRate | None:
     """Return the rate of a run with these `blocks`; None with too few blocks, or without any work. `live`: the run goes on, and its rate is compared again
-    and again."""
+    and again. `waited`: the share of the time in which the training thread waited for a core, which is left out."""
     if len(blocks) < MIN_BLOCKS or not any(block.rate > 0 for block in blocks):
         return None
     mean, error, worth = estimate(blocks)
-    return RunRate(math.log(mean), error * (always_valid(worth) / NORMAL_975 if live else 1.0))
+    return RunRate(math.log(contention_free(mean, waited)), error * (always_valid(worth) / NORMAL_975 if live else 1.0))
 
 
 def change_of(base: Sequence[RunRate], new: RunRate) -> RateChange:

@@ -13,7 +13,6 @@ from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import Run, Step
 from gpuconsole.session.figures.account import runq_ratio
-from gpuconsole.session.figures.rate import Block
 from gpuconsole.session.run import RunRecord
 
 WATCHED = frozenset(
@@ -35,8 +34,7 @@ EVERY_S = 1.0
 
 def rate_of(run: Run, steps: Sequence[Step]) -> RunRate | None:
     """Return the rate of `steps`. On a CPU, the rate leaves out the run-queue delay of the training thread, as in the gate."""
-    waited = min(0.99, runq_ratio(steps) or 0.0) if run.device == "cpu" else 0.0
-    return run_rate([Block(block.rate / (1 - waited), block.seconds) for block in run_blocks(steps)])
+    return run_rate(run_blocks(steps), waited=runq_ratio(steps) if run.device == "cpu" else None)
 
 
 def judged(trial: Trial, before: RunRate | None, after: RunRate | None) -> Trial:
