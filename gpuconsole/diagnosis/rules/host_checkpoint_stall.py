@@ -22,9 +22,9 @@ class HostCheckpointStall(host.SideWorkRule):
         "logging_ratio",
         "eval_ratio",
     )
-    text = """Training waits for torch.save and the disk. The share is that of all steady steps, because checkpoints are rare. With a longer interval it waits less often. Young and Daly give sqrt(2 C MTBF) as the
-interval with the smallest loss, with C the time of one checkpoint. torch.distributed.checkpoint.async_save copies the state and writes the
-copy while training continues."""
+    text = """Training waits for torch.save and the disk. The share is that of all steady steps, because checkpoints are rare. With a longer
+interval it waits less often. Young and Daly give sqrt(2 C MTBF) as the interval with the smallest loss, with C the time of one checkpoint.
+torch.distributed.checkpoint.async_save copies the state and writes the copy while training continues."""
 
     def summary(self, case: Case, share: float, every: int | None) -> str:
         return f"writing checkpoints takes {percent(share)} of training time (save_every is {host.steps_apart(every)})"
