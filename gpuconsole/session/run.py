@@ -90,7 +90,8 @@ class Ranks:
 
     def leads(self, rank: int) -> bool:
         """Whether the steps of `rank` represent the run."""
-        return leads(self._joined.values(), rank)
+        first = next(iter(self._last), rank)
+        return leads(self._joined.values(), rank) and (bool(self._joined) or rank == first)
 
     def repeats(self, event: Steps) -> bool:
         """Whether `event` is the last message of its process once more."""

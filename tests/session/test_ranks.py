@@ -40,11 +40,13 @@ def test_a_step_that_one_process_has_not_told_yet_is_left_out() -> None:
     assert "ranks.busy_ratio" in few_in_common and "ranks.least_comm_ratio" not in few_in_common
 
 
-def test_only_the_first_process_stands_for_a_run_that_none_has_joined() -> None:
+def test_where_no_process_has_joined_the_first_one_stands_for_the_run() -> None:
+    """A program may train alone with another number than 0."""
     ranks = Ranks()
-    assert [ranks.leads(rank) for rank in range(3)] == [True, False, False]
+    ranks.add(steps(3, [0.05]))
+    assert [ranks.leads(rank) for rank in range(4)] == [False, False, False, True]
     ranks.join(RankJoined(0.0, 1, "here", 101, leads=True))
-    assert [ranks.leads(rank) for rank in range(3)] == [False, True, False]
+    assert [ranks.leads(rank) for rank in range(4)] == [False, True, False, False]
 
 
 def test_a_message_that_comes_twice_counts_once() -> None:
@@ -58,10 +60,12 @@ def test_a_message_that_comes_twice_counts_once() -> None:
     assert record is not None and [step.index for step in record.steps] == list(range(10))
 
 
-def test_a_process_that_has_not_joined_adds_no_steps() -> None:
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_second_process_that_has_not_joined_adds_no_steps(joined: bool) -> None:
     state = SessionState()
     state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "cpu"))
-    state.apply(RankJoined(0.0, 0, "here", 100, leads=True))
+    if joined:
+        state.apply(RankJoined(0.0, 0, "here", 100, leads=True))
     state.apply(Started(0.0, {}, {}))
     for rank in (0, 1):
         state.apply(steps(rank, [0.05] * 100))
