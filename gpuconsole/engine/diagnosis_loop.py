@@ -159,7 +159,10 @@ class DiagnosisLoop:
         memory = self._state.memory_used(record.run.device)
         summary = run_now(self._state, record).summary
         _, bandwidth = peaks_of(record, self._state.devices, self._state.environment)
-        signals = run_signals(record, summary, cores(), memory, WINDOW_S, bandwidth) | self._hardware.signals(self._state, record)
+        host_memory = self._state.memory_used("cpu")
+        signals = run_signals(record, summary, cores(), memory, WINDOW_S, bandwidth, host_memory) | self._hardware.signals(
+            self._state, record
+        )
         return Case.of(record.run, signals)
 
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:

@@ -39,7 +39,7 @@ def test_a_sleeping_loader_is_slow_storage_and_asks_for_workers_beyond_the_cores
     )
     assert firing(starved) == ["input.slow_storage"]
     suggestion = top(starved).suggestions[0]
-    assert suggestion.changes == {"num_workers": 4}
+    assert suggestion.changes == {"num_workers": 3}, "the model uses 392 samples/s, 470 with a reserve"
     assert suggestion.predicted_speedup is not None
     assert suggestion.predicted_speedup.low < 2.9 < suggestion.predicted_speedup.high
     assert top(starved).recoverable_ratio == pytest.approx(0.66, abs=0.02)
@@ -76,11 +76,52 @@ def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
     assert firing(starved) == ["input.too_few_workers"]
     assert top(starved).suggestions[0].changes == {"num_workers": 1}
     assert top(starved).summary.endswith("Loading in the training process is the bottleneck; a core is free")
-    several = [case(knobs={"num_workers": n}, data_wait_ratio=0.4, mfu_ratio=0.3, **loader(400, 400 * (n + 1) / n, 0.99)) for n in (1, 2)]
+    several = [
+        case(knobs={"num_workers": n}, cores=8.0, data_wait_ratio=0.4, mfu_ratio=0.3, **loader(400, 400 * (n + 1) / n, 0.99))
+        for n in (1, 2)
+    ]
     assert [top(one).summary.partition(". ")[2] for one in several] == [
         "Loading with 1 worker is the bottleneck; a core is free",
         "Loading with 2 workers is the bottleneck; a core is free",
     ]
+
+
+def waiting(cores: float, cpu: float = 0.55, ranks: int = 1, **changes: float) -> Case:
+    """A job on a GPU with 2 workers in each process: it uses 376 samples/s, and each worker makes 160."""
+    probe = loader(320.0, 480.0, cpu)
+    values = {"is_gpu": 1.0, "cores": cores, "data_wait_ratio": 0.15, "step_s": 0.1, "samples_per_step": 32.0, **probe, **changes}
+    return case(knobs={"num_workers": 2, "nproc": ranks}, **values)
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpu", "ranks"), [(8, 0.55, 1), (64, 0.55, 1), (64, 0.7, 1), (64, 0.95, 1), (192, 0.55, 1), (64, 0.9, 8)]
+)
+def test_as_many_workers_as_hide_the_wait_are_suggested(cores: float, cpu: float, ranks: int) -> None:
+    """13, 115, 90, 66, 347 (beyond the maximum of the setting) and 70 in each of eight processes were suggested."""
+    assert check("input.too_few_workers", waiting(cores, cpu, ranks)).suggestions[0].changes == {"num_workers": 3}
+
+
+@pytest.mark.parametrize("rule", ["input.too_few_workers", "input.slow_storage", "input.jitter"])
+@pytest.mark.parametrize("cores", [32.0, 64.0, 192.0])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_no_suggestion_has_more_workers_than_the_cores_of_the_host_allow(rule: str, cores: float, ranks: int) -> None:
+    late = {"data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.98, "data_wait_long_s": 60.0} if rule == "input.jitter" else {}
+    slow = loader(99e3, 99e3, 0.9) if late else loader(320.0, 480.0, 0.2 if rule == "input.slow_storage" else 0.9)
+    starved = waiting(cores, ranks=ranks, **{"data_wait_ratio": 0.98, **slow, **late})
+    starved = replace(starved, knobs={**starved.knobs, "prefetch_factor": 1})
+    suggested = [change.changes["num_workers"] for change in check(rule, starved).suggestions if "num_workers" in change.changes]
+    most = max(4, cores / ranks) if rule != "input.slow_storage" or ranks > 1 else min(256, 4 * cores)
+    assert suggested and 2 < int(suggested[0]) <= most
+
+
+def test_workers_for_which_the_host_has_no_memory_are_not_suggested() -> None:
+    """With 2 workers of 4 GB each, half of 10 GB has room for one more; half of 6 GB for none."""
+    starved = {**loader(320.0, 480.0, 0.9), "data_wait_ratio": 0.6, "step_s": 0.08, "loader__private_bytes": 8e9}
+    fits, full = (check("input.too_few_workers", waiting(64.0, **starved, host__memory_available_bytes=free)) for free in (10e9, 6e9))
+    assert fits.suggestions[0].changes == {"num_workers": 3}
+    assert full.state == "fires" and full.suggestions == () and full.summary.endswith("too little free memory for one more worker")
+    assumed = waiting(64.0, data_wait_ratio=0.6, step_s=0.08, host__memory_available_bytes=0.4e9)
+    assert check("input.too_few_workers", assumed).suggestions == (), "without a figure a worker counts as 256 MB"
 
 
 def test_a_short_wait_that_one_worker_hides_lacks_the_worker() -> None:

@@ -133,7 +133,7 @@ def test_a_queue_that_is_not_full_again_soon_is_no_cure(rate: float, first: str)
         (0.5, 1, 0.1, 4, 1 / 0.75),  # a step without waits takes 0.1875 s: three of them last so long
         (0.5, 2, 0.1, 3, 1 / 0.75),
         (1.5, 1, 0.1, 5, 1 / (1 - 0.25 * 0.5)),  # four more have half of it ready
-        (0.5, 1, 0.9, 2, 1 / (1 - 0.25 * 0.375)),  # one core is free
+        (0.5, 1, 0.45, 4, 1 / 0.75),
     ],
 )
 def test_so_many_workers_that_they_outlast_a_slow_sample(
@@ -153,6 +153,18 @@ def test_so_many_workers_that_they_outlast_a_slow_sample(
     assert suggestion.changes == {"num_workers": workers}
     assert suggestion.predicted_speedup is not None
     assert (suggestion.predicted_speedup.low + suggestion.predicted_speedup.high) / 2 == pytest.approx(gain, rel=0.02)
+
+
+def test_one_core_beside_the_training_thread_has_no_room_for_a_second_worker_that_computes() -> None:
+    waits = {
+        "data_wait_ratio": 0.25,
+        "data_wait_typical_ratio": 0.0,
+        "data_wait_excess_ratio": 0.25,
+        "step_s": 0.25,
+        "data_wait_long_s": 0.5,
+    }
+    found = case(knobs={**WORKERS, "num_workers": 1, "prefetch_factor": 1}, samples_per_step=16.0, **waits, **loader(80.0, 80.0, 0.9))
+    assert [suggestion.changes for suggestion in check("input.jitter", found).suggestions] == [{"prefetch_factor": 4}]
 
 
 @pytest.mark.parametrize(("seen", "error"), [(1e9, 0.35), (50.0, 0.403), (2.0, 1.0)])

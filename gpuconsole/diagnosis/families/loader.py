@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
 from gpuconsole.diagnosis.signals.job import IN_TIME
+from gpuconsole.model.knobs.training import LOADER
+
+KNOB = next(knob for knob in LOADER if knob.name == "num_workers")
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")
 SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes that use the CPU for less than half of their time wait for storage")
@@ -60,8 +64,11 @@ def lacking_workers(case: Case) -> bool:
     """Whether one more worker gains WORKER_GAIN, or half of what a step without its wait would gain. A wait just above WAIT is worth less than WORKER_GAIN, with however many cores."""
     if not waits(case):
         return False
+    workers = wanted_workers(case)
+    if workers == _workers(case):
+        return False
     without_wait = 1 / (1 - min(0.99, case.value("data_wait_ratio")))
-    return predicted(case, next_workers(case)) >= min(float(WORKER_GAIN), 1 + HALF_OF_WAIT * (without_wait - 1))
+    return predicted(case, workers) >= min(float(WORKER_GAIN), 1 + HALF_OF_WAIT * (without_wait - 1))
 
 
 def restarting(case: Case) -> bool:
@@ -144,19 +151,91 @@ def loading_cpu_ratio(case: Case) -> float:
     return case.value("probe.loader_cpu_ratio")
 
 
-def next_workers(case: Case) -> int:
-    """Workers that a computing loader could use: the cores that the training threads leave, over the CPU share of a worker."""
-    free = case.value("cores") - case.value("threads")
-    return max(int(case.knobs["num_workers"]) + 1, round(free / max(loading_cpu_ratio(case), SLEEPS)))
+# --- the number of workers that a finding suggests ------------------------------------------------------------
+
+RESERVE = 1.2
+"""Workers that hide a wait deliver 20 % more samples than the model uses without its wait."""
+WAITING_ON_A_CORE = 4
+"""A worker that waits for storage uses less than half a core: a job of one process may have four of them for each core."""
+WORKER_BYTES = 256e6
+"""Memory of a worker where none was measured: what a fork writes, or a new process that imports torch, with its batches."""
+FREE_MEMORY = 0.5
+"""More workers may take half of the memory that is available on this host."""
+ON_HOST, MEMORY = ("host.processes",), ("loader.private_bytes", "host.memory_available_bytes")
+"""Signals that say for how many workers this host has cores, and for how many it has memory."""
 
 
-def enough_workers(case: Case) -> int:
-    """The smallest number of workers that hides the waits for storage with 20 % reserve, or reaches the storage's limit; at most 4 per core."""
-    demand = 1.2 * case.value("samples_per_step") / compute_s(case)
-    now, most = int(case.knobs["num_workers"]), max(4, 4 * int(case.value("cores")))
-    tried = [k for k in (1, 2, 4, 6, 8, 12, 16, 24, 32) if now < k <= most] or [now + 1]
-    best = max(rate_of_waiting(case, k) for k in tried)
-    return next(k for k in tried if rate_of_waiting(case, k) >= min(demand, NEARLY_ALL * best))
+def processes_here(case: Case) -> float:
+    """Processes of the job on this host: each has its own workers."""
+    nproc = 1.0 if case.is_job else float(case.knobs.get("nproc", 1))  # of a job, `nproc` counts the processes of all hosts
+    return max(1.0, case.get("host.processes", nproc))
+
+
+def cores_here(case: Case) -> float:
+    """The cores of this host for each process of the job."""
+    return case.value("cores") / processes_here(case)
+
+
+def free_cores(case: Case) -> float:
+    """The cores that the training threads of a process leave to its workers; at least one, which they then share."""
+    return max(1.0, cores_here(case) - case.value("threads"))
+
+
+def suggested_workers(case: Case, enough: Callable[[int], bool] | None = None) -> int:
+    """The number of workers that a finding suggests: the smallest number that is `enough`, within the cores and the memory of this host. The present number where
+    there is room for no more. `enough`: by default whether this number hides the wait (`hides_wait`)."""
+    return _fewest(case, enough, min(most_workers(case), workers_in_memory(case)))
+
+
+def wanted_workers(case: Case) -> int:
+    """The number of workers that a finding would suggest if this host had memory for them all."""
+    return _fewest(case, None, most_workers(case))
+
+
+def workers_in_memory(case: Case) -> int:
+    """The most workers for which this host has memory, without a limit where its free memory is not known. Each process of the job gets as many more."""
+    now = _workers(case)
+    each = case.get("loader.private_bytes", 0.0) / now if now else 0.0
+    available = case.get("host.memory_available_bytes", math.inf)
+    more = FREE_MEMORY * available / ((each or WORKER_BYTES) * processes_here(case))
+    return int(KNOB.high) if math.isinf(more) else now + int(more)
+
+
+def most_workers(case: Case) -> int:
+    """The most workers that the cores of this host allow a process of the job, and that the setting allows.
+
+    Workers that compute use no more than the cores beside the training threads: with 51 % of a core each, two share one core. Workers that wait for storage
+    need no core of their own; how much the storage gives to several processes at once is not measured, so these get one for each core.
+    """
+    cpu = case.get("probe.loader_cpu_ratio", 0.0)
+    if cpu >= SLEEPS:
+        most = min(max(1, int(cores_here(case))), round(free_cores(case) / cpu))
+    else:
+        most = max(MORE_WORKERS, int(cores_here(case)) * (WAITING_ON_A_CORE if processes_here(case) == 1 else 1))
+    return int(min(KNOB.high, most))
+
+
+def hides_wait(case: Case, workers: int) -> bool:
+    """Whether these workers make batches as fast as the model uses them, with RESERVE, or as fast as the storage allows."""
+    demand = RESERVE * case.value("samples_per_step") / compute_s(case)
+    if loading_cpu_ratio(case) >= SLEEPS:
+        return workers * one_worker_rate(case) >= demand
+    return rate_of_waiting(case, workers) >= min(demand, NEARLY_ALL * rate_of_waiting(case, most_workers(case)))
+
+
+def _fewest(case: Case, enough: Callable[[int], bool] | None, most: int) -> int:
+    now = _workers(case)
+    fits = enough or (lambda workers: hides_wait(case, workers))
+    return next((workers for workers in range(now + 1, most) if fits(workers)), max(now, most))
+
+
+def no_memory(case: Case) -> str:
+    """The sentence for a loader that could use more workers, where this host has no memory for one; else empty."""
+    return (
+        ". This host has too little free memory for one more worker"
+        if workers_in_memory(case) <= _workers(case) < most_workers(case)
+        else ""
+    )
 
 
 def rate_of_waiting(case: Case, workers: int) -> float:
@@ -184,16 +263,16 @@ def predicted(case: Case, workers: int) -> float:
     """Speed-up with `workers`: T' = max(T_compute + T_receive, (T_load + T_send) / k). T_receive and T_send count for a job without workers. Free cores limit
     workers that compute; the storage limits workers that wait. No step is shorter than its CPU time divided by the cores that other programs leave free."""
     cpu = loading_cpu_ratio(case)
-    free = max(1.0, case.value("cores") - case.value("threads"))
-    useful = min(workers, max(1.0, free / max(cpu, 0.05)))
+    useful = min(workers, max(1.0, free_cores(case) / max(cpu, 0.05)))
     rate = min(one_worker_rate(case) * useful, rate_of_waiting(case, workers))
     receive_s, send_s = case.get("loader.receive_s", 0.0), case.get("loader.send_s", 0.0)
     load_s = case.value("samples_per_step") / rate + send_s / max(1.0, useful)
     busy_s = 0.0
     if send_s:
-        others = case.value("cores") * case.get("host.others_cpu_ratio", 0.0)
+        cores = cores_here(case)
+        others = cores * case.get("host.others_cpu_ratio", 0.0)
         work_s = compute_s(case) * case.value("threads") + receive_s + send_s + cpu * case.value("samples_per_step") / one_worker_rate(case)
-        busy_s = work_s / max(1.0, case.value("cores") - others)
+        busy_s = work_s / max(1.0, cores - others)
     return case.value("step_s") / max(compute_s(case) + receive_s, load_s, busy_s)
 
 
@@ -288,7 +367,7 @@ def without_lock(case: Case) -> float | None:
     if gain is None:
         return None
     load_cpu_s = case.value("samples_per_step") * _workers(case) * loading_cpu_ratio(case) / case.value("probe.loader_samples_per_s")
-    busy_s = (load_cpu_s + case.value("threads") * compute_s(case)) / case.value("cores")
+    busy_s = (load_cpu_s + case.value("threads") * compute_s(case)) / max(1.0, cores_here(case))
     return min(gain, case.value("step_s") / max(compute_s(case), busy_s))
 
 

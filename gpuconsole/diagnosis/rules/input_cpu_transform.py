@@ -16,7 +16,7 @@ class InputCpuTransform(Rule):
     thresholds = (loader.WAIT, loader.SATURATED, loader.WORKER_GAIN, loader.HALF_OF_WAIT, loader.LARGE_PART, loader.PART_FIRST)
     knobs = ("transform_cost",)
     reads = (
-        "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
+        *loader.ON_HOST, "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
         "data_wait_excess_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s", "threads",
         "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "probe.loader_samples_per_s",
         "probe.cached_pass_s", *loader.PARTS,
@@ -34,17 +34,18 @@ lines that take a quarter of the loading or more, each with the speed of a step 
             return self.clear(level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT)))
         cpu = loader.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
-        free = case.value("cores") - case.value("threads") >= 1 and not int(case.knobs.get("num_workers", 0))
+        cores = loader.cores_here(case)
+        free = cores - case.value("threads") >= 1 and not int(case.knobs.get("num_workers", 0))
         who = (
             f"Loading computes {percent(cpu)} of this time in the training process"
             if free
             else f"The transforms compute {percent(cpu)} of the time"
         )
-        taken = case.value("cores") * case.get("host.others_cpu_ratio", 0.0)
+        taken = cores * case.get("host.others_cpu_ratio", 0.0)
         longest = case.value("samples_per_step") / loader.one_worker_rate(case) > loader.compute_s(case) + case.get("loader.receive_s", 0.0)
         if not free:
             limit = "no core is free for more workers"
-        elif case.value("cores") - case.value("threads") - taken < HALF_A_CORE:
+        elif cores - case.value("threads") - taken < HALF_A_CORE:
             limit = "other programs on this machine leave no core for a worker"
         elif longest:
             limit = "a worker would gain little: loading takes longer than the rest of a step"

@@ -14,7 +14,7 @@ class InputEpochRestart(Rule):
     thresholds = (loader.RESTART, loader.EXCESS, loader.RESTARTS, loader.WAIT, loader.SAMPLER, loader.FEW_CALLS)
     knobs = ("persistent_workers",)
     reads = (
-        "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "loader.calls_per_epoch", "loader.row_bytes", "loading.lock_ratio", "loader.sampler_ratio", "data_wait_excess_ratio", "data_wait_typical_ratio",
+        *loader.ON_HOST, "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "loader.calls_per_epoch", "loader.row_bytes", "loading.lock_ratio", "loader.sampler_ratio", "data_wait_excess_ratio", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "probe.loader_samples_per_s",
     )  # fmt: skip

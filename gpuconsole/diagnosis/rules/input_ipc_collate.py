@@ -14,7 +14,7 @@ class InputIpcCollate(Rule):
     thresholds = (loader.WAIT, loader.RECEIVES)
     knobs = ("collate_fn",)
     reads = (
-        "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
+        *loader.ON_HOST, "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "probe.loader_stacked_samples_per_s",
         "probe.loader_samples_per_s",

@@ -20,7 +20,7 @@ class InputJitter(Rule):
     thresholds = (loader.EXCESS, loader.TYPICAL, REFILLS, loader.LARGE_PART)
     knobs = ("prefetch_factor", "num_workers")
     reads = (
-        "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
+        *loader.ON_HOST, *loader.MEMORY, "loader.unsharded", "loader.row_bytes", "loading.lock_ratio", "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",
         "probe.loader_plus_4_samples_per_s", "step_s", "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step", "data_wait_long_s",
         "probe.loader_samples_per_s", "data_wait_long_steps", *loader.PARTS,
@@ -72,11 +72,9 @@ def _capacity(case: Case) -> float | None:
 
 
 def _workers_that_outlast(case: Case) -> int:
-    """Number of workers whose ready batches cover a long wait. The maximum is the number that probe P6 tries, or that the cores can run."""
-    now = int(case.knobs["num_workers"])
-    computes = case.get("probe.loader_cpu_ratio", 0.0) >= loader.SLEEPS
-    most = loader.next_workers(case) if computes else now + loader.MORE_WORKERS
-    return next((workers for workers in range(now + 1, most) if _outlasted(case, workers) == 1.0), most)
+    """Number of workers whose ready batches cover a long wait; no more than probe P6 tries."""
+    most = int(case.knobs["num_workers"]) + loader.MORE_WORKERS
+    return loader.suggested_workers(case, lambda workers: workers >= most or _outlasted(case, workers) == 1.0)
 
 
 def _outlasted(case: Case, workers: int) -> float:

@@ -27,11 +27,12 @@ def run_signals(
     memory: tuple[float, float] | None,
     window_s: float | None = None,
     bandwidth: Peak | None = None,
+    host_memory: tuple[float, float] | None = None,
 ) -> dict[str, Signal]:
     """The signals that rules read, over the steady steps of the last `window_s` (None: all). Before the run is steady there are few.
 
     `summary`: of the same run. `cores`: CPU cores that this console may use. `memory`: bytes in use and in all on the device of the run.
-    `bandwidth`: bytes/s of the memory of one device of the run.
+    `bandwidth`: bytes/s of the memory of one device of the run. `host_memory`: as `memory`, of the host.
     """
     run, steps = record.run, record.steady_steps(since_s=window_s)
     signals = record.compiled.signals()
@@ -106,10 +107,10 @@ def run_signals(
             signals[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
     if memory is not None:
         signals["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
-        if on_cpu:
-            signals["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
-        elif run.is_job:
+        if run.is_job and not on_cpu:
             signals["memory.limit_bytes"] = Signal(memory[1], "B", "NVML, memory of the device")
+    if (host := memory if on_cpu else host_memory) is not None:
+        signals["host.memory_available_bytes"] = Signal(host[1] - host[0], "B", "host memory minus used memory")
     signals |= record.work.signals(steps[0].t, record.steady_t)
     signals |= record.ranks.signals()
     if run.is_job:
