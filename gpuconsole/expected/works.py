@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.models.collective import last_bucket_share, ring_s, sh
 from gpuconsole.diagnosis.models.flops import flops_per_sample
 from gpuconsole.diagnosis.models.gpt import VOCABULARY
 from gpuconsole.diagnosis.models.inputs import ModelInputs
-from gpuconsole.diagnosis.models.memory import UPDATE_BYTES, activations, predicted_peak, states_of
+from gpuconsole.diagnosis.models.memory import UPDATE_BYTES, activations, exchanged_bytes, predicted_peak, states_of
 from gpuconsole.expected.card import (
     ALLREDUCE_S,
     BLUR_S,
@@ -216,8 +216,8 @@ def communication_s(inputs: ModelInputs, knobs: Knobs, card: Card, passes_s: flo
         exposed_s += 4 * shape.n_layer * inputs.passes * each
     sharding = str(knobs.get("sharding", "none"))
     if inputs.replicas > 1 and sharding != "none":
-        gradients = 4.0 * (inputs.trained or 0.0) / inputs.tensor_parallel
-        seconds = sharding_s(sharding, gradients, 4.0 * (inputs.parameters or 0.0), inputs.replicas, rate)
+        gradients, parameters = exchanged_bytes(inputs) or (0.0, 0.0)
+        seconds = sharding_s(sharding, gradients, parameters, inputs.replicas, rate)
         last = last_bucket_share(gradients, float(knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
         exposed_s += max(seconds * last, seconds - passes_s / inputs.passes * 2 / 3)  # the backward pass is two thirds of a pass
     return exposed_s

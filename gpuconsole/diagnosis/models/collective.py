@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
-from gpuconsole.diagnosis.models.memory import FP32
+from gpuconsole.diagnosis.models.memory import FP32, exchanged_bytes
 from gpuconsole.model.figure import Figure
 
 HOOK_BYTES: dict[str, float] = {"none": 4.0, "bf16": 2.0, "fp16": 2.0}
@@ -79,10 +79,12 @@ NO_LINK = "the bandwidth between processes is not known (run gpuconsole calibrat
 
 def collective_figures(inputs: ModelInputs) -> list[Figure]:
     """Communication of a step: bytes, time on a ring, and exposed time. Empty for a run with one process."""
-    sharding, trained = inputs.text("sharding", "none"), inputs.trained
-    if inputs.replicas == 1 or sharding == "none" or trained is None:
+    sharding, exchanged = inputs.text("sharding", "none"), exchanged_bytes(inputs)
+    if inputs.replicas == 1 or sharding == "none" or exchanged is None:
         return []
-    size = Figure("comm.bytes_per_step", "Gradients that each process exchanges", "bytes", FP32 * trained, None, "4 B x trained parameters")
+    of_part = " of the process's part of each matrix" if inputs.tensor_parallel > 1 else ""
+    formula = f"4 B x trained parameters{of_part}"
+    size = Figure("comm.bytes_per_step", "Gradients that each process exchanges", "bytes", exchanged[0], None, formula)
     formula = "ring: all-reduce 2 (n-1)/n bytes/bandwidth; all-gather and reduce-scatter half"
     ring = Figure("comm.ring_s", "Time of a step's collectives", "s", formula=formula)
     formula = "collectives - overlapping computation, at least DDP's last bucket"
@@ -92,8 +94,9 @@ def collective_figures(inputs: ModelInputs) -> list[Figure]:
         why = f"not predicted: {'the bytes of PowerSGD depend on its rank' if hook not in HOOK_BYTES else NO_LINK}"
         ring, exposed = with_note(ring, why), with_note(exposed, why)
     else:
-        gradients = (HOOK_BYTES[hook] if sharding in ("ddp", "zero1") else FP32) * trained
-        parameters = FP32 * (inputs.parameters or trained)
+        gradients, parameters = exchanged
+        if sharding in ("ddp", "zero1"):
+            gradients *= HOOK_BYTES[hook] / FP32
         seconds = sharding_s(sharding, gradients, parameters, inputs.replicas, link[0])
         ring = replace(ring, predicted=seconds, note=f"bandwidth: {link[1]}")
         exposed = _exposed(inputs, exposed, sharding, seconds, gradients)

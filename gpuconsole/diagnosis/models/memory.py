@@ -323,6 +323,18 @@ def states_of(inputs: ModelInputs) -> States | None:
     return states_by_count(inputs.parameters, inputs.trained, optim, sharding, inputs.replicas)
 
 
+def exchanged_bytes(inputs: ModelInputs) -> tuple[float, float] | None:
+    """The fp32 gradients and parameters that a process exchanges with the other replicas, whatever they shard: under tensor parallelism those of its part of the
+    matrices. None where the number of parameters is not known."""
+    if inputs.tensors is not None:
+        whole = states(inputs.tensors, "sgd_plain", tensor_parallel=inputs.tensor_parallel)
+        return whole.gradients, whole.parameters
+    if inputs.trained is None:
+        return None
+    part = FP32 / inputs.tensor_parallel
+    return part * inputs.trained, part * (inputs.parameters or inputs.trained)
+
+
 def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
     where = SHARDED[inputs.text("sharding", "none")] + ("; matrices split (tensor parallel)" if inputs.tensor_parallel > 1 else "")
     formulas = {

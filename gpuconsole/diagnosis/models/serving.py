@@ -12,7 +12,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import Run
-from gpuconsole.session.figures.peak import bandwidth_peak, ceilings, flops_peak
+from gpuconsole.session.figures.peak import Peak, bandwidth_peak, ceilings, flops_peak
 
 # --- analytical figures of a model server --------------------------------------------------------------------
 
@@ -49,9 +49,22 @@ def lacking(facts: Mapping[str, float], *names: str) -> str:
     return f"the server does not report {', '.join(missing)}" if missing else ""
 
 
+def cards(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool) -> int:
+    """The number of GPUs that share the weights and the KV cache of a tensor parallel server, and read and compute their parts at the same time."""
+    size = facts.get("tensor_parallel_size", knobs.get("tensor_parallel_size", 1))
+    return max(1, int(size)) if is_gpu else 1
+
+
+def _of_all(peak: Peak | None, count: int) -> Peak | None:
+    """The peak of `count` cards, from that of one."""
+    if peak is None or count == 1:
+        return peak
+    return peak[0] * count, f"{count} x {peak[1]}"
+
+
 def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     """Time per token at full bandwidth: read the weights once, and the keys and values of every sequence."""
-    bandwidth = bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True)
+    bandwidth = _of_all(bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True), cards(knobs, facts, is_gpu))
     predicted, note = None, ""
     if why := lacking(facts, "weight_bytes", "kv_bytes_per_token"):
         note = f"not predicted: {why}"
@@ -71,7 +84,7 @@ def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, S
 
 
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
-    peak = flops_peak(knobs, facts, peaks, is_gpu, serves=True)
+    peak = _of_all(flops_peak(knobs, facts, peaks, is_gpu, serves=True), cards(knobs, facts, is_gpu))
     predicted, note = None, "minimum"
     if why := lacking(facts, "layer_parameters", "d_model", "n_layer"):
         note = f"not predicted: {why}"
@@ -194,11 +207,8 @@ def _limits(run: Run, device: Device, calibration: Mapping[str, float]) -> Ceili
     machine."""
     calibrated = {} if run.elsewhere else calibration
     flops, moved = ceilings(run.settings, run.server_numbers, device.peaks, device.is_gpu, serves=True, calibration=calibrated)
-    size = run.server_numbers.get("tensor_parallel_size", run.settings.get("tensor_parallel_size", 1))
-    count = max(1, int(size)) if device.is_gpu else 1
-    return Ceilings(
-        *(ceiling and (ceiling[0] * count, f"{count} x {ceiling[1]}" if count > 1 else ceiling[1]) for ceiling in (flops, moved))
-    )
+    count = cards(run.settings, run.server_numbers, device.is_gpu)
+    return Ceilings(_of_all(flops, count), _of_all(moved, count))
 
 
 def _load(run: Run, device: Device, facts: dict[str, float]) -> _Load:
@@ -209,7 +219,7 @@ def _load(run: Run, device: Device, facts: dict[str, float]) -> _Load:
     now = max(1.0, running.value) if running is not None else users
     wanted = now if offered else users
     each = (prompt + output) * facts["kv_bytes_per_token"]
-    room = USABLE * device.memory_bytes - facts["weight_bytes"]
+    room = USABLE * device.memory_bytes * cards(run.settings, facts, device.is_gpu) - facts["weight_bytes"]
     if device.is_gpu and device.memory_bytes and each:
         wanted = min(wanted, max(now, room / each))
     return _Load(prompt, output, now, wanted, offered)

@@ -221,6 +221,19 @@ def test_more_users_than_run_together_are_named() -> None:
     assert {part.name for part in found.parts} >= {"queue"}
 
 
+def test_the_cards_of_a_tensor_parallel_server_share_its_weights() -> None:
+    """70 billion parameters in 16 bits and 64 users on four cards of 80 GB: with the memory of one card no cache was left, so only the 8 that run counted: 707 tokens/s."""
+    facts = {"weight_bytes": 141e9, "kv_bytes_per_token": 327_680.0, "matrix_parameters": 70e9, "d_model": 8192.0, "n_layer": 80.0}
+    card = Device("gpu:0", "H100", memory_bytes=80 * 10**9, peaks=Peaks(memory_bytes_per_s=3.35e12, bf16_flops_per_s=989e12))
+    knobs: Knobs = {"concurrency": 64, "dtype": "bfloat16", "tensor_parallel_size": 4}
+    run = Run("1", "serve", "inference.serving", knobs, "gpu:0", summary=Summary(tokens_per_s=one(300.0), requests_per_s=one(2.0)))
+    run.facts = facts
+    run.signals = signals(client__prompt_tokens=1000.0, client__output_tokens=500.0, server__requests_running=8.0)
+    found = serving_attainable(run, card, {})
+    assert found.main is not None and found.main.attainable_per_s > 3000
+    assert any("64 requests could run together, 8.0 do" in note for note in found.notes)
+
+
 def test_a_server_that_reports_no_weights_reads_na_with_the_reason() -> None:
     found = serving(10.0, {"decode": 1.0}, facts={})
     assert found.reason == "the server does not report the bytes of its weights, the bytes of a token's keys and values"

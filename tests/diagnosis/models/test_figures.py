@@ -175,6 +175,16 @@ def test_zero_shards_states_and_moves_its_share() -> None:
     assert zero3["bandwidth.optimizer_s"].predicted == pytest.approx(28 * PARAMETERS / 8 / 4.8e12)
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3"])
+def test_processes_that_split_the_matrices_exchange_their_parts_only(sharding: str) -> None:
+    """Two replicas of four processes each: the whole gradients were counted for each process."""
+    split = on_h200({**KNOBS, "sharding": sharding, "nproc": 8, "tensor_parallel": 4}, {**FACTS, "world_size": 8.0})
+    own = on_h200({**KNOBS, "nproc": 4, "tensor_parallel": 4}, {**FACTS, "world_size": 4.0})["memory.gradients_bytes"].predicted
+    whole = on_h200({**KNOBS, "sharding": sharding, "nproc": 2}, {**FACTS, "world_size": 2.0})
+    assert own is not None and split["comm.bytes_per_step"].predicted == own < 4 * PARAMETERS / 3
+    assert split["comm.ring_s"].predicted == pytest.approx((whole["comm.ring_s"].predicted or 0) * own / (4 * PARAMETERS))
+
+
 def test_powersgd_sends_what_no_formula_here_knows() -> None:
     found = on_h200({**KNOBS, "sharding": "ddp", "nproc": 2, "comm_hook": "powersgd"}, {**FACTS, "world_size": 2.0})
     assert found["comm.ring_s"].predicted is None
