@@ -3,6 +3,7 @@ that they predict."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -98,7 +99,11 @@ class Case:
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
         """The case of `run` with its present `signals`."""
-        seen = {name.removeprefix(SEEN): int(signal.value) for name, signal in signals.items() if name.startswith(SEEN)}
+        seen = {
+            name.removeprefix(SEEN): int(signal.value)
+            for name, signal in signals.items()
+            if name.startswith(SEEN) and math.isfinite(signal.value)
+        }
         return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere, run.is_job, run.job.loop if run.job is not None else "")
 
     def setting(self, name: str) -> Value:
@@ -109,17 +114,21 @@ class Case:
 
     def has(self, *signals: str) -> bool:
         """Whether all of these signals were measured."""
-        for name in signals:
-            self.read[name] = None
-        return all(name in self.signals for name in signals)
+        measured = [self._measured(name) for name in signals]  # all of them, for `read`
+        return None not in measured
 
     def signal(self, name: str) -> Signal:
         """The signal with its unit and source; raises Missing."""
-        self.read[name] = None
-        measured = self.signals.get(name)
+        measured = self._measured(name)
         if measured is None:
             raise Missing(name)
         return measured
+
+    def _measured(self, name: str) -> Signal | None:
+        """The signal; None where it was not measured, or is not a number: no comparison with such a value is right."""
+        self.read[name] = None
+        measured = self.signals.get(name)
+        return None if measured is None or math.isnan(measured.value) else measured
 
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
@@ -127,8 +136,7 @@ class Case:
 
     def get(self, signal: str, default: float) -> float:
         """The value of a signal that only refines a result, or `default` if it was not measured."""
-        self.read[signal] = None
-        measured = self.signals.get(signal)
+        measured = self._measured(signal)
         return default if measured is None else measured.value
 
     def recent(self, phase: str, default: float | None = None) -> float:
@@ -250,11 +258,13 @@ class Rule(ABC):
         `suggestions`: best first; None entries do not apply to this workload. `level`: the leading signal over its threshold, 1 or more.
         `note`: the finding informs and names no fault. `for_prediction`: missing probe signals that would predict the gain of the suggestion.
         """
+        if math.isnan(level) or math.isnan(recoverable):
+            raise CantTell("its signals give no number")
         return Finding(
             self.id,
             "fires",
             title or self.title,
-            max(0.0, recoverable),
+            min(1.0, max(0.0, recoverable)),
             confidence,
             summary,
             evidence,

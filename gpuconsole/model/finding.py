@@ -74,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is the share of step time that a perfect cure
     would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory
-    limit that the best suggestion would free, which may cost time.
+    limit, or of the used memory where that is more, that the best suggestion would free, which may cost time.
     `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of these trials gained (experiments.with_trials).
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
     for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.

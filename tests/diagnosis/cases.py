@@ -17,6 +17,7 @@ HEALTHY = {
     "logging_ratio": 0.005,
     "checkpoint_ratio": 0.0,
     "eval_ratio": 0.0,
+    "other_ratio": 0.005,
     "runq_ratio": 0.01,
     "step_s": 0.1,
     "samples_per_step": 16.0,

@@ -17,7 +17,7 @@ QUIET = 400
 signals that it declares."""
 MOST = 20_000
 """Maximum number of runs of a rule that does not fire. tests/diagnosis/test_reads.py fails for such a rule."""
-VALUES = (0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
+VALUES = (0.0, 0.0, 0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
 """Ratios, seconds, counts and bytes, on both sides of the thresholds."""
 NUMBERS = (0, 0, 1, 1, 2, 4, 64, 2048)
 """Values of numeric knobs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.models.collective import sharding_s
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -48,6 +49,14 @@ def test_activations_that_fill_the_limit_are_named_and_checkpointing_is_offered_
     assert {"batch_size": 8, "gradient_accumulation_steps": 2} in [one.changes for one in finding.suggestions]
 
 
+def test_no_finding_frees_more_than_all_memory() -> None:
+    """On a CPU the limit is not enforced: 360 % of memory were recoverable."""
+    finding = fired(memory(100e3, 4000e3, 1000e3))["mem.activation_capped"]
+    assert finding.recoverable_ratio == pytest.approx(0.9 * 4000 / 4400)
+    states = fired(memory(1000e3, 100e3, 1000e3))["mem.state_capped"]
+    assert states.recoverable_ratio < 0.8
+
+
 def test_plain_attention_is_the_first_thing_to_change() -> None:
     finding = fired(memory(100e3, 600e3, 1050e3, {"attention": "math"}, probe__attention_sdpa_speedup=1.2))["mem.activation_capped"]
     assert finding.suggestions[0].changes == {"attention": "sdpa"}
@@ -68,6 +77,9 @@ def test_states_that_fill_the_limit_are_named_and_adapters_or_8_bits_offered() -
 def test_several_processes_share_the_states_out() -> None:
     finding = fired(memory(200e3, 100e3, 1000e3, {"nproc": 4, "sharding": "ddp"}))["mem.state_capped"]
     assert [one.changes.get("sharding") for one in finding.suggestions[:3]] == ["zero2", "zero3", "zero1"]
+    for suggestion in finding.suggestions[:3]:  # DDP: an all-reduce of the gradients
+        traffic = sharding_s(str(suggestion.changes["sharding"]), 1.0, 1.0, 4, 1.0) / sharding_s("ddp", 1.0, 1.0, 4, 1.0)
+        assert ("the same traffic as DDP" if traffic == 1 else f"{traffic:.1f}x the traffic of DDP") in suggestion.why
     assert finding.recoverable_ratio == pytest.approx(0.75 * 600 / 1000)  # three quarters of gradients and optimizer state
     assert "4P + 12P/4" in finding.suggestions[0].why
     sharded = fired(memory(200e3, 100e3, 1000e3, {"nproc": 4, "sharding": "zero3"}))["mem.state_capped"]

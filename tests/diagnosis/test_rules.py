@@ -2,17 +2,19 @@
 
 import ast
 import inspect
+import math
+import random
 import sys
 from dataclasses import replace
 
 import pytest
 
-from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import about, all_rules, conclude, evaluate, wanted_probes
 from gpuconsole.diagnosis.families import loader as loader_family
-from gpuconsole.diagnosis.rule import Case, Rule
+from gpuconsole.diagnosis.rule import CantTell, Case, Rule
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE
-from tests.diagnosis.cases import case, check, loader
+from tests.diagnosis.cases import HEALTHY, KNOBS, case, check, loader
 
 
 def firing(a_case: Case) -> list[str]:
@@ -318,3 +320,39 @@ def test_probes_of_rules_that_turn_what_is_asked_for() -> None:
     findings = evaluate(case(data_wait_ratio=0.5))
     assert {finding.rule for finding in about(findings, {"num_workers"})} == {"input.jitter", "input.slow_storage", "input.too_few_workers"}
     assert about(findings, ()) == findings
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
+def test_a_signal_that_is_no_number_is_a_signal_that_was_not_measured(rule: Rule) -> None:
+    """No comparison with NaN is true, so `share < limit` did not make a rule clear: side work fired with a predicted interval of [1, nan]."""
+    draw = random.Random(rule.id)
+    for _ in range(20):
+        values = {name: HEALTHY.get(name, draw.choice((0.0, 0.05, 0.5, 1.0, 2.0))) for name in (*HEALTHY, *rule.reads)}
+        absent = draw.sample(rule.reads, min(2, len(rule.reads)))
+        knobs = {**KNOBS, "num_workers": draw.choice((0, 2))}
+        without, with_nan = (
+            Case(
+                knobs, {name: Signal(value, "", "test") for name, value in shown.items()}, rule.subject == "serving", is_job=rule.jobs_only
+            )
+            for shown in (
+                {name: value for name, value in values.items() if name not in absent},
+                {**values, **dict.fromkeys(absent, math.nan)},
+            )
+        )
+        assert conclude(rule, with_nan) == conclude(rule, without)
+
+
+def test_no_share_above_1_and_none_that_is_no_number_is_recoverable() -> None:
+    rule = next(rule for rule in all_rules() if rule.id == "host.gil")
+    assert rule.fires(2.0, (), "", recoverable=3.6, confidence="high").recoverable_ratio == 1.0
+    with pytest.raises(CantTell):
+        rule.fires(math.nan, (), "", recoverable=0.5, confidence="high")
+
+
+@pytest.mark.parametrize(("phase", "share"), [("eval", 0.28), ("h2d", 0.2), ("other", 0.15), ("logging", 0.06)])
+@pytest.mark.parametrize("rule", ["gpu.compute_bound_healthy", "gpu.bandwidth_bound_healthy"])
+def test_no_device_is_called_healthy_beside_much_other_time(rule: str, phase: str, share: float) -> None:
+    """`MFU 42 %; no bottleneck found` stood beside an evaluation of 28 % of each step."""
+    signals = {"mfu_ratio": 0.42, "mbu_ratio": 0.8, f"{phase}_ratio": share}
+    assert check(rule, case(**signals)).state == "clear"
+    assert check(rule, case(**{**signals, f"{phase}_ratio": 0.01})).state == "fires"

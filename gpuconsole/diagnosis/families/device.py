@@ -28,6 +28,7 @@ CALLS = Threshold(
     "",
     "up to four waits at the end of a pass are usual (loss, gradient norm, scaler, accuracy); the GPU then works meanwhile",
 )
+COPIES = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
 SM_BUSY = 0.80
 """SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
 is necessary for effective use, below 50 % is likely ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""

@@ -82,6 +82,10 @@ def waits_for_lock(case: Case) -> bool:
 # --- side work: a share of step time that shrinks if the work runs less often ----------------------------------
 
 SIDE_WORK = Threshold("share", 0.05, "ratio", "5 % of step time (train-doctor 2 %, gpu-idle and TraceML 5 %)")
+EVALUATION = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is useful work, so it may cost more than logging")
+SCRIPT = Threshold(
+    "share", 0.10, "ratio", "10 % of step time outside all named phases; without a DataLoader also the time in which batches are made"
+)
 TIMES_RARER = 20
 
 

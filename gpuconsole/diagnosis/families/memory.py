@@ -27,6 +27,10 @@ class Memory:
         """The sum of the parts, or the peak of the allocator if that is more (workspaces, copies)."""
         return max(self.states + self.activations, self.allocated_peak)
 
+    def freed_ratio(self, size: float) -> float:
+        """The share of memory that a change frees: of the limit, or of the used memory where that is more. On a CPU no limit is enforced."""
+        return size / max(self.limit, self.used)
+
     @property
     def used_ratio(self) -> float:
         return self.used / self.limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuconsole.diagnosis.families import host, loader
+from gpuconsole.diagnosis.families import device, host, loader
 from gpuconsole.diagnosis.rule import Case, Confidence, Evidence, Interval, Threshold, percent, speedup_interval
 
 
@@ -109,7 +109,15 @@ def embedding_claim(case: Case) -> float:
 
 # --- a healthy run: no phase except the passes takes too much time -------------------------------------------
 
-LIMITS = {"data_wait_ratio": loader.WAIT, "logging_ratio": host.SIDE_WORK, "checkpoint_ratio": host.SIDE_WORK}
+LIMITS = {
+    "data_wait_ratio": loader.WAIT,
+    "h2d_ratio": device.COPIES,
+    "logging_ratio": host.SIDE_WORK,
+    "checkpoint_ratio": host.SIDE_WORK,
+    "eval_ratio": host.EVALUATION,
+    "other_ratio": host.SCRIPT,
+}
+"""For each phase beside the passes and the optimizer, but `comm`, its limit: the threshold of the rule about this phase."""
 
 
 def lost_beside_passes(case: Case) -> tuple[tuple[Evidence, ...], str]:

@@ -13,7 +13,7 @@ class GpuBandwidthBoundHealthy(Rule):
     title = "Bandwidth-bound and healthy"
     clear_title = "Not at the limit of the memory bandwidth"
     thresholds = (MBU,)
-    reads = ("data_wait_ratio", "mbu_ratio", "logging_ratio", "checkpoint_ratio")
+    reads = ("mbu_ratio", *passes.LIMITS)
     text = """The workload reports the minimum bytes that a sample must move. These bytes times samples/s are compared with the bandwidth of the memory:
 the datasheet figure of a GPU, or a copy measured on this machine. Bytes moved without need (a chain of unfused operations, a dense gradient
 of a sparse table) do not count, so the rule does not call waste healthy. From 70 % on, only fewer bytes help: smaller types, fusion, fewer

@@ -17,13 +17,13 @@ class GpuComputeBoundHealthy(Rule):
     clear_title = "Not at the compute limit"
     thresholds = (device.MFU, device.MFU_CAUSAL)
     reads = (
-        "mfu_ratio", "data_wait_ratio", "logging_ratio", "checkpoint_ratio", "step_s", "ranks.least_comm_ratio", "comm.outside_ratio",
+        "mfu_ratio", *passes.LIMITS, "step_s", "ranks.least_comm_ratio", "comm.outside_ratio",
         "comm.exchanges_per_step", "comm.exposed_s", "mbu_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "threads", "cores",
         "is_gpu", "mfu_causal_ratio",
     )  # fmt: skip
     text = """Model FLOP/s reach 40 % of the peak: the dense datasheet figure of a GPU for the precision in use (TF32 for fp32 convolutions, by cuDNN's default),
 or the best matrix product measured on this CPU with the same threads. Torch counts all scores of attention. Where attention is causal, half of them
-are masked, and 36 % of the peak by the count without them are as much. On a GPU it must be known that fp32 is not the fault. Data wait, logging and checkpoints are below their thresholds. Probe P2 finds no gain in a larger batch, and
+are masked, and 36 % of the peak by the count without them are as much. On a GPU it must be known that fp32 is not the fault. The wait for data, copies, logging, checkpoints, evaluation and code outside of the phases are below their thresholds. Probe P2 finds no gain in a larger batch, and
 probe P5 no gain in another implementation. More speed then needs other mathematics: precision, attention, model shape."""
 
     def judge(self, case: Case) -> Finding:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, Threshold, high_if, percent, speedup_interval
+from gpuconsole.diagnosis.families.device import COPIES as SHARE
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, high_if, percent, speedup_interval
 
-SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
 SERIOUS = 0.20
 ERROR = 0.3
 PROBE = "probe.h2d_pinned_s"

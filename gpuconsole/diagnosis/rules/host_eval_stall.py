@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import host
 from gpuconsole.diagnosis.rule import Case, Interval, Suggestion, Threshold, percent
 
-SHARE = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is useful work, so it may cost more than logging")
-
 RECORDED = Threshold("with_gradients", 0.2, "ratio", "the evaluation of a second model, such as a teacher, may need its gradients")
 
 
@@ -14,7 +12,7 @@ class HostEvalStall(host.SideWorkRule):
     id = "host.eval_stall"
     title = "Training waits for evaluation"
     clear_title = "Evaluation takes little time"
-    thresholds = (SHARE, RECORDED)
+    thresholds = (host.EVALUATION, RECORDED)
     phase, every = "eval", "eval_every"
     knobs = ("eval_every", "eval_batch_size")
     reads = (

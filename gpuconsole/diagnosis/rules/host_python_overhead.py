@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.families.host import SCRIPT as SHARE
 from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Suggestion, Threshold, high_if, percent
 
-SHARE = Threshold(
-    "share", 0.10, "ratio", "10 % of step time outside all named phases; without a DataLoader also the time in which batches are made"
-)
 IN_SCRIPT = Threshold(
     "in_script", 0.05, "ratio", "stack samples must find the script: other time outside the phases is the cost of the account itself"
 )

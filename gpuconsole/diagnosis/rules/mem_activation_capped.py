@@ -46,7 +46,7 @@ finding is a share of memory, not of time."""
         why = "about 90 % less activation memory for about 25 % more time: the backward pass computes the inside of each block again"
         code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
         changes = [fused, case.suggest({"gradient_checkpointing": True}, SLOWER, why, code), _smaller_passes(case)]
-        recoverable = CHECKPOINTED * memory.activations / memory.limit
+        recoverable = memory.freed_ratio(CHECKPOINTED * memory.activations)
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=changes)
 
 

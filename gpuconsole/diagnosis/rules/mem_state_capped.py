@@ -45,7 +45,7 @@ finding is a share of memory, not of time."""
             f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it."
             " A smaller batch would not help"
         )
-        recoverable = changes[0][1] / memory.limit if changes else 0.0
+        recoverable = memory.freed_ratio(changes[0][1]) if changes else 0.0
         suggestions = [suggestion for suggestion, _ in changes]
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence="high", suggestions=suggestions)
 
@@ -64,7 +64,7 @@ def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
     stages = (
         ("zero2", memory.optimizer + memory.gradients, f"4P + 12P/{n} bytes instead of 16P, with the same traffic as DDP", zero2),
         ("zero3", memory.states, f"16P/{n} bytes instead of 16P, with 1.5x the traffic of DDP", zero3),
-        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, with the same traffic as DDP", zero1),
+        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, with 1.5x the traffic of DDP", zero1),
     )
     return [_freeing(case.suggest({"sharding": stage}, None, why, code), (1 - 1 / n) * size) for stage, size, why, code in stages]
 
