@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
+from gpuconsole.diagnosis.claims import share_out
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
@@ -110,8 +111,8 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def evaluate(case: Case) -> list[Finding]:
-    """The conclusions of all rules for this kind of work, after precedence, ranked (precedence.rank)."""
-    return rank(settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case))
+    """The conclusions of all rules for this kind of work, after precedence (precedence.settle), ranked, with what each may claim (claims.share_out)."""
+    return share_out(settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case), case)
 
 
 def conclude(rule: Rule, case: Case) -> Finding:

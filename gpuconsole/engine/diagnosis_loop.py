@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from gpuconsole.diagnosis.claims import share_out
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
 from gpuconsole.diagnosis.probes import ADDS_WORDS, ALWAYS, DECISIVE, NO_CONSENT, PASSIVE
 from gpuconsole.diagnosis.rule import Case
@@ -132,7 +133,8 @@ class DiagnosisLoop:
         """Evaluate all rules; emit the findings that have been confirmed, with the signals that they were made from."""
         case = self._case(record)
         findings = evaluate(case)
-        self._emit(Found(time.monotonic(), record.run.id, self._steadied.update(findings), case.signals))
+        shown = share_out(self._state.with_trials(record, self._steadied.update(findings)), case)
+        self._emit(Found(time.monotonic(), record.run.id, shown, case.signals))
         return findings
 
     def _due(self, findings: list[Finding]) -> list[str]:

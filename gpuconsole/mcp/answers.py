@@ -85,13 +85,14 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Conclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finding. `state`: fires, clear or cant_tell. `recoverable_ratio`: the share of step time that a perfect cure frees; with `of`
-    "memory" a share of memory. `needs`: what is missing for a conclusion or a prediction. `text`: the text of the rule."""
+    "memory" a share of memory. `alternative_to`: rules whose findings claim the same time; one of these cures frees it, so the shares do not add up. `needs`: what is missing for a conclusion or a prediction. `text`: the text of the rule."""
 
     rule: str
     title: str
     state: str
     recoverable_ratio: float = 0.0
     of: str = "time"
+    alternative_to: list[str] = []
     confidence: str = ""
     summary: str = ""
     evidence: list[Shown] = []

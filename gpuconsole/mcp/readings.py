@@ -128,6 +128,7 @@ def conclusion(finding: Finding, run: Run, evidence: int | None = None, changes:
         finding.state,
         recoverable_ratio=round(finding.recoverable_ratio, 3),
         of=finding.resource,
+        alternative_to=list(finding.alternative_to),
         confidence=finding.confidence,
         summary="" if short else name(finding.summary),
         evidence=[

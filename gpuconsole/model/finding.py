@@ -13,6 +13,8 @@ Confidence = Literal["high", "medium", "low"]
 Resource = Literal["time", "memory"]
 STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
 """The words after the share of a finding."""
+ALTERNATIVE = "alternatively"
+"""The word after the share of a finding that claims the same time as others: one of these cures frees it, not both."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
@@ -76,6 +78,7 @@ class Finding(msgspec.Struct, frozen=True):
     would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory
     limit, or of the used memory where that is more, that the best suggestion would free, which may cost time.
     `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of these trials gained (experiments.with_trials).
+    `alternative_to`: the rules whose findings claim the same time, so that the shares do not add up (diagnosis.claims). Empty where the share counts.
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
     for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.
@@ -94,6 +97,12 @@ class Finding(msgspec.Struct, frozen=True):
     level: float = 0.0
     resource: Resource = "time"
     lost_trials: int = 0
+    alternative_to: tuple[str, ...] = ()
+
+    @property
+    def stake(self) -> str:
+        """The words after the share."""
+        return ALTERNATIVE if self.alternative_to else STAKE[self.resource]
 
     @property
     def failed(self) -> bool:

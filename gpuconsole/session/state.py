@@ -138,8 +138,12 @@ class SessionState(MachineState):
 
     def _add_trials(self, record: RunRecord, findings: list[Finding]) -> None:
         """Store the findings of the run, together with what trials of the same job measured."""
+        record.run.findings = self.with_trials(record, findings)
+
+    def with_trials(self, record: RunRecord, findings: list[Finding]) -> list[Finding]:
+        """The findings of the run, together with what trials of the same job measured."""
         run = record.run
-        run.findings = with_trials(findings, self.trials.values(), run.id, of_same_job(run, (other.run for other in self.records)))
+        return with_trials(findings, self.trials.values(), run.id, of_same_job(run, (other.run for other in self.records)))
 
     def timed_trials(self) -> list[Trial]:
         """The trials, each with the session times at which it began and was last reported."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Threshold
+from gpuconsole.diagnosis.rule import Case, Missing, Threshold
 
 EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step is notable, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
 LATE = Threshold("late", 1.10, "x", "10 % slower than the median of the others is notable, 20 % is serious (TraceML; alloc 20 %)")
@@ -28,6 +28,21 @@ def exposed_ratio(case: Case) -> float:
     share = share_of_gradients(case)
     exchanges = share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1))
     return min(0.95, exchanges * _exposed_of_a_pass(case))
+
+
+def whole_ratio(case: Case) -> float:
+    """Share of a step in which computation waits for other processes: in the step breakdown, or, where computation hides a part of it there, by the probe and by
+    the collectives of the last process. With what larger buckets and fewer exchanges would save. Raises Missing where nothing is measured."""
+    share = share_of_gradients(case)
+    exchanges = max(case.get("comm.exchanges_per_step", 1.0), share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1)))
+    known = [case.value("comm_ratio")] if case.has("comm_ratio") else []
+    if case.has("comm.exposed_s", "step_s"):
+        known.append(exchanges * case.value("comm.exposed_s") / case.value("step_s") + outside_ratio(case))
+    if case.has("ranks.least_comm_ratio"):
+        known.append(case.value("ranks.least_comm_ratio"))
+    if not known:
+        raise Missing("comm_ratio")
+    return min(1.0, max(known))
 
 
 def gradients_ratio(case: Case) -> float:

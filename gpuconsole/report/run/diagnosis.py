@@ -9,7 +9,7 @@ from gpuconsole.diagnosis.engine import still_measuring, why_no_claim
 from gpuconsole.diagnosis.rule import NOT_ON_GPU
 from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
-from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
+from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show, side_effects
 from gpuconsole.model.run import Run
@@ -129,6 +129,8 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
     for number, finding in enumerate(firing, 1):
         headlines.append(len(rows))
         rows += _headline(number, finding, width)
+        if finding.alternative_to:
+            rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(one_of(finding, firing).partition(". ")[0], width - 2, 1)]
         own = [facts.suggestion_id(finding, suggestion) for suggestion in finding.suggestions]
         limit = 3 if selected in own else most
         rows += [line(width, ("  ", ""), (text, "dim")) for text in (wrap(finding.summary, width - 2, limit) if limit else ())]
@@ -158,7 +160,7 @@ def _headline(number: int, finding: Finding, width: int) -> list[Row]:
     if not finding.note:
         full = width >= cell_width(finding.title) + 24
         short = " of memory" if finding.resource == "memory" else ""
-        share = f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}"
+        share = f"  {units.percent(finding.recoverable_ratio)}{f' {finding.stake}' if full else short}"
         if finding.failed:
             share = f"  {NO_GAIN}" if full else ""
         confidence = f"  {finding.confidence:<6}" if width >= cell_width(finding.title) + 34 else ""
@@ -420,7 +422,7 @@ def stake(finding: Finding) -> str:
         return "nothing to recover"
     if finding.failed:
         return NO_GAIN
-    return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
+    return f"{units.percent(finding.recoverable_ratio).strip()} {finding.stake}"
 
 
 def core_wait(run: Run) -> float:
@@ -451,6 +453,14 @@ def recoverable(finding: Finding, run: Run) -> str:
     return f"{part} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
 
 
+def one_of(finding: Finding, firing: Sequence[Finding]) -> str:
+    """`One of these: 1, 2. They claim the same time, so their shares do not add up.` The numbers are those of the findings in `firing`. Empty where no other finding
+    claims the time of this one."""
+    names = {finding.rule, *finding.alternative_to, *(other.rule for other in firing if finding.rule in other.alternative_to)}
+    numbers = [str(number) for number, other in enumerate(firing, 1) if other.rule in names]
+    return f"One of these: {', '.join(numbers)}. They claim the same time, so their shares do not add up." if len(numbers) > 1 else ""
+
+
 def lost_trials(finding: Finding) -> str:
     """Say why trials of the suggested changes lower the confidence of the finding; empty if they do not."""
     if finding.lost_trials:
@@ -465,7 +475,9 @@ def finding_report(number: int, finding: Finding, run: Run) -> Report:
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
     report: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
     if share := recoverable(finding, run):
-        report.append(text(f"Recoverable: {share}.", indent=2))
+        report.append(text(f"{sentence(finding.stake)}: {share}.", indent=2))
+    if words := one_of(finding, facts.firing(run)):
+        report.append(text(words, indent=2))
     if lost := lost_trials(finding):
         report.append(text(lost, indent=2))
     report.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))

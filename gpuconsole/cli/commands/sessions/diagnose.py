@@ -13,6 +13,7 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.files import in_range, read_snapshot_with_unknown, write
 from gpuconsole.cli.options import JSON, SNAPSHOT, Option
 from gpuconsole.cli.values import writable
+from gpuconsole.diagnosis.claims import share_out
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.models.run import with_figures
 from gpuconsole.diagnosis.rule import Case
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     snapshot, raw = read_snapshot_with_unknown(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         with in_range(args.file):
-            run.findings = with_trials(evaluate(Case.of(run, run.signals)), snapshot.trials, run.id, of_same_job(run, snapshot.runs))
+            case = Case.of(run, run.signals)
+            run.findings = share_out(with_trials(evaluate(case), snapshot.trials, run.id, of_same_job(run, snapshot.runs)), case)
             figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
             page = "" if args.json else run_text(figured, snapshot.trials, output.paint(sys.stdout))
         stored["findings"] = msgspec.to_builtins(run.findings)

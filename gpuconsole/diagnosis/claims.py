@@ -1,0 +1,172 @@
+"""The parts of a step, or of a request, and which finding claims the time of which part. No other module decides this.
+
+Two sentences hold for all findings of a run:
+- Findings that claim the same milliseconds are alternatives. A finding whose share does not fit beside the findings before it names them (`Finding.alternative_to`).
+- The shares of the findings that are no alternatives never add up to more than their parts.
+
+What these findings leave of a part is the time that no finding explains (`left`, see unexplained.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from gpuconsole.diagnosis.families import comm, device, serving, trend
+from gpuconsole.diagnosis.precedence import rank
+from gpuconsole.diagnosis.rule import CantTell, Case
+from gpuconsole.model.finding import Finding
+
+
+class Part(NamedTuple):
+    """A part of the time of a step, or of a request. `share` raises Missing where the part is not measured: its room is then not limited.
+
+    `words`: what the time goes to, after its share; empty for useful work, which needs no explanation. `fits`: causes that such time can have.
+    """
+
+    name: str
+    share: Callable[[Case], float]
+    words: str = ""
+    fits: str = ""
+
+
+def _phase(name: str) -> Callable[[Case], float]:
+    return lambda case: case.value(f"{name}_ratio")
+
+
+def _idle(case: Case) -> float:
+    """The share of a step in which no kernel runs on the GPU, less the parts of the step that make no GPU work."""
+    if not case.get("is_gpu", 0.0) or not case.has("gpu.util_ratio"):
+        return 0.0
+    try:
+        return max(0.0, 1 - case.value("gpu.util_ratio") - device.beside_passes(case))
+    except CantTell:
+        return 0.0
+
+
+PASSES = ("generation", "forward", "loss", "backward", "optimizer")
+
+
+def _busy(case: Case) -> float:
+    """The share of a step in the passes and the optimizer, less the time without work on the GPU."""
+    case.value("forward_ratio")
+    return max(0.0, sum(case.get(f"{phase}_ratio", 0.0) for phase in PASSES) - _idle(case))
+
+
+TRAINING = (
+    Part("data_wait", _phase("data_wait"), "waits for data", "too few workers, slow storage, or costly transforms"),
+    Part("h2d", _phase("h2d"), "copies batches to the GPU", "copies from pageable memory, large batches, or a slow PCIe link"),
+    Part("comm", comm.whole_ratio, "waits for other processes", "a slow link, a slow process, or exchanges that no computation hides"),
+    Part("logging", _phase("logging"), "goes to logging", "log records in each step, or a slow disk"),
+    Part("checkpoint", _phase("checkpoint"), "goes to checkpoints", "checkpoints that are often or large, or a slow disk"),
+    Part("eval", _phase("eval"), "goes to evaluation", "an evaluation that is often or long"),
+    Part("other", _phase("other"), "is outside of all phases", "Python code of the loop, or the garbage collector"),
+    Part("idle", _idle, "passes without work on the GPU", "slow launches of kernels, or waits for the GPU"),
+    Part("busy", _busy),
+    Part("core_wait", _phase("runq")),
+)
+SERVING = (
+    Part("queue", serving.queue_ratio, "is a wait in the queue", "more load than the server can take, or limits that are too low"),
+    Part("served", lambda case: max(0.0, 1 - serving.queue_ratio(case))),
+)
+_CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("input.", ("data_wait",)),
+    ("host.python_overhead", ("other", "data_wait")),
+    ("h2d.", ("h2d",)),
+    ("link.", ("h2d",)),
+    ("comm.straggler", ("comm", "busy")),
+    ("comm.", ("comm",)),
+    ("host.logging_io", ("logging",)),
+    ("host.checkpoint_stall", ("checkpoint",)),
+    ("host.eval_stall", ("eval",)),
+    ("host.cpu_contention", ("core_wait",)),
+    ("hw.", ("busy",)),
+    ("gpu.small_batch", ("idle", "busy")),
+    ("gpu.", ("busy", "idle")),
+    ("host.", ("idle", "busy")),
+    ("serve.over_capacity", ("queue",)),
+    ("serve.seats_too_few", ("queue",)),
+    ("serve.kv_full_preemption", ("queue", "served")),
+    ("serve.", ("served", "queue")),
+)
+"""For each rule, by the start of its id, the parts whose time its findings claim: what fills the first part is taken from the next. The first entry that fits counts."""
+
+
+def parts_of(rule: str, case: Case) -> tuple[str, ...]:
+    """The parts whose time a finding of this rule claims."""
+    if rule == "host.slowing_down":
+        phase = trend.phase(case)
+        return ("busy", "idle") if phase in PASSES else (phase,)
+    if case.serves and rule.startswith("hw."):
+        return ("served", "queue")
+    return next((parts for start, parts in _CLAIMS if rule.startswith(start)), ())
+
+
+def rules_about(part: str) -> tuple[str, ...]:
+    """The starts of the ids of the rules that can name the cause of this part's time."""
+    return tuple(start for start, parts in _CLAIMS if part in parts)
+
+
+def claims_time(finding: Finding) -> bool:
+    """Whether a finding claims time: it fires, is no note, and no trial has shown that its changes gain nothing."""
+    return (
+        finding.state == "fires"
+        and not finding.note
+        and finding.resource == "time"
+        and finding.recoverable_ratio > 0
+        and not finding.failed
+    )
+
+
+def share_out(findings: Sequence[Finding], case: Case) -> list[Finding]:
+    """The findings, ranked. None recovers more than the parts that it claims, and each that does not fit beside those before it names them as alternatives."""
+    return _share_out(findings, case)[0]
+
+
+def left(findings: Sequence[Finding], case: Case) -> list[tuple[Part, float, float]]:
+    """Each part that is measured and is no useful work, with its share of the step (or request), and with what the findings leave of it."""
+    room, parts = _share_out(findings, case)[1], SERVING if case.serves else TRAINING
+    whole = [(part, _share(part, case)) for part in parts if part.words]
+    return [(part, share, room[part.name]) for part, share in whole if not math.isinf(share)]
+
+
+def _share_out(findings: Sequence[Finding], case: Case) -> tuple[list[Finding], dict[str, float]]:
+    whole = {part.name: _share(part, case) for part in (SERVING if case.serves else TRAINING)}
+    room, before = dict(whole), dict[str, tuple[str, ...]]()
+    shared: list[Finding] = []
+    for finding in rank([_within(finding, whole, case) for finding in findings]):
+        alternatives: tuple[str, ...] = ()
+        if claims_time(finding):
+            parts = tuple(name for name in parts_of(finding.rule, case) if name in room)
+            if finding.recoverable_ratio <= sum(room[name] for name in parts) + 1e-9:
+                _take(finding.recoverable_ratio, parts, room)
+            else:
+                alternatives = tuple(rule for rule, others in before.items() if set(parts) & set(others))
+            before[finding.rule] = parts
+        shared.append(msgspec.structs.replace(finding, alternative_to=alternatives))
+    return shared, room
+
+
+def _share(part: Part, case: Case) -> float:
+    try:
+        return part.share(case)
+    except CantTell:
+        return math.inf
+
+
+def _within(finding: Finding, whole: dict[str, float], case: Case) -> Finding:
+    """The finding with no more than all of its parts to recover."""
+    if not claims_time(finding):
+        return finding
+    most = sum(whole[name] for name in parts_of(finding.rule, case) if name in whole)
+    return msgspec.structs.replace(finding, recoverable_ratio=most) if most < finding.recoverable_ratio else finding
+
+
+def _take(ratio: float, parts: Sequence[str], room: dict[str, float]) -> None:
+    for name in parts:
+        taken = min(ratio, room[name])
+        room[name] -= taken
+        ratio -= taken
