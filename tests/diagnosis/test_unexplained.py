@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -222,10 +223,21 @@ def test_findings_that_claim_the_same_milliseconds_are_alternatives(
     assert ("One of these: " in told) == (len(counted) < len(findings)) == ("alternatively" in told)
 
 
+README_SAYS = (
+    'Findings that claim the same time are shown as alternatives ("one of these"), so recoverable shares never add up to more than a part.',
+    "Time that no finding explains is named as such.",
+)
+
+
+def test_the_readme_says_what_these_tests_hold() -> None:
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
+    assert all(sentence in readme for sentence in README_SAYS)
+
+
 @pytest.mark.parametrize("serves", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_no_two_findings_claim_the_same_time_and_what_no_finding_explains_is_named(seed: int, serves: bool) -> None:
-    """The two sentences of the README, on findings of any rules and sizes: 20 cases for each seed."""
+    """README_SAYS, on findings of any rules and sizes: 20 cases for each seed."""
     draw = random.Random(seed)
     rules = [
         rule for rule in all_rules() if rule.resource == "time" and (rule.subject == "hardware" or (rule.subject == "serving") == serves)

@@ -6,8 +6,10 @@ import msgspec
 
 from gpuconsole.diagnosis.precedence import FIRST, rank
 from gpuconsole.diagnosis.rule import NOT_ON_GPU
+from gpuconsole.mcp.readings import conclusion
 from gpuconsole.model.finding import Finding, Signal, Suggestion
 from gpuconsole.model.run import Run, Summary
+from gpuconsole.notebook.page import _finding
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import (
     finding_report,
@@ -40,6 +42,29 @@ def test_hardware_errors_come_first_on_the_screen() -> None:
     painted = text(paint_diagnosis(view, "", 100, 20, True))
     assert painted.index("1 Hardware errors") < painted.index("2 Too few dataloader workers")
     assert text(paint_details(view, 100)).startswith("1 Hardware errors")
+
+
+def test_a_finding_that_claims_the_same_time_is_an_alternative_everywhere() -> None:
+    """What is called recoverable twice would be time that is there once."""
+    starved = msgspec.structs.replace(STARVED, recoverable_ratio=0.6)
+    other = msgspec.structs.replace(FP32, note=False, recoverable_ratio=0.5, alternative_to=(STARVED.rule,))
+    view = of(starved, other)
+    run = view.runs[-1]
+    screen = text(paint_diagnosis(view, "", 100, 30, True))
+    assert (
+        "60% recoverable" in screen.replace(" %", "%")
+        and "50% alternatively" in screen.replace(" %", "%")
+        and "One of these: 1, 2" in screen
+    )
+    page = printed(firing_report(run))
+    assert page.count("recoverable") == 1 and page.count("One of these: 1, 2. They claim the same time") == 2
+    assert msgspec.json.decode(msgspec.json.encode(run))["findings"][1]["alternative_to"] == [STARVED.rule]
+    answer = conclusion(other, run)
+    assert (
+        answer.alternative_to == [STARVED.rule]
+        and "50 % alternatively" in _finding(answer)
+        and "60 % recoverable" in _finding(conclusion(starved, run))
+    )
 
 
 def test_the_clear_rules_are_listed_by_their_positive_title() -> None:
