@@ -110,6 +110,12 @@ def rules_about(part: str) -> tuple[str, ...]:
     return tuple(start for start, parts in _CLAIMS if part in parts)
 
 
+def is_about(finding: Finding, part: str, case: Case) -> bool:
+    """Whether a finding that fires, and is no note, names a cause in this part, with or without something to recover."""
+    named = finding.state == "fires" and not finding.note and finding.resource == "time"
+    return named and parts_of(finding.rule, case)[:1] == (part,)
+
+
 def claims_time(finding: Finding) -> bool:
     """Whether a finding claims time: it fires, is no note, and no trial has shown that its changes gain nothing."""
     return (

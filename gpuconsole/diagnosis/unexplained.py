@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.claims import PASSES, left, rules_about
+from gpuconsole.diagnosis.claims import PASSES, is_about, left, rules_about
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, PROBE_OF
 from gpuconsole.diagnosis.rule import Case, Threshold, percent
 from gpuconsole.model.finding import Finding
@@ -21,8 +21,8 @@ _OF_STEP, _OF_REQUEST = "of each step", "of the time of a request"
 
 class Unexplained(NamedTuple):
     """Time that no finding explains. `share`: of a step or of a request. `time`: one clause that says what it goes to. `fits`: possible causes.
-    `missing`: the signals that the rules about this time lack. `remedy`: how to get them, one clause. `named`: findings would free another share of the
-    same part."""
+    `missing`: the signals that the rules about this time lack. `remedy`: how to get them, one clause. `named`: findings name a cause in
+    this part, and would not free all of it."""
 
     share: float
     time: str
@@ -50,7 +50,8 @@ def unexplained(run: Run) -> Unexplained | None:
         return None
     missing = _missing(_without_conclusion(run, rules_about(part.name)))
     time = f"{percent(rest)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}"
-    return Unexplained(rest, time, part.fits, missing, remedy(run, missing), named=rest < whole)
+    named = rest < whole or any(is_about(finding, part.name, case) for finding in run.findings)
+    return Unexplained(rest, time, part.fits, missing, remedy(run, missing), named)
 
 
 def open_question(run: Run) -> str:

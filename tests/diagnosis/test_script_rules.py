@@ -165,6 +165,8 @@ def test_one_core_beside_the_training_thread_has_no_room_for_a_second_worker_tha
     }
     found = case(knobs={**WORKERS, "num_workers": 1, "prefetch_factor": 1}, samples_per_step=16.0, **waits, **loader(80.0, 80.0, 0.9))
     assert [suggestion.changes for suggestion in check("input.jitter", found).suggestions] == [{"prefetch_factor": 4}]
+    deep = dataclasses.replace(found, knobs={**found.knobs, "prefetch_factor": 32})
+    assert check("input.jitter", deep).suggestions[0].changes == {"prefetch_factor": 64}, "the maximum of the setting"
 
 
 @pytest.mark.parametrize(("seen", "error"), [(1e9, 0.35), (50.0, 0.403), (2.0, 1.0)])

@@ -90,6 +90,14 @@ def test_what_the_findings_leave_of_a_part_is_named() -> None:
     assert gap is not None and gap.words == "22 % of each step waits for data beyond what the findings would free"
 
 
+def test_a_cause_without_a_cure_is_named_all_the_same() -> None:
+    """Where the storage gives no more, more workers recover nothing, but the finding names what the step waits for."""
+    run = starved(without=())
+    run.findings = [Finding("input.slow_storage", "fires", "Slow storage", 0.0)]
+    gap = unexplained(run)
+    assert gap is not None and gap.words == "72 % of each step waits for data beyond what the findings would free"
+
+
 OVERHEAD = {"other_ratio": 0.12, "stack__script_ratio": 0.12, "stack__line_ratio": 0.1}
 IDLE = {"is_gpu": 1.0, "gpu__util_ratio": 0.4, "data_wait_ratio": 0.01, "other_ratio": 0.0}
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
 from gpuconsole.diagnosis.signals.job import IN_TIME
-from gpuconsole.model.knobs.training import LOADER
+from gpuconsole.model.knobs.catalogue import CATALOGUE
 
-KNOB = next(knob for knob in LOADER if knob.name == "num_workers")
+KNOB = CATALOGUE["num_workers"]
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")
 SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes that use the CPU for less than half of their time wait for storage")

@@ -7,6 +7,7 @@ import math
 from gpuconsole.diagnosis.families import loader
 from gpuconsole.diagnosis.precedence import cause_of_data_wait
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent, short_of, speedup_interval
+from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 TIMES_DEEPER = 4
 RATE = "probe.loader_samples_per_s"
@@ -39,7 +40,8 @@ that is too slow for ordinary batches makes every step wait."""
         limit, cause = loader.EXCESS, cause_of_data_wait(case)
         if cause != "jitter":  # where another cause explains the waits, a finding shown before closes at once
             return self.clear(0.0 if cause else short_of(excess / limit), case.evidence(("data_wait_excess_ratio", limit)))
-        deeper, workers = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER, _workers_that_outlast(case)
+        deeper = min(int(CATALOGUE["prefetch_factor"].high), int(case.knobs["prefetch_factor"]) * TIMES_DEEPER)
+        workers = _workers_that_outlast(case)
         without_waits, capacity = 1 / (1 - min(0.9, excess)), _capacity(case)
         gain = _up_to(without_waits if capacity is None else min(without_waits, capacity))
         code = f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter"
