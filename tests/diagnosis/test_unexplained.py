@@ -12,7 +12,7 @@ import pytest
 from gpuconsole.diagnosis.claims import SERVING, TRAINING, Part, claims_time, parts_of, share_out
 from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
-from gpuconsole.diagnosis.rule import CantTell, Case
+from gpuconsole.diagnosis.rule import CantTell, Case, Rule
 from gpuconsole.diagnosis.unexplained import LARGE, unexplained
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import JOB
@@ -229,6 +229,14 @@ def test_findings_that_claim_the_same_milliseconds_are_alternatives(
     check_claims(shown, a_case)
     told = printed(firing_report(run_of(a_case, shown)))
     assert ("One of these: " in told) == (len(counted) < len(findings)) == ("alternatively" in told)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.resource == "time"], ids=lambda rule: rule.id)
+def test_every_rule_that_can_recover_time_claims_parts(rule: Rule) -> None:
+    serves = rule.subject == "serving"
+    parts = parts_of(rule.id, dataclasses.replace(case(), serves=serves))
+    assert parts or rule.id in ("meta.not_steady", "mem.near_capacity"), "its findings would recover nothing, and are no notes"
+    assert set(parts) <= {part.name for part in (SERVING if serves else TRAINING)}
 
 
 README_SAYS = (
