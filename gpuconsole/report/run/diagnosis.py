@@ -384,9 +384,11 @@ def details_report(run: Run) -> Report:
 
 
 def other_rules(run: Run) -> Report:
-    """The rules that can't tell, then the rules that are clear."""
-    states = (("Can't tell", "cant_tell"), ("Clear", "clear"))
-    return [part for title, state in states for part in _group(title, [finding for finding in run.findings if finding.state == state])]
+    """The rules that can't tell, those that are clear, and those that say nothing of a run on a CPU."""
+    unsure = [finding for finding in run.findings if finding.state == "cant_tell"]
+    about_gpus = [finding for finding in run.findings if finding.state == "clear" and finding.summary == NOT_ON_GPU]
+    groups = (("Can't tell", unsure), ("Clear", passed(run.findings)), ("Only on a GPU", about_gpus))
+    return [part for title, findings in groups for part in _group(title, findings)]
 
 
 def firing_report(run: Run) -> Report:
