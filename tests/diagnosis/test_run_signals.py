@@ -36,6 +36,19 @@ def test_long_waits_are_told_by_how_many_and_how_long() -> None:
     assert found["data_wait_excess_ratio"] == pytest.approx(20 * 0.29 / 20.0)
 
 
+@pytest.mark.parametrize(("device", "free"), [("cpu", 2e9), ("gpu:0", 6e9)])
+def test_the_memory_that_workers_can_use_is_that_of_the_host(device: str, free: float) -> None:
+    """On a GPU the memory of the run is that of its card."""
+    state = SessionState()
+    state.apply(Devices(0.0, [Device(device, device)]))
+    state.apply(RunOpened(0.0, "1", "train-vision", "training.vision", {}, device))
+    state.apply(Steps(20.0, [Step(n, 0.1 * n, 0.1, 16, 0, (0.01,) * 10) for n in range(200)], 0.0, 0.0, 0.0, 1e6))
+    assert state.record is not None
+    state.record.steady_t = 0.0
+    signals = run_signals(state.record, Summary(), 2, (8e9, 10e9), host_memory=(10e9, 16e9))
+    assert signals["host.memory_available_bytes"].value == free
+
+
 VLLM: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {
     "server": "vllm",
     "max_num_seqs": 32,

@@ -14,7 +14,7 @@ from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
 from gpuconsole.diagnosis.unexplained import LARGE, unexplained
-from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.finding import Finding, Signal, Suggestion, Tried
 from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Run, Summary
@@ -229,6 +229,27 @@ def test_findings_that_claim_the_same_milliseconds_are_alternatives(
     check_claims(shown, a_case)
     told = printed(firing_report(run_of(a_case, shown)))
     assert ("One of these: " in told) == (len(counted) < len(findings)) == ("alternatively" in told)
+
+
+def test_a_finding_whose_changes_gained_nothing_claims_nothing() -> None:
+    """The next finding about the same time is then no alternative, and what it leaves is named."""
+    change = Suggestion({"num_workers": 4}, None, "", "", Tried(0.9, 0.85, 0.95, "worse", "1"))
+    lost = Finding("input.too_few_workers", "fires", "Too few", 0.6, "low", suggestions=(change,))
+    other = Finding("input.jitter", "fires", "Jitter", 0.4, "low")
+    run = starved(without=())
+    run.findings = share_out([lost, other], Case.of(run, run.signals))
+    assert [finding.alternative_to for finding in run.findings] == [(), ()] and lost.failed
+    gap = unexplained(run)
+    assert gap is not None and gap.words.startswith("32 % of each step waits for data")
+    gained = with_gain(lost, 1.5)
+    assert share_out([gained, other], Case.of(run, run.signals))[1].alternative_to == ("input.too_few_workers",)
+
+
+def with_gain(finding: Finding, speedup: float) -> Finding:
+    """The finding, whose change gains in its trial."""
+    (change,) = finding.suggestions
+    tried = Tried(speedup, speedup - 0.1, speedup + 0.1, "win", "1")
+    return msgspec.structs.replace(finding, suggestions=(msgspec.structs.replace(change, tried=tried),))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.resource == "time"], ids=lambda rule: rule.id)
