@@ -30,6 +30,8 @@ MOST_SKIPPED_S = 1.0
 """Most seconds of steps that are skipped before a block of unequal steps."""
 UNEQUAL = 0.5
 """The standard deviation of unequal steps over their mean, at least."""
+LONGER = 2
+"""A block of unequal steps whose cycle is not known is so many times as long, so that the cycle shows in it."""
 LEAST_CHUNKS = 3
 """Whole cycles from which a spread is estimated."""
 LOOKED_FOR = math.log(200)
@@ -66,16 +68,21 @@ class Lengths:
         A change of sides waits for the end of a step, and most likely that of a long one. So unequal steps would begin each block at the same place
         of their cycle. A block of whole cycles does not depend on that.
         """
-        every = [seconds for block in self._recent.get(arm, ()) for seconds in block]
-        if every and (self.cycle(arm) > 1 or statistics.pstdev(every) < UNEQUAL * statistics.fmean(every)):
+        if arm in self._recent and (self.cycle(arm) > 1 or not self._unequal(arm)):
             return 0
         step_s = self.step_s(arm)
         return self._chance.randint(0, min(LONGEST_CYCLE - 1, int(MOST_SKIPPED_S / max(step_s, 1e-9)))) if step_s is not None else 0
 
     def count(self, arm: int, plan: BlockPlan, stretch: float) -> int | None:
         """The number of steps of the next block of `arm`; None where no step is known yet, so that a few steps must be seen first."""
-        step_s = self.step_s(arm)
-        return None if step_s is None else plan.count(step_s, stretch, self.cycle(arm))
+        step_s, cycle = self.step_s(arm), self.cycle(arm)
+        if cycle == 1 and self._unequal(arm):
+            stretch *= LONGER
+        return None if step_s is None else plan.count(step_s, stretch, cycle)
+
+    def _unequal(self, arm: int) -> bool:
+        every = [seconds for block in self._recent.get(arm, ()) for seconds in block]
+        return bool(every) and statistics.pstdev(every) >= UNEQUAL * statistics.fmean(every)
 
     def add(self, arm: int, steps: Sequence[Step]) -> None:
         """Add the steps of a block."""
@@ -133,6 +140,14 @@ def cycle_of(blocks: Sequence[Sequence[float]] | deque[list[float]]) -> int:
         if together > best + 0.05:  # a multiple of the cycle is as good, and longer
             best, cycle = together, lag
     return cycle
+
+
+def whole_cycles(steps: Sequence[Step], cycle: int) -> Sequence[Step]:
+    """The steps of a block without the last ones that are no whole cycle; no steps where the block is shorter than a cycle.
+
+    The first blocks end before the cycle is known. Whether such a block has one long step more than another is chance.
+    """
+    return steps[: len(steps) // cycle * cycle]
 
 
 class _Chunks:

@@ -38,7 +38,7 @@ from gpuconsole.experiments.statistics import (
     work_in,
     work_of_step,
 )
-from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise
+from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise, whole_cycles
 from gpuconsole.model.experiments import NOT_FINITE, HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
@@ -281,7 +281,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     of_side = plans(run.knobs, trial.changes, before.phases_ratio or None, of_job=run.is_job, step_s=step_s)
     plan = of_side[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
-    pairs, wall_pairs = Pairs(), Pairs()
+    measured: list[Mapping[int, Sequence[Step]]] = []
     work: Work = work_of_step
     noise: StepNoise | None = None
     losses: list[tuple[list[float], list[float]]] = []
@@ -323,18 +323,19 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 raise TrialFailed(NO_WORK)
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
             firsts.append(pair[0].arm)
-            for measured, free in ((pairs, contention_free), (wall_pairs, False)):
-                measured.add(pair[0].arm, {arm: math.log(rate(steps, free, work)) for arm, steps in blocks.items()})
+            measured.append(blocks)
             for arm, steps in blocks.items():
                 add_block(on_clock, arm, steps, work)
                 noise.add(arm, steps)
+            cycles = {arm: lengths.cycle(arm) for arm in blocks}
+            pairs = _pairs(firsts, measured, cycles, contention_free, work)
             ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
-            least = noise.deviation({arm: math.lcm(of_side[arm].unit, lengths.cycle(arm)) for arm in blocks})
+            least = noise.deviation({arm: math.lcm(of_side[arm].unit, cycle) for arm, cycle in cycles.items()})
             decided = verdict(ratios, nulls, between, least)
             trial = msgspec.structs.replace(
                 trial,
                 speedup=speedup(ratios, between, least),
-                wall_speedup=speedup(wall_pairs.log_ratios, between, least),
+                wall_speedup=speedup(_pairs(firsts, measured, cycles, False, work).log_ratios, between, least),
                 step_deviation=least,
                 stalls_from=noise.stalls_from,
                 blocks=2 * len(ratios),
@@ -357,6 +358,19 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=why, elapsed_s=time.monotonic() - start)
     trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided", rhythm=first_rhythm(on_clock))
     return with_training_loss(trial, losses, firsts) if run.is_job and changes_numerics(trial) else trial
+
+
+def _pairs(
+    firsts: Sequence[int], measured: Sequence[Mapping[int, Sequence[Step]]], cycles: Mapping[int, int], free: bool, work: Work
+) -> Pairs:
+    """The rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in which a block is shorter than a cycle. `firsts`: the arm that came
+    first in each pair. `free`: without run-queue delay."""
+    pairs = Pairs()
+    for first, blocks in zip(firsts, measured, strict=True):
+        whole = {arm: whole_cycles(steps, cycles[arm]) for arm, steps in blocks.items()}
+        if all(whole.values()):
+            pairs.add(first, {arm: math.log(rate(steps, free, work)) for arm, steps in whole.items()})
+    return pairs
 
 
 async def _block(sides: Sides, block: Block, plan: BlockPlan, lengths: Lengths) -> tuple[list[Step], float]:

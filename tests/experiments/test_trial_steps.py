@@ -113,6 +113,21 @@ def test_an_effect_on_even_steps_is_found_as_soon_as_before() -> None:
         assert f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps" in shown(trial)
 
 
+@pytest.mark.parametrize(
+    ("kind", "least"), [("bursts of 2, effect 1.10", 10), ("bursts of 4, effect 1.10", 10), ("bursts of 8, effect 1.10", 5)]
+)
+def test_an_effect_on_steps_in_bursts_is_found(kind: str, least: int) -> None:
+    """The first blocks end before the cycle of the bursts is known; they count in whole cycles later."""
+    assert [simulated(ROWS[kind], seed).verdict for seed in range(10)].count("win") >= least
+
+
+def test_a_block_of_unequal_steps_whose_cycle_is_not_known_is_longer() -> None:
+    plan, lengths = BlockPlan({}, ["optim"]), Lengths(0.05)
+    assert lengths.count(BASELINE, plan, 1.0) == 7
+    lengths.add(BASELINE, [step(seconds, BASELINE) for seconds in (0.3, *[0.01] * 6)])
+    assert lengths.count(BASELINE, plan, 1.0) == 14
+
+
 class Unknown(FakeJob):
     """A job whose samples are not known; with the change its steps take half the time."""
 
