@@ -8,6 +8,7 @@ off again is no cause of later steps.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from ..clock import now
 from ..protocol import COUNTS
@@ -17,6 +18,9 @@ from .watch import recorder
 
 EVERY_S = 0.4
 """Seconds between two looks at least. A look takes 2 µs."""
+
+
+OPERATORS_SEEN = "the program has a mode on that sees each operator: it would see other operators"
 
 
 class Modes:
@@ -30,6 +34,12 @@ class Modes:
         self.due = 0.0
         self._looks = self._sent = 0
         self._found: dict[str, int] = {}
+        self._seen = False
+
+    def why_fixed(self) -> str:
+        """Why a mode of the program forbids a change of the model or the optimizer: the mode would see other operators. Empty where no look has found such
+        a mode."""
+        return OPERATORS_SEEN if self._seen or has_modes() else ""
 
     def look(self) -> None:
         """Look which modes are on, at the start of a backward pass of the program."""
@@ -50,6 +60,7 @@ class Modes:
         if recorder.kind != COUNTS or recorder.arm:
             return
         self._looks += 1
+        self._seen = self._seen or has_modes()
         for name in _present():
             self._found[name] = self._found.get(name, 0) + 1
 
@@ -67,6 +78,16 @@ def _present() -> list[str]:
         "cudnn_deterministic": recorder.on_stream and torch.backends.cudnn.deterministic,
     }
     return [name for name, is_on in found.items() if is_on]
+
+
+def has_modes() -> bool:
+    """Whether a mode is on that sees each operator, or each function of torch. That of `torch.set_default_device` does not count."""
+    import torch
+
+    own: Any = torch._C
+    if own._len_torch_dispatch_stack():
+        return True
+    return any(type(own._get_function_stack_at(n)).__name__ != "DeviceContext" for n in range(own._len_torch_function_stack()))
 
 
 modes = Modes()

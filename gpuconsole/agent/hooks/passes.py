@@ -16,7 +16,7 @@ from .calls import weights_version
 from .evidence.steps import own_updates
 from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
 from .memory import raised
-from .modes import modes
+from .modes import has_modes, modes
 from .recorder import BACKWARD, EVAL, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
 from .structure import children, has_parameters, parameters_of
 from .watch import count_samples, recorder, watch
@@ -244,16 +244,6 @@ def is_plain(tensor: Any) -> bool:
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
-
-
-def has_modes() -> bool:
-    """Whether a mode is on that sees each operator, or each function of torch. That of `torch.set_default_device` does not count."""
-    import torch
-
-    own: Any = torch._C
-    if own._len_torch_dispatch_stack():
-        return True
-    return any(type(own._get_function_stack_at(n)).__name__ != "DeviceContext" for n in range(own._len_torch_function_stack()))
 
 
 @unseen

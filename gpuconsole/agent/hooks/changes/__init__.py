@@ -6,7 +6,7 @@ from functools import partial
 
 from ...protocol import Value
 from ..first_steps import first_steps
-from ..guard import from_outside, switch
+from ..guard import from_outside, switch, unseen
 from .change import CHANGES_NUMERICS, Change, Refused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile, device_of
@@ -19,6 +19,7 @@ CHANGES: dict[str, Change] = {change.knob: change() for change in _ALL}
 """The changes that this agent can make, by the name of the knob."""
 
 
+@unseen
 def why_fixed(knob: str) -> str:
     """Why `knob` cannot change while the program runs, with the code that sets it; empty where it can."""
     from ..watch import watch
@@ -37,6 +38,7 @@ unreadable: dict[str, str] = {}
 """Why the value of a knob could not be read, by knob."""
 
 
+@unseen
 def observed() -> dict[str, Value]:
     """The values in force of all settings that can change. A knob that cannot be read is left out, and `unreadable` says why."""
     from ..watch import watch
@@ -57,6 +59,7 @@ def observed() -> dict[str, Value]:
     return values
 
 
+@unseen
 def effects() -> dict[str, str]:
     """What each change does to the numbers of the program."""
     from ..watch import watch

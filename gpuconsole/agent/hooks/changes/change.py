@@ -21,11 +21,13 @@ class Refused(PlainError):
     """The change is not possible in this program. The message is the reason, in one line."""
 
 
-def why_replayed() -> str:
-    """Why the program's CUDA graph forbids a change of the model or the optimizer; empty where the program has no CUDA graph."""
+def why_bound() -> str:
+    """Why the program's CUDA graph, or a mode of the program that sees each operator, forbids a change of the model or the optimizer; empty where the program
+    has none of both."""
     from ..graphs import why_fixed
+    from ..modes import modes
 
-    return why_fixed()
+    return why_fixed() or modes.why_fixed()
 
 
 def on_this_device(weight: Any) -> Any:

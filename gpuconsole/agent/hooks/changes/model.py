@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ...caches import NotPrivate, PrivateCaches
 from ...counters import compile_counters
 from ...protocol import Value
-from ..guard import from_outside, switch
+from .. import graphs
+from ..guard import from_outside, switch, unseen
 from ..structure import parameters_of, structure
-from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, TriedChange, on_this_device, require_room, why_replayed
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, TriedChange, on_this_device, require_room, why_bound
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -113,7 +114,7 @@ class Precision(TriedChange):
     def why_fixed(self, watch: Watch) -> str:
         if not _roots(watch):
             return "no call of a model was seen"
-        if reason := why_replayed():
+        if reason := why_bound():
             return reason
         if watch.autocast and not self._value:
             return "the program calls its model inside autocast: the precision is set there"
@@ -121,6 +122,7 @@ class Precision(TriedChange):
             return "the weights of the model are in 16 bits: the precision was chosen when the model was made"
         return ""
 
+    @unseen
     def set(self, watch: Watch, value: Value) -> None:
         if reason := self.why_fixed(watch):
             raise Refused(reason)
@@ -239,7 +241,7 @@ class TorchCompile(TriedChange):
         roots = _roots(watch)
         if not roots:
             return "no call of a model was seen"
-        if reason := why_replayed():
+        if reason := why_bound():
             return reason
         if not self._mode and any(map(_is_compiled, roots)):
             return "the program compiles its model itself"
@@ -247,6 +249,7 @@ class TorchCompile(TriedChange):
             return "this version of torch has no Module.compile"
         return ""
 
+    @unseen
     def set(self, watch: Watch, value: Value) -> None:
         if reason := self.why_fixed(watch):
             raise Refused(reason)
@@ -432,8 +435,9 @@ class CudnnBenchmark(TriedChange):
             return "no GPU: cuDNN is not used"
         import torch
 
-        return "the program asks for deterministic algorithms" if torch.backends.cudnn.deterministic else why_replayed()
+        return "the program asks for deterministic algorithms" if torch.backends.cudnn.deterministic else graphs.why_fixed()
 
+    @unseen
     def set(self, watch: Watch, value: Value) -> None:
         import torch
 

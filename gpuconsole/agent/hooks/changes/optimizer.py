@@ -6,8 +6,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
-from ..guard import from_outside
-from .change import SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_replayed
+from ..guard import from_outside, unseen
+from .change import SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_bound
 from .servers import in_one_line
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ class Optimizer(TriedChange):
         optimizers = _optimizers(watch)
         if not optimizers:
             return "the program has no optimizer of torch"
-        if reason := why_replayed():
+        if reason := why_bound():
             return reason
         return next((reason for optimizer in optimizers if (reason := _why_not(optimizer))), "")  # one that does not fit: none is changed
 
+    @unseen
     def set(self, watch: Watch, value: Value) -> None:
         name = str(value)
         if reason := self.why_fixed(watch):

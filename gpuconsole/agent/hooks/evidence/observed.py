@@ -20,7 +20,8 @@ from .. import tracing
 from ..calls import compiled
 from ..guard import entry, from_outside, switch, unseen, wrappers_without_level
 from ..memory import tensors_of_program
-from ..passes import has_modes, state
+from ..modes import has_modes
+from ..passes import state
 from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of, structure
 from ..watch import place_name, program_frame, recorder, watch

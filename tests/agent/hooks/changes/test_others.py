@@ -11,9 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuconsole.agent.hooks import described, first_steps, graphs
 from gpuconsole.agent.hooks import job as hooks_of_job
+from gpuconsole.agent.hooks import modes as modes_of_agent
 from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.changes import model as model_changes
 from gpuconsole.agent.hooks.changes import optimizer as optimizer_changes
@@ -411,6 +414,53 @@ def test_nothing_of_the_model_changes_while_the_program_replays_a_graph() -> Non
             refused.set(job.watch, value)
     del graph
     assert not any(change.why_fixed(job.watch) for change in changes_of_model)
+
+
+class Sees(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_of_the_model_changes_where_a_mode_of_the_program_sees_each_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that counts its operators would count others."""
+    looks = modes_of_agent.Modes()
+    monkeypatch.setattr(modes_of_agent, "modes", looks)
+    job = Job()
+    job.step()
+    changes_of_model = (Precision(), TorchCompile(), Optimizer())
+    with torch.device("cpu"):
+        assert not any(change.why_fixed(job.watch) for change in changes_of_model)
+    with Sees():
+        looks.look()
+        assert all("sees each operator" in change.why_fixed(job.watch) for change in changes_of_model)
+    assert all("sees each operator" in change.why_fixed(job.watch) for change in changes_of_model), "the program has it on now and then"
+
+
+class Calls(TorchFunctionMode):
+    """Counts the functions of torch that are called, also those that read an attribute of a tensor."""
+
+    seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_program_sees_no_call_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuconsole.agent.hooks import changes, watch
+
+    job = Job()
+    job.step()
+    monkeypatch.setattr(watch, "watch", job.watch)
+    monkeypatch.setattr(modes_of_agent, "modes", modes_of_agent.Modes())
+    with Calls() as calls:
+        changes.observed()
+        changes.effects()
+        assert changes.why_fixed("optim")
+        for change, value in ((Precision(), "bf16"), (TorchCompile(), "default"), (Optimizer(), "adamw_fused")):
+            with pytest.raises(Refused):
+                change.set(job.watch, value)
+    assert calls.seen == 0
 
 
 def test_a_graph_of_torch_compile_is_no_graph_of_the_program() -> None:
