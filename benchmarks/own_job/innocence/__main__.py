@@ -170,6 +170,10 @@ class Runs:
         return outcome(self._folder, self._program, [*before, self._python, "program.py"], self._environment)
 
 
+FEEDERS = {"QueueFeederThread"}
+"""A thread that feeds a queue ends a moment after its queue: whether it is there at the end of the program is chance."""
+
+
 def accepted(what: str, bare: str, watched: str) -> bool:
     """Whether a difference is one of ACCEPTED: something of the agent's own was added, and nothing was taken away."""
     kind = what.split(" (")[0]
@@ -180,7 +184,9 @@ def accepted(what: str, bare: str, watched: str) -> bool:
     if kind not in ACCEPTED:
         return False
     added, gone = set(literal_eval(watched)) - set(literal_eval(bare)), set(literal_eval(bare)) - set(literal_eval(watched))
-    own = {"files": {"doorbell"}, "threads": {"QueueFeederThread"}}.get(kind, {*sys.stdlib_module_names, "torch"})
+    own = {"files": {"doorbell"}, "threads": FEEDERS}.get(kind, {*sys.stdlib_module_names, "torch"})
+    if kind == "threads":
+        gone -= FEEDERS
     return not gone and all(name.split(".")[0] in own or (kind == "files" and SHARED_BATCH.match(name)) for name in added)
 
 
