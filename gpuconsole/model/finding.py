@@ -13,7 +13,7 @@ Confidence = Literal["high", "medium", "low"]
 Resource = Literal["time", "memory"]
 STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
 """The words after the share of a finding."""
-ALTERNATIVE = "alternatively"
+ALTERNATIVE = "instead"
 """The word after the share of a finding that claims the same time as others: one of these cures frees it, not both."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 

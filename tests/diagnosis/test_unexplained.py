@@ -228,7 +228,7 @@ def test_findings_that_claim_the_same_milliseconds_are_alternatives(
     assert sum(finding.recoverable_ratio for finding in shown if not finding.alternative_to) <= 1
     check_claims(shown, a_case)
     told = printed(firing_report(run_of(a_case, shown)))
-    assert ("One of these: " in told) == (len(counted) < len(findings)) == ("alternatively" in told)
+    assert ("One of these: " in told) == (len(counted) < len(findings)) == (" instead" in told)
 
 
 def test_a_finding_whose_changes_gained_nothing_claims_nothing() -> None:

@@ -53,7 +53,7 @@ def test_a_finding_that_claims_the_same_time_is_an_alternative_everywhere() -> N
     screen = text(paint_diagnosis(view, "", 100, 30, True))
     assert (
         "60% recoverable" in screen.replace(" %", "%")
-        and "50% alternatively" in screen.replace(" %", "%")
+        and "50% instead" in screen.replace(" %", "%")
         and "One of these: 1, 2" in screen
     )
     page = printed(firing_report(run))
@@ -62,7 +62,7 @@ def test_a_finding_that_claims_the_same_time_is_an_alternative_everywhere() -> N
     answer = conclusion(other, run)
     assert (
         answer.alternative_to == [STARVED.rule]
-        and "50 % alternatively" in _finding(answer)
+        and "50 % instead" in _finding(answer)
         and "60 % recoverable" in _finding(conclusion(starved, run))
     )
 

@@ -106,7 +106,7 @@ READING = (
     ("step", "The time of a step and its parts. The parts exclude each other and add up to the whole step. Yellow: waiting."),
     ("request", "Queue, prefill and decode as the server reports them; transport is the rest of the E2E that the client measures."),
     ("recoverable", "The share of the step time that a finding is about. Findings are ranked by this share and by their confidence."),
-    ("alternatively", "The same for a finding that claims the same time as another: one of these cures frees it, so the shares do not add up."),
+    ("instead", "The same for a finding that claims the same time as another: one of these cures frees it, so the shares do not add up."),
     ("of memory", "The share of the usable memory that the first suggestion would free. Freeing memory may cost time."),
     ("predicted", "Throughput after the change divided by throughput before, as an interval, from the measured parts of a step."),
     ("trial", "Steps with and without the change alternate in random order. The speedup is the ratio of both with its 95 % interval."),
