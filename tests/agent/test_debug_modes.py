@@ -29,7 +29,7 @@ FIRES = {
 @pytest.mark.xdist_group("a job")
 @pytest.mark.parametrize("mode", matrix([*FIRES, "scheduled", "none"], in_ci=("passes", "profiler", "none")))
 def test_the_mode_is_named_and_only_where_it_is_on(mode: str, tmp_path: Path) -> None:
-    ran = watched(tmp_path, sys.executable, "-W", "ignore", str(PROGRAMS / "debugged.py"), mode, "6")
+    ran = watched(tmp_path, sys.executable, "-W", "ignore", str(PROGRAMS / "debugged.py"), mode, "8")
     assert ran.code == 0, ran.err
     assert ran.out.splitlines()[-1] == f"on {mode == 'anomaly'} {mode == 'deterministic'}"
     findings = {finding["rule"]: finding for finding in ran.run["findings"]}
