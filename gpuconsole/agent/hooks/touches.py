@@ -282,7 +282,8 @@ PROCESS = Group(
 
 READS = Group(
     "What the agent only reads",
-    "An audit hook (`sys.addaudithook`) sees `gc.get_objects`, `sys._current_frames`, `open`, `socket.connect`, `exec` and `compile`.",
+    "An audit hook (`sys.addaudithook`) sees `gc.get_objects`, `sys._current_frames`, `open`, `socket.connect`, `exec` and `compile`. A trace function (`sys.settrace`) sees"
+    " the functions of the agent that run in its thread, as it sees those of torch.",
     Until.ITSELF,
     "The figure is missing. A property or a method of the program that raises counts as absent.",
     (
