@@ -388,12 +388,21 @@ class BlockPlan:
         The number is a multiple of the period, of the workers and of the cycle, as far as that takes no longer than MAX_BLOCK_S.
         """
         wanted = stretch * max(MIN_STEPS, self.min_s / max(step_s, 1e-9))
+        unit = self._unit(step_s, cycle, wanted)
+        return math.ceil(wanted / unit) * unit
+
+    def holds(self, step_s: float, cycle: int) -> bool:
+        """Whether each block holds whole cycles of `cycle` steps, however short the block is."""
+        return self._unit(step_s, cycle, 0.0) % cycle == 0
+
+    def _unit(self, step_s: float, cycle: int, wanted: float) -> int:
+        """The number of steps of which a block with `wanted` steps has a multiple."""
         unit = 1
         for steps in (self.period, self.workers, cycle):
             common = math.lcm(unit, max(1, steps))
             if common <= MAX_PERIOD and (common * step_s <= MAX_BLOCK_S or common <= wanted):
                 unit = common
-        return math.ceil(wanted / unit) * unit
+        return unit
 
     def least_s(self, step_s: float) -> float:
         """Seconds of the shortest block, where a step takes `step_s`."""

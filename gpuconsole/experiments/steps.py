@@ -14,7 +14,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_STEPS, BlockPlan
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MAX_BLOCK_S, MIN_STEPS, BlockPlan
 from gpuconsole.model.run import COUNTS, Step
 from gpuconsole.session.figures.rate import Work
 
@@ -31,7 +31,7 @@ MOST_SKIPPED_S = 1.0
 UNEQUAL = 0.5
 """The standard deviation of unequal steps over their mean, at least."""
 LONGER = 2
-"""A block of unequal steps whose cycle is not known is so many times as long, so that the cycle shows in it."""
+"""A block of unequal steps whose cycle is not known is so many times as long, so that the cycle shows in it; but not where that would take longer than MAX_BLOCK_S."""
 LEAST_CHUNKS = 3
 """Whole cycles from which a spread is estimated."""
 LOOKED_FOR = math.log(200)
@@ -62,6 +62,11 @@ class Lengths:
             self._cycles[arm] = cycle_of(self._recent.get(arm, ()))
         return self._cycles[arm]
 
+    def whole(self, arm: int, plan: BlockPlan) -> int:
+        """The steps of which a block of `arm` counts a multiple: its cycle, or 1 where its blocks are too short for whole cycles."""
+        step_s, cycle = self.step_s(arm), self.cycle(arm)
+        return cycle if step_s is not None and plan.holds(step_s, cycle) else 1
+
     def skipped(self, arm: int) -> int:
         """How many steps are skipped before the next block of `arm`.
 
@@ -76,9 +81,11 @@ class Lengths:
     def count(self, arm: int, plan: BlockPlan, stretch: float) -> int | None:
         """The number of steps of the next block of `arm`; None where no step is known yet, so that a few steps must be seen first."""
         step_s, cycle = self.step_s(arm), self.cycle(arm)
-        if cycle == 1 and self._unequal(arm):
+        if step_s is None:
+            return None
+        if cycle == 1 and LONGER * MIN_STEPS * step_s <= MAX_BLOCK_S and self._unequal(arm):
             stretch *= LONGER
-        return None if step_s is None else plan.count(step_s, stretch, cycle)
+        return plan.count(step_s, stretch, cycle)
 
     def _unequal(self, arm: int) -> bool:
         every = [seconds for block in self._recent.get(arm, ()) for seconds in block]

@@ -328,14 +328,15 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 add_block(on_clock, arm, steps, work)
                 noise.add(arm, steps)
             cycles = {arm: lengths.cycle(arm) for arm in blocks}
-            pairs = _pairs(firsts, measured, cycles, contention_free, work)
+            whole = {arm: lengths.whole(arm, of_side[arm]) for arm in blocks}
+            pairs = _pairs(firsts, measured, whole, contention_free, work)
             ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
             least = noise.deviation({arm: math.lcm(of_side[arm].unit, cycle) for arm, cycle in cycles.items()})
             decided = verdict(ratios, nulls, between, least)
             trial = msgspec.structs.replace(
                 trial,
                 speedup=speedup(ratios, between, least),
-                wall_speedup=speedup(_pairs(firsts, measured, cycles, False, work).log_ratios, between, least),
+                wall_speedup=speedup(_pairs(firsts, measured, whole, False, work).log_ratios, between, least),
                 step_deviation=least,
                 stalls_from=noise.stalls_from,
                 blocks=2 * len(ratios),
@@ -363,13 +364,13 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
 def _pairs(
     firsts: Sequence[int], measured: Sequence[Mapping[int, Sequence[Step]]], cycles: Mapping[int, int], free: bool, work: Work
 ) -> Pairs:
-    """The rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in which a block is shorter than a cycle. `firsts`: the arm that came
-    first in each pair. `free`: without run-queue delay."""
+    """The rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in which a block has no work in whole cycles. `firsts`: the arm that
+    came first in each pair. `free`: without run-queue delay."""
     pairs = Pairs()
     for first, blocks in zip(firsts, measured, strict=True):
-        whole = {arm: whole_cycles(steps, cycles[arm]) for arm, steps in blocks.items()}
-        if all(whole.values()):
-            pairs.add(first, {arm: math.log(rate(steps, free, work)) for arm, steps in whole.items()})
+        rates = {arm: rate(whole_cycles(steps, cycles[arm]), free, work) for arm, steps in blocks.items()}
+        if all(per_s > 0 for per_s in rates.values()):
+            pairs.add(first, {arm: math.log(per_s) for arm, per_s in rates.items()})
     return pairs
 
 

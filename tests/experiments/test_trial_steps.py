@@ -13,7 +13,7 @@ from gpuconsole.experiments.certificate import _of_trial
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan, work_of_step
 from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise, cycle_of
 from gpuconsole.experiments.sweep import JobSweeper
-from gpuconsole.experiments.trial import run_trial
+from gpuconsole.experiments.trial import _pairs, run_trial
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
@@ -126,6 +126,20 @@ def test_a_block_of_unequal_steps_whose_cycle_is_not_known_is_longer() -> None:
     assert lengths.count(BASELINE, plan, 1.0) == 7
     lengths.add(BASELINE, [step(seconds, BASELINE) for seconds in (0.3, *[0.01] * 6)])
     assert lengths.count(BASELINE, plan, 1.0) == 14
+
+
+def test_a_trial_on_long_steps_in_bursts_ends_soon_after_its_limit() -> None:
+    """A cycle of eight steps takes eight seconds. No block is made of such cycles, so each pair of blocks counts."""
+    row = Row(bursts(1.0, 8, 0.1), bursts(1.0, 8, 0.1))
+    ended = [simulated(row, seed) for seed in range(20)]
+    assert max(trial.elapsed_s for trial in ended) < 150 and {trial.blocks for trial in ended} == {8}
+
+
+def test_a_pair_whose_whole_cycles_have_no_work_does_not_count() -> None:
+    """A batch is trained several times: only the first of its steps has samples."""
+    blocks = {arm: [*[step(0.05, arm, samples=0)] * 6, step(0.05, arm)] for arm in (BASELINE, CHANGED)}
+    pairs = _pairs([BASELINE], [blocks], {BASELINE: 1, CHANGED: 2}, False, work_of_step)
+    assert pairs.log_ratios == []
 
 
 class Unknown(FakeJob):
