@@ -51,11 +51,7 @@ def test_a_finding_that_claims_the_same_time_is_an_alternative_everywhere() -> N
     view = of(starved, other)
     run = view.runs[-1]
     screen = text(paint_diagnosis(view, "", 100, 30, True))
-    assert (
-        "60% recoverable" in screen.replace(" %", "%")
-        and "50% instead" in screen.replace(" %", "%")
-        and "One of these: 1, 2" in screen
-    )
+    assert "60% recoverable" in screen.replace(" %", "%") and "50% instead" in screen.replace(" %", "%") and "One of these: 1, 2" in screen
     page = printed(firing_report(run))
     assert page.count("recoverable") == 1 and page.count("One of these: 1, 2. They claim the same time") == 2
     assert msgspec.json.decode(msgspec.json.encode(run))["findings"][1]["alternative_to"] == [STARVED.rule]
