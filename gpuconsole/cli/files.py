@@ -185,19 +185,27 @@ def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None
 
 def source(file: str) -> str:
     """The text of a source file with its own line ends. Raises OSError, also for what is no file of source code: a snapshot from elsewhere names it."""
-    if any(ord(character) < 0x20 for character in file):  # a line break would end the line of the patch that names the file
+    names = file, os.path.realpath(file)  # the patch names the file behind a link
+    if any(
+        ord(character) < 0x20 for name in names for character in name
+    ):  # a line break would end the line of the patch that names the file
         raise OSError(errno.EINVAL, "the file name has control characters")
     return read_regular(Path(file), MOST_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
 
 
 def place_in_patch(file: str) -> tuple[str, str]:
     """The folder in which the patch of `file` is applied, and the path of the file from there. The folder is the current folder (empty) where it holds the
-    file; else the git repository around the file; else the folder of the file."""
+    file; else the git repository around the file; else the folder of the file.
+
+    In a folder of a repository, git reads a path that begins with the name of this folder as one from the root. So such a path is one from the root.
+    """
     path = Path(file).resolve()
+    folder = next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
     with contextlib.suppress(OSError):  # the current folder has been removed
         if path.is_relative_to(here := Path.cwd()):
-            return "", str(path.relative_to(here))
-    folder = next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
+            name = path.relative_to(here)
+            if folder not in here.parents or here.name not in name.parts[:-1]:
+                return "", str(name)
     return str(folder), str(path.relative_to(folder))
 
 
@@ -212,7 +220,8 @@ def write_patch(path: Path, patch: Patch) -> str:
             write_whole(file, part.diff.encode("utf-8", errors="surrogateescape"))
         except OSError as error:
             return f"{file}: {error.strerror}"
-        name = shlex.quote(str(file.resolve() if part.folder else file))  # git looks for the patch in the folder of -C
+        # git looks for the patch in the folder of -C, and takes a name that begins with a dash for an option
+        name = shlex.quote(str(file.resolve()) if part.folder else f"./{file}" if str(file).startswith("-") else str(file))
         commands.append(f"git -C {shlex.quote(part.folder)} apply {name}" if part.folder else f"git apply {name}")
     return f"patch written: {' && '.join(commands)}"
 

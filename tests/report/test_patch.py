@@ -240,6 +240,30 @@ def test_files_of_two_folders_have_a_patch_each(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "run" / "p-2.diff").read_text() == "of the user\n"
 
 
+def test_a_folder_in_a_folder_of_the_same_name_is_found_in_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    file = tmp_path / "src" / "src" / "train.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(LOADER)
+    monkeypatch.chdir(tmp_path / "src")
+    run_printed(tmp_path / "src", ("loader", file, 1), changes={"num_workers": 4})
+    assert "num_workers=4" in file.read_text()
+    monkeypatch.chdir(tmp_path)
+    assert place_in_patch(str(file)) == ("", "src/src/train.py")
+
+
+def test_a_patch_whose_name_begins_with_a_dash_is_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_patch(Path("-p.diff"), Patch((FolderPatch("", "x"),))) == "patch written: git apply ./-p.diff"
+
+
+def test_a_link_to_a_file_whose_name_has_a_line_break_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a\nb.py").write_text(LOADER)
+    (tmp_path / "train.py").symlink_to(tmp_path / "a\nb.py")
+    with pytest.raises(OSError, match="control characters"):
+        source(str(tmp_path / "train.py"))
+
+
 def test_each_part_of_the_text_names_its_folder(tmp_path: Path) -> None:
     parts = FolderPatch("", "--- a/train.py\n"), FolderPatch("/lib", "--- a/data.py\n")
     assert patch_text(Patch(parts), {"num_workers": 4})[1:] == [
