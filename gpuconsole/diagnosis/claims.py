@@ -19,6 +19,7 @@ from gpuconsole.diagnosis.families import comm, device, serving, trend
 from gpuconsole.diagnosis.precedence import rank
 from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.model.finding import Finding
+from gpuconsole.session.side_work import SIDE_WORK
 
 
 class Part(NamedTuple):
@@ -158,9 +159,19 @@ def _share_out(findings: Sequence[Finding], case: Case) -> tuple[list[Finding], 
 
 def _share(part: Part, case: Case) -> float:
     try:
-        return part.share(case)
+        share = part.share(case)
     except CantTell:
         return math.inf
+    return share if part.name in SIDE_WORK else share * _beside_side_work(case)
+
+
+def _beside_side_work(case: Case) -> float:
+    """The time that side work leaves in all steady steps, over the time that it leaves in the last steps, of which the shares of the other parts are; at most 1. So
+    all shares are those of a mean step, and an evaluation that is not among the last steps has room beside them."""
+    of_all, recent = (
+        sum(shares) for shares in zip(*((case.get(f"{name}_ratio", 0.0), case.recent(name, 0.0)) for name in SIDE_WORK), strict=True)
+    )
+    return max(0.0, 1 - of_all) / (1 - recent) if recent < of_all else 1.0
 
 
 def _within(finding: Finding, whole: dict[str, float], case: Case) -> Finding:

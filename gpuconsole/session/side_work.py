@@ -35,10 +35,10 @@ class _Kind:
         seconds = step.phases[self._place]
         if seconds <= 0:
             return
-        if self._events:
-            self._distances.append(step.index - self._last_index)
-        else:
+        if not self._events:
             self._first_s, self._first_end_s = seconds, end_s
+        elif step.index > self._last_index:  # a process that has started again counts its steps from 0
+            self._distances.append(step.index - self._last_index)
         self._events += 1
         self._s += seconds
         self._last_end_s, self._last_index = end_s, step.index

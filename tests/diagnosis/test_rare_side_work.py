@@ -111,3 +111,13 @@ def test_run_queue_delay_is_taken_off_the_share() -> None:
         side_work.add([Step(index, index * 0.2, 0.2, 16, 0, parts, runq)])
     assert side_work.ratios(False)["logging"] == pytest.approx(1 / 2)
     assert side_work.ratios(True)["logging"] == pytest.approx(2 / 3)
+
+
+def test_a_process_that_starts_again_keeps_the_distance_between_events() -> None:
+    side_work = SideWork()
+    for first in (5000, 0):
+        side_work.add([step(first + index, index * STEP_S, eval=1.0 if index % 50 == 49 else 0.0) for index in range(100)])
+    assert side_work.every() == {"eval": 50}
+    again = SideWork()
+    again.add([step(5000, 0.0, eval=1.0), step(10, 1.0, eval=1.0)])
+    assert again.every() == {}

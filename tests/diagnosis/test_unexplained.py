@@ -20,6 +20,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import firing_report, stake, state_words
+from gpuconsole.session.side_work import SIDE_WORK
 from tests.diagnosis.cases import HEALTHY, KNOBS, case
 
 NAMES = {
@@ -231,6 +232,24 @@ def test_findings_that_claim_the_same_milliseconds_are_alternatives(
     assert ("One of these: " in told) == (len(counted) < len(findings)) == (" instead" in told)
 
 
+def test_the_last_steps_and_an_evaluation_that_is_not_among_them_share_one_step() -> None:
+    """The shares were 80 and 47 % of one step."""
+    a_case = case(data_wait_ratio=0.8, forward_ratio=0.1, backward_ratio=0.1, eval_ratio=0.5, recent__eval_ratio=0.0)
+    firing = [Finding("input.slow_storage", "fires", "", 0.8, "high"), Finding("host.eval_stall", "fires", "", 0.475, "high")]
+    shown = {finding.rule: finding.recoverable_ratio for finding in share_out(firing, a_case) if not finding.alternative_to}
+    assert shown == {"input.slow_storage": pytest.approx(0.4, abs=0.005), "host.eval_stall": 0.475}
+    gap = unexplained(run_of(a_case, firing[1:]))
+    assert gap is not None and gap.words == "40 % of each step waits for data, and no rule names the cause"
+
+
+def test_the_share_of_the_queue_is_at_most_all_of_a_request() -> None:
+    """The queue grows: what leaves it now has waited longer than the requests took that end now."""
+    signals = {"server.queue_s": Signal(12.0, "s", "test"), "server.e2e_s": Signal(10.0, "s", "test")}
+    a_case = dataclasses.replace(case(), signals=signals, serves=True)
+    gap = unexplained(run_with(a_case, [], True))
+    assert gap is not None and gap.time == "100 % of the time of a request is a wait in the queue"
+
+
 def test_a_finding_whose_changes_gained_nothing_claims_nothing() -> None:
     """The next finding about the same time is then no alternative, and what it leaves is named."""
     change = Suggestion({"num_workers": 4}, None, "", "", Tried(0.9, 0.85, 0.95, "worse", "1"))
@@ -310,6 +329,7 @@ def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) 
         weights = [draw.random() ** 4 for _ in PHASES]
         shares = {f"{phase}_ratio": weight / sum(weights) for phase, weight in zip(PHASES, weights, strict=True)}
         values = {name: HEALTHY.get(name, draw.choice((0.0, 0.05, 0.5, 1.0, 2.0))) for name in signals if draw.random() < 0.8} | shares
+        values |= {f"recent.{phase}_ratio": shares[f"{phase}_ratio"] for phase in SIDE_WORK}  # the last steps are as all steps
         values["is_gpu"] = float(draw.random() < 0.3)
         knobs: Knobs = {**KNOBS, "num_workers": draw.choice((0, 1, 4))}
         if draw.random() < 0.3:
