@@ -47,12 +47,17 @@ class _Kind:
 
     def ratio(self, now_s: float) -> float:
         """The share of the time up to `now_s`. From the second event on, the share is that of whole periods, from the end of the first event to the end of
-        the last one, so that the share does not fall while the next event is not yet due. If the next event is late, the time since then counts too."""
+        the last one, so that the share does not fall while the next event is not yet due. If the next event is late, the time since then counts too.
+
+        Two events soon after each other, as an evaluation on two sets, are no period: the share is at most that of N + 1 events, where N have come. Events at equal
+        distances never have more.
+        """
         if self._events < 2:
             return self._s / now_s if now_s > 0 else 0.0
         periods_s = self._last_end_s - self._first_end_s
         late_s = now_s - self._last_end_s - periods_s / (self._events - 1)
-        return (self._s - self._first_s) / (periods_s + max(0.0, late_s))
+        most = self._s / now_s * (self._events + 1) / self._events
+        return min(most, (self._s - self._first_s) / (periods_s + max(0.0, late_s)))
 
     @property
     def every(self) -> int | None:

@@ -121,3 +121,12 @@ def test_a_process_that_starts_again_keeps_the_distance_between_events() -> None
     again = SideWork()
     again.add([step(5000, 0.0, eval=1.0), step(10, 1.0, eval=1.0)])
     assert again.every() == {}
+
+
+def test_two_events_soon_after_each_other_are_no_period() -> None:
+    """An evaluation on two sets, after 100 s: its share of the time was 99.5 %."""
+    side_work = SideWork()
+    side_work.add([step(index, index * STEP_S, eval=10.0 if index > 997 else 0.0) for index in range(1, 1000)])
+    assert side_work.ratios(False)["eval"] == pytest.approx(1.5 * 20 / 120, rel=0.01)
+    side_work.add([step(index, index * STEP_S, eval=10.0 if index % 1000 > 997 else 0.0) for index in range(1000, 10_000)])
+    assert side_work.ratios(False)["eval"] == pytest.approx(20 / 120, rel=0.1)
