@@ -201,7 +201,14 @@ def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str, 
     ranked = sorted((measured[at] for at in places), key=lambda finding: -finding.weight)
     for at, finding in zip(places, ranked, strict=True):
         measured[at] = finding
-    return measured
+    failed = {finding.rule for finding in measured if finding.failed}
+    return [_beside(finding, failed) for finding in measured] if failed else measured
+
+
+def _beside(finding: Finding, failed: Collection[str]) -> Finding:
+    """The finding as an alternative only to findings that still claim time: those of `failed` rules gain nothing, so they claim none."""
+    others = () if finding.failed else tuple(rule for rule in finding.alternative_to if rule not in failed)
+    return finding if others == finding.alternative_to else msgspec.structs.replace(finding, alternative_to=others)
 
 
 def _with_trials(finding: Finding, trials: Sequence[Trial], run: str) -> Finding:

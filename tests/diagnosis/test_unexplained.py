@@ -14,6 +14,7 @@ from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
 from gpuconsole.diagnosis.unexplained import LARGE, unexplained
+from gpuconsole.model.experiments import Speedup, Trial, with_trials
 from gpuconsole.model.finding import Finding, Signal, Suggestion, Tried
 from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -242,6 +243,12 @@ def test_the_last_steps_and_an_evaluation_that_is_not_among_them_share_one_step(
     assert gap is not None and gap.words == "40 % of each step waits for data, and no rule names the cause"
 
 
+def test_a_step_that_only_waits_for_a_core_ends_no_diagnosis() -> None:
+    """Without its wait for a core such a step takes no time."""
+    a_case = case(knobs=COMM, step_s=0.0, comm__exposed_s=0.1, comm_ratio=0.3)
+    assert share_out([Finding("comm.exposed", "fires", "", 0.5, "high")], a_case)[0].recoverable_ratio == pytest.approx(0.3)
+
+
 def test_the_share_of_the_queue_is_at_most_all_of_a_request() -> None:
     """The queue grows: what leaves it now has waited longer than the requests took that end now."""
     signals = {"server.queue_s": Signal(12.0, "s", "test"), "server.e2e_s": Signal(10.0, "s", "test")}
@@ -262,6 +269,19 @@ def test_a_finding_whose_changes_gained_nothing_claims_nothing() -> None:
     assert gap is not None and gap.words.startswith("32 % of each step waits for data")
     gained = with_gain(lost, 1.5)
     assert share_out([gained, other], Case.of(run, run.signals))[1].alternative_to == ("input.too_few_workers",)
+
+
+def test_a_trial_without_a_gain_leaves_no_alternative_to_its_finding_also_after_the_last_diagnosis() -> None:
+    change = Suggestion({"num_workers": 4}, None, "", "")
+    first = Finding("input.too_few_workers", "fires", "Too few", 0.6, "high", suggestions=(change,))
+    other = Finding("input.jitter", "fires", "Jitter", 0.4, "high")
+    a_case = Case.of(run := starved(without=()), run.signals)
+    shown = share_out([first, other], a_case)
+    assert [finding.alternative_to for finding in shown] == [(), ("input.too_few_workers",)]
+    trial = Trial("1", run.id, change.changes, "done", Speedup(0.9, 0.85, 0.95), verdict="worse")
+    measured = with_trials(shown, [trial], run.id)
+    assert [finding.alternative_to for finding in measured] == [(), ()]
+    assert measured == share_out(measured, a_case)
 
 
 def with_gain(finding: Finding, speedup: float) -> Finding:

@@ -36,7 +36,7 @@ def whole_ratio(case: Case) -> float:
     share = share_of_gradients(case)
     exchanges = max(case.get("comm.exchanges_per_step", 1.0), share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1)))
     known = [case.value("comm_ratio")] if case.has("comm_ratio") else []
-    if case.has("comm.exposed_s", "step_s"):
+    if case.has("comm.exposed_s", "step_s") and case.value("step_s") > 0:
         known.append(exchanges * case.value("comm.exposed_s") / case.value("step_s") + outside_ratio(case))
     if case.has("ranks.least_comm_ratio"):
         known.append(case.value("ranks.least_comm_ratio"))
