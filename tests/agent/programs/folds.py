@@ -34,7 +34,8 @@ for _ in range(30):
 times = [seconds(first) for first in range(0, COUNT, PART)]
 
 # what the agent holds, and what is left of it once it is off
-of_agent = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if name.startswith("_gpuconsole_agent.hooks.")}
+HOOKS = "_gpuconsole_agent.hooks."
+of_agent = {name.removeprefix(HOOKS): module for name, module in sys.modules.items() if name.startswith(HOOKS)}
 watch, steppers = of_agent["watch"].watch, of_agent["optimizer"].steppers
 lists = {"optimizers": watch.optimizers, "iterators": watch.iterators, "stepped": steppers.stepped, "followed": steppers._followed}
 held = {name: len(lists[name]) for name in lists}
