@@ -31,7 +31,8 @@ MOST_SKIPPED_S = 1.0
 UNEQUAL = 0.5
 """The standard deviation of unequal steps over their mean, at least."""
 LONGER = 2
-"""A block of unequal steps whose cycle is not known is so many times as long, so that the cycle shows in it; but not where that would take longer than MAX_BLOCK_S."""
+"""A block of unequal steps whose cycle is not known is so many times as long, so that the cycle shows in it; but not where that would take longer than MAX_BLOCK_S, or
+where the round of the workers, or a known period, is whole in it anyway."""
 LEAST_CHUNKS = 3
 """Whole cycles from which a spread is estimated."""
 LOOKED_FOR = math.log(200)
@@ -83,7 +84,7 @@ class Lengths:
         step_s, cycle = self.step_s(arm), self.cycle(arm)
         if step_s is None:
             return None
-        if cycle == 1 and LONGER * MIN_STEPS * step_s <= MAX_BLOCK_S and self._unequal(arm):
+        if cycle == 1 and plan.unit == 1 and LONGER * MIN_STEPS * step_s <= MAX_BLOCK_S and self._unequal(arm):
             stretch *= LONGER
         return plan.count(step_s, stretch, cycle)
 
