@@ -185,16 +185,14 @@ def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None
 
 def source(file: str) -> str:
     """The text of a source file with its own line ends. Raises OSError, also for what is no file of source code: a snapshot from elsewhere names it."""
-    names = file, os.path.realpath(file)  # the patch names the file behind a link
-    if any(
-        ord(character) < 0x20 for name in names for character in name
-    ):  # a line break would end the line of the patch that names the file
+    # The patch names the file behind a link. A line break would end the line that names the file.
+    if any(ord(character) < 0x20 for character in file + os.path.realpath(file)):
         raise OSError(errno.EINVAL, "the file name has control characters")
     return read_regular(Path(file), MOST_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
 
 
 def place_in_patch(file: str) -> tuple[str, str]:
-    """The folder in which the patch of `file` is applied, and the path of the file from there. The folder is the current folder (empty) where it holds the
+    """Return the folder in which the patch of `file` is applied, and the path of the file from there. The folder is the current folder (empty) where it holds the
     file; else the git repository around the file; else the folder of the file.
 
     In a folder of a repository, git reads a path that begins with the name of this folder as one from the root. So such a path is one from the root.
@@ -227,5 +225,5 @@ def write_patch(path: Path, patch: Patch) -> str:
 
 
 def _unused(path: Path) -> Path:
-    """A name beside `path` that no file has: the user has not named it."""
+    """Return a name beside `path` that no file has: the user has not named it."""
     return next(other for n in itertools.count(2) if not os.path.lexists(other := path.with_name(f"{path.stem}-{n}{path.suffix}")))

@@ -39,7 +39,7 @@ def _phase(name: str) -> Callable[[Case], float]:
 
 
 def _idle(case: Case) -> float:
-    """The share of a step in which no kernel runs on the GPU, less the parts of the step that make no GPU work."""
+    """Return the share of a step in which no kernel runs on the GPU, less the parts of the step that make no GPU work."""
     if not case.get("is_gpu", 0.0) or not case.has("gpu.util_ratio"):
         return 0.0
     try:
@@ -52,7 +52,7 @@ PASSES = ("generation", "forward", "loss", "backward", "optimizer")
 
 
 def _busy(case: Case) -> float:
-    """The share of a step in the passes and the optimizer, less the time without work on the GPU."""
+    """Return the share of a step in the passes and the optimizer, less the time without work on the GPU."""
     case.value("forward_ratio")
     return max(0.0, sum(case.get(f"{phase}_ratio", 0.0) for phase in PASSES) - _idle(case))
 
@@ -97,7 +97,7 @@ _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def parts_of(rule: str, case: Case) -> tuple[str, ...]:
-    """The parts whose time a finding of this rule claims."""
+    """Return the parts whose time a finding of this rule claims."""
     if rule == "host.slowing_down":
         phase = trend.phase(case)
         return ("busy", "idle") if phase in PASSES else (phase,)
@@ -107,18 +107,18 @@ def parts_of(rule: str, case: Case) -> tuple[str, ...]:
 
 
 def rules_about(part: str) -> tuple[str, ...]:
-    """The starts of the ids of the rules that can name the cause of this part's time."""
+    """Return the starts of the ids of the rules that can name the cause of this part's time."""
     return tuple(start for start, parts in _CLAIMS if part in parts)
 
 
 def is_about(finding: Finding, part: str, case: Case) -> bool:
-    """Whether a finding that fires, and is no note, names a cause in this part, with or without something to recover."""
+    """Return whether a finding that fires, and is no note, names a cause in this part, with or without something to recover."""
     named = finding.state == "fires" and not finding.note and finding.resource == "time"
     return named and parts_of(finding.rule, case)[:1] == (part,)
 
 
 def claims_time(finding: Finding) -> bool:
-    """Whether a finding claims time: it fires, is no note, and no trial has shown that its changes gain nothing."""
+    """Return whether a finding claims time: it fires, is no note, and no trial has shown that its changes gain nothing."""
     return (
         finding.state == "fires"
         and not finding.note
@@ -129,12 +129,12 @@ def claims_time(finding: Finding) -> bool:
 
 
 def share_out(findings: Sequence[Finding], case: Case) -> list[Finding]:
-    """The findings, ranked. None recovers more than the parts that it claims, and each that does not fit beside those before it names them as alternatives."""
+    """Return the findings, ranked. None recovers more than the parts that it claims, and each that does not fit beside those before it names them as alternatives."""
     return _share_out(findings, case)[0]
 
 
 def left(findings: Sequence[Finding], case: Case) -> list[tuple[Part, float, float]]:
-    """Each part that is measured and is no useful work, with its share of the step (or request), and with what the findings leave of it."""
+    """Return each part that is measured and is no useful work, with its share of the step (or request), and with what the findings leave of it."""
     room, parts = _share_out(findings, case)[1], SERVING if case.serves else TRAINING
     whole = [(part, _share(part, case)) for part in parts if part.words]
     return [(part, share, room[part.name]) for part, share in whole if not math.isinf(share)]
@@ -166,7 +166,7 @@ def _share(part: Part, case: Case) -> float:
 
 
 def _beside_side_work(case: Case) -> float:
-    """The time that side work leaves in all steady steps, over the time that it leaves in the last steps, of which the shares of the other parts are; at most 1. So
+    """Return the time that side work leaves in all steady steps, over the time that it leaves in the last steps, of which the shares of the other parts are; at most 1. So
     all shares are those of a mean step, and an evaluation that is not among the last steps has room beside them."""
     of_all, recent = (
         sum(shares) for shares in zip(*((case.get(f"{name}_ratio", 0.0), case.recent(name, 0.0)) for name in SIDE_WORK), strict=True)
@@ -175,7 +175,7 @@ def _beside_side_work(case: Case) -> float:
 
 
 def _within(finding: Finding, whole: dict[str, float], case: Case) -> Finding:
-    """The finding with no more than all of its parts to recover."""
+    """Return the finding with no more than all of its parts to recover."""
     if not claims_time(finding):
         return finding
     most = sum(whole[name] for name in parts_of(finding.rule, case) if name in whole)

@@ -111,7 +111,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def evaluate(case: Case) -> list[Finding]:
-    """The conclusions of all rules for this kind of work, after precedence (precedence.settle), ranked, with what each may claim (claims.share_out)."""
+    """Return the conclusions of all rules for this kind of work, after precedence (precedence.settle), ranked, with what each may claim (claims.share_out)."""
     return share_out(settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case), case)
 
 

@@ -125,7 +125,7 @@ class Case:
         return measured
 
     def _measured(self, name: str) -> Signal | None:
-        """The signal; None where it was not measured, or is not a number: no comparison with such a value is right."""
+        """Return the signal; None where it was not measured, or is not a number: no comparison with such a value is right."""
         self.read[name] = None
         measured = self.signals.get(name)
         return None if measured is None or math.isnan(measured.value) else measured
@@ -140,7 +140,7 @@ class Case:
         return default if measured is None else measured.value
 
     def recent(self, phase: str, default: float | None = None) -> float:
-        """The share of a kind of side work in the steps of the other signals. `<phase>_ratio` is the share over all steady steps; a snapshot of an earlier
+        """Return the share of a kind of side work in the steps of the other signals. `<phase>_ratio` is the share over all steady steps; a snapshot of an earlier
         version has this signal only. Raises Missing where there is neither, and no `default`."""
         name = f"recent.{phase}_ratio" if self.has(f"recent.{phase}_ratio") else f"{phase}_ratio"
         return self.value(name) if default is None else self.get(name, default)

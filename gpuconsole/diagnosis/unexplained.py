@@ -43,7 +43,7 @@ RULES_OF_PASSES = ("gpu.", "host.launch_bound", "host.sync_stall", "host.recompi
 
 
 def unexplained(run: Run) -> Unexplained | None:
-    """The largest part of a step (of a server: of a request) that the findings leave, where a tenth or more is left."""
+    """Return the largest part of a step (of a server: of a request) that the findings leave, where a tenth or more is left."""
     case = Case.of(run, run.signals)
     part, whole, rest = max(left(run.findings, case), key=lambda entry: entry[2], default=(None, 0.0, 0.0))
     if part is None or rest < LARGE:

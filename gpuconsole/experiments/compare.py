@@ -180,7 +180,7 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
 
 
 def _verdict(name: str, change: RateChange | None, other_work: bool) -> ComparisonVerdict:
-    """The verdict of `rate_verdict`, as for baselines: better or worse in place of faster or slower, and higher or lower if neither direction is better, or
+    """Return the verdict of `rate_verdict`, as for baselines: better or worse in place of faster or slower, and higher or lower if neither direction is better, or
     the work differs."""
     if change is None:
         return "not judged"

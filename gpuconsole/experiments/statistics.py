@@ -392,11 +392,11 @@ class BlockPlan:
         return math.ceil(wanted / unit) * unit
 
     def holds(self, step_s: float, cycle: int) -> bool:
-        """Whether each block holds whole cycles of `cycle` steps, however short the block is."""
+        """Return whether each block holds whole cycles of `cycle` steps, however short the block is."""
         return self._unit(step_s, cycle, 0.0) % cycle == 0
 
     def _unit(self, step_s: float, cycle: int, wanted: float) -> int:
-        """The number of steps of which a block with `wanted` steps has a multiple."""
+        """Return the number of steps of which a block with `wanted` steps has a multiple."""
         unit = 1
         for steps in (self.period, self.workers, cycle):
             common = math.lcm(unit, max(1, steps))

@@ -31,8 +31,8 @@ MOST_SKIPPED_S = 1.0
 UNEQUAL = 0.5
 """The standard deviation of unequal steps over their mean, at least."""
 LONGER = 2
-"""A block of unequal steps whose cycle is not known is so many times as long, so that the cycle shows in it; but not where that would take longer than MAX_BLOCK_S, or
-where the round of the workers, or a known period, is whole in it anyway."""
+"""Factor for the length of a block of unequal steps whose cycle is not known: the cycle shows in a longer block. The length stays where the block would take
+longer than MAX_BLOCK_S, and where the block has whole rounds of the workers or whole known periods anyway."""
 LEAST_CHUNKS = 3
 """Whole cycles from which a spread is estimated."""
 LOOKED_FOR = math.log(200)
@@ -64,7 +64,7 @@ class Lengths:
         return self._cycles[arm]
 
     def whole(self, arm: int, plan: BlockPlan) -> int:
-        """The steps of which a block of `arm` counts a multiple: its cycle, or 1 where its blocks are too short for whole cycles."""
+        """Return the steps of which a block of `arm` counts a multiple: its cycle, or 1 where its blocks are too short for whole cycles."""
         step_s, cycle = self.step_s(arm), self.cycle(arm)
         return cycle if step_s is not None and plan.holds(step_s, cycle) else 1
 
@@ -151,9 +151,9 @@ def cycle_of(blocks: Sequence[Sequence[float]] | deque[list[float]]) -> int:
 
 
 def whole_cycles(steps: Sequence[Step], cycle: int) -> Sequence[Step]:
-    """The steps of a block without the last ones that are no whole cycle; no steps where the block is shorter than a cycle.
+    """Return the steps of a block without the last ones that are no whole cycle; no steps where the block is shorter than a cycle.
 
-    The first blocks end before the cycle is known. Whether such a block has one long step more than another is chance.
+    The first blocks end before the cycle is known. By chance, one such block has a long step more than another.
     """
     return steps[: len(steps) // cycle * cycle]
 

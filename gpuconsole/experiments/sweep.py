@@ -76,7 +76,7 @@ def evaluate(sweep: Sweep) -> None:
 
 
 def unit_of(steps: Sequence[Step], work: Work) -> str:
-    """The unit of the rate of `steps`, whose work is counted by `work`."""
+    """Return the unit of the rate of `steps`, whose work is counted by `work`."""
     return "steps/s" if work is one_step else "tokens/s" if any(step.tokens for step in steps) else "samples/s"
 
 

@@ -364,7 +364,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
 def _pairs(
     firsts: Sequence[int], measured: Sequence[Mapping[int, Sequence[Step]]], cycles: Mapping[int, int], free: bool, work: Work
 ) -> Pairs:
-    """The rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in which a block has no work in whole cycles. `firsts`: the arm that
+    """Return the rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in which a block has no work in whole cycles. `firsts`: the arm that
     came first in each pair. `free`: without run-queue delay."""
     pairs = Pairs()
     for first, blocks in zip(firsts, measured, strict=True):
@@ -452,12 +452,12 @@ class FiniteLoss:
 
 
 def stays_infinite(losses: Sequence[float]) -> bool:
-    """Whether the last two losses of a side are not finite. Weights that are not finite give no finite loss again."""
+    """Return whether the last two losses of a side are not finite. Weights that are not finite give no finite loss again."""
     return len(losses) > 1 and not any(map(math.isfinite, losses[-2:]))
 
 
 def brings_infinite(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether the losses with a change, `after`, are not finite more often than those without it, `before`: where no loss without the change is, or where
+    """Return whether the losses with a change, `after`, are not finite more often than those without it, `before`: where no loss without the change is, or where
     so many more would come by chance once in a hundred times."""
     counts = [sum(not math.isfinite(loss) for loss in losses) for losses in (before, after)]
     if not counts[0] or not counts[1]:

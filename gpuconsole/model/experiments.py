@@ -206,7 +206,7 @@ def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str, 
 
 
 def _beside(finding: Finding, failed: Collection[str]) -> Finding:
-    """The finding as an alternative only to findings that still claim time: those of `failed` rules gain nothing, so they claim none."""
+    """Return the finding as an alternative only to findings that still claim time: those of `failed` rules gain nothing, so they claim none."""
     others = () if finding.failed else tuple(rule for rule in finding.alternative_to if rule not in failed)
     return finding if others == finding.alternative_to else msgspec.structs.replace(finding, alternative_to=others)
 

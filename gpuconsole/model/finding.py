@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -71,6 +72,11 @@ class Suggestion(msgspec.Struct, frozen=True, omit_defaults=True):
     tried: Tried | None = None
 
 
+def stake_of(resource: Resource, alternative_to: Sequence[str]) -> str:
+    """Return the words after the share of a finding with this `resource`, which claims the same time as the findings of the rules `alternative_to`."""
+    return ALTERNATIVE if alternative_to else STAKE[resource]
+
+
 class Finding(msgspec.Struct, frozen=True):
     """The conclusion of a rule about one run.
 
@@ -101,8 +107,8 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def stake(self) -> str:
-        """The words after the share."""
-        return ALTERNATIVE if self.alternative_to else STAKE[self.resource]
+        """Return the words after the share."""
+        return stake_of(self.resource, self.alternative_to)
 
     @property
     def failed(self) -> bool:

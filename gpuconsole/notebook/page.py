@@ -10,7 +10,7 @@ from html import escape
 
 from gpuconsole.mcp.answers import Change, Conclusion, Status, TrialAnswer
 from gpuconsole.model import units
-from gpuconsole.model.finding import ALTERNATIVE, STAKE
+from gpuconsole.model.finding import stake_of
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.text import clean
 from gpuconsole.report.run.account import LOOKS, NAMES, visible_parts
@@ -76,16 +76,15 @@ def _figures(status: Status) -> str:
 
 
 def _finding(finding: Conclusion) -> str:
-    share = f"{units.percent(finding.recoverable_ratio).strip()} {_stake(finding)}" if finding.recoverable_ratio else "nothing to recover"
+    share = (
+        f"{units.percent(finding.recoverable_ratio).strip()} {stake_of('memory' if finding.of == 'memory' else 'time', finding.alternative_to)}"
+        if finding.recoverable_ratio
+        else "nothing to recover"
+    )
     first = next((change for change in finding.suggestions), None)
     return _row(
         share, f"{finding.title} ({finding.rule}, {finding.confidence} confidence)", _suggestion(first) if first is not None else ""
     )
-
-
-def _stake(finding: Conclusion) -> str:
-    """The words after the share."""
-    return ALTERNATIVE if finding.alternative_to else STAKE["memory" if finding.of == "memory" else "time"]
 
 
 def _suggestion(change: Change) -> str:

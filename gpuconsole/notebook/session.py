@@ -219,7 +219,7 @@ class Session:
         return "\n".join(filter(None, (text, f"gpuconsole: {self.problem}" if self.problem else "")))
 
     def patch(self) -> str:
-        """The kept changes as a diff for `git apply`; empty without kept changes, and where no file holds the code, as in a notebook: see `lines`. If the
+        """Return the kept changes as a diff for `git apply`; empty without kept changes, and where no file holds the code, as in a notebook: see `lines`. If the
         files are in several folders, a line before each part names the folder of the part."""
         if self._running:
             with contextlib.suppress(WatchError):

@@ -87,7 +87,7 @@ class NotPatchable(Exception):
 def make_patch(
     changes: Knobs, facts: JobFacts, before: Knobs, source: Callable[[str], str], place_of: Callable[[str], tuple[str, str]]
 ) -> Patch:
-    """The patch for `changes`. `before`: the knobs of the program. `source` returns the text of a file (raises OSError), `place_of` the folder in which its
+    """Return the patch for `changes`. `before`: the knobs of the program. `source` returns the text of a file (raises OSError), `place_of` the folder in which its
     patch is applied (empty: the current folder) and its path from there."""
     files: dict[str, _File] = {}
     lines = []

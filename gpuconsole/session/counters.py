@@ -65,7 +65,7 @@ TOTALS = ("work.steps", "compile.graphs", "compile.total_s")
 
 
 def is_another_process(before: Steps, event: Steps) -> bool:
-    """Whether a process has started again between the two messages: its totals begin at 0."""
+    """Return whether a process has started again between the two messages: its totals begin at 0."""
     pairs = ((before.counters.get(name), event.counters.get(name)) for name in TOTALS)
     return any(earlier is not None and later is not None and later < earlier for earlier, later in pairs)
 

@@ -94,7 +94,7 @@ class Ranks:
         return leads(self._joined.values(), rank) and (bool(self._joined) or rank == first)
 
     def repeats(self, event: Steps) -> bool:
-        """Whether `event` is the last message of its process once more."""
+        """Return whether `event` is the last message of its process once more."""
         return event == self._last.get(event.rank)
 
     def add(self, event: Steps) -> None:
@@ -515,7 +515,7 @@ class RunRecord:
         return steps if self.serving is None else self.serving.outages.answered(steps)
 
     def side_work(self) -> SideWork:
-        """The side work of all steady steps, also of those that are no longer stored."""
+        """Return the side work of all steady steps, also of those that are no longer stored."""
         if self._side_work is not None:
             return self._side_work
         side_work = SideWork()

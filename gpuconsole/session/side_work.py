@@ -46,7 +46,7 @@ class _Kind:
             self.delay_s += step.runq[self._place]
 
     def ratio(self, now_s: float) -> float:
-        """The share of the time up to `now_s`. From the second event on, the share is that of whole periods, from the end of the first event to the end of
+        """Return the share of the time up to `now_s`. From the second event on, the share is that of whole periods, from the end of the first event to the end of
         the last one, so that the share does not fall while the next event is not yet due. If the next event is late, the time since then counts too.
 
         Two events soon after each other, as an evaluation on two sets, are no period: the share is at most that of N + 1 events, where N have come. Events at equal
@@ -61,7 +61,7 @@ class _Kind:
 
     @property
     def every(self) -> int | None:
-        """The usual number of steps from one event to the next; None before the second event."""
+        """Return the usual number of steps from one event to the next; None before the second event."""
         return int(statistics.median(self._distances)) if self._distances else None
 
 
@@ -84,7 +84,7 @@ class SideWork:
                 kind.add(step, self._s)
 
     def ratios(self, contention_free: bool) -> dict[str, float]:
-        """The share of each kind in the time of the steps. `contention_free`: without run-queue delay, as in `account.contention_free_shares`."""
+        """Return the share of each kind in the time of the steps. `contention_free`: without run-queue delay, as in `account.contention_free_shares`."""
         shares = {name: kind.ratio(self._s) for name, kind in self._kinds.items()}
         if not contention_free or self._delay_s >= self._sampled_s:
             return shares
@@ -93,5 +93,5 @@ class SideWork:
         return {name: min(1.0, max(0.0, share - delays[name]) / left) for name, share in shares.items()}
 
     def every(self) -> dict[str, int]:
-        """The usual number of steps between two steps with the same kind of side work. A kind that has come less than twice is missing."""
+        """Return the usual number of steps between two steps with the same kind of side work. A kind that has come less than twice is missing."""
         return {name: every for name, kind in self._kinds.items() if (every := kind.every) is not None}

@@ -141,7 +141,7 @@ class SessionState(MachineState):
         record.run.findings = self.with_trials(record, findings)
 
     def with_trials(self, record: RunRecord, findings: list[Finding]) -> list[Finding]:
-        """The findings of the run, together with what trials of the same job measured."""
+        """Return the findings of the run, together with what trials of the same job measured."""
         run = record.run
         return with_trials(findings, self.trials.values(), run.id, of_same_job(run, (other.run for other in self.records)))
 

@@ -152,7 +152,7 @@ class Doing(Event, frozen=True):
 
 
 def leads(joined: Collection[RankJoined], rank: int) -> bool:
-    """Whether the steps of `rank` stand for the run. A run in which no process has joined has one process."""
+    """Return whether the steps of `rank` stand for the run. A run in which no process has joined has one process."""
     return any(event.leads for event in joined if event.rank == rank) if joined else True
 
 

@@ -18,13 +18,14 @@ from .watch import recorder
 
 EVERY_S = 0.4
 """Seconds between two looks at least. A look takes 2 µs."""
-
+FORGOTTEN_AFTER = 1000
+"""Steps after which a mode that no look has found again is gone: a program may count its operators in the first steps only."""
 
 OPERATORS_SEEN = "the program has a mode on that sees each operator: it would see other operators"
 
 
 class Modes:
-    """`due`: when the next look is."""
+    """`due`: when the next look is. `counting`: whether the agent's own mode is on, which counts FLOPs."""
 
     def __init__(self) -> None:
         self.reset()
@@ -34,12 +35,19 @@ class Modes:
         self.due = 0.0
         self._looks = self._sent = 0
         self._found: dict[str, int] = {}
-        self._seen = False
+        self._seen: int | None = None
+        """The last step in which a mode of the program saw each operator."""
+        self.counting = False
 
     def why_fixed(self) -> str:
-        """Why a mode of the program forbids a change of the model or the optimizer: the mode would see other operators. Empty where no look has found such
-        a mode."""
-        return OPERATORS_SEEN if self._seen or has_modes() else ""
+        """Say why a mode of the program forbids a change of the model or the optimizer: the mode would see other operators. Empty where no look has found such
+        a mode in the last steps."""
+        self._note()
+        return OPERATORS_SEEN if self._seen is not None and recorder.index - self._seen < FORGOTTEN_AFTER else ""
+
+    def _note(self) -> None:
+        if not self.counting and has_modes():
+            self._seen = recorder.index
 
     def look(self) -> None:
         """Look which modes are on, at the start of a backward pass of the program."""
@@ -60,7 +68,7 @@ class Modes:
         if recorder.kind != COUNTS or recorder.arm:
             return
         self._looks += 1
-        self._seen = self._seen or has_modes()
+        self._note()
         for name in _present():
             self._found[name] = self._found.get(name, 0) + 1
 
@@ -81,7 +89,7 @@ def _present() -> list[str]:
 
 
 def has_modes() -> bool:
-    """Whether a mode is on that sees each operator, or each function of torch. That of `torch.set_default_device` does not count."""
+    """Return whether a mode is on that sees each operator, or each function of torch. That of `torch.set_default_device` does not count."""
     import torch
 
     own: Any = torch._C

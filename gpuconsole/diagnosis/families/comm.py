@@ -31,7 +31,7 @@ def exposed_ratio(case: Case) -> float:
 
 
 def whole_ratio(case: Case) -> float:
-    """Share of a step in which computation waits for other processes: in the step breakdown, or, where computation hides a part of it there, by the probe and by
+    """Return the share of a step in which computation waits for other processes: in the step breakdown, or, where computation hides a part of it there, by the probe and by
     the collectives of the last process. With what larger buckets and fewer exchanges would save. Raises Missing where nothing is measured."""
     share = share_of_gradients(case)
     exchanges = max(case.get("comm.exchanges_per_step", 1.0), share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1)))

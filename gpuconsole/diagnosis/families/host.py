@@ -104,7 +104,7 @@ class SideWorkRule(Rule):
         """`every`: steps between two runs of the work, 20 times as many as now. `predicted`: the speed-up from that change."""
 
     def otherwise(self, case: Case) -> Suggestion | None:
-        """A change that makes the work itself shorter."""
+        """Return a change that makes the work itself shorter."""
         return None
 
     def judge(self, case: Case) -> Finding:
@@ -132,12 +132,12 @@ class SideWorkRule(Rule):
 
 
 def mean_step(case: Case) -> str:
-    """The name of the signal with the mean step, of which the shares of side work are. A snapshot of an earlier version has the step of the last seconds only."""
+    """Return the name of the signal with the mean step, of which the shares of side work are. A snapshot of an earlier version has the step of the last seconds only."""
     return name if case.has(name := "step_with_side_work_s") else "step_s"
 
 
 def steps_apart(every: int | None) -> str:
-    """The steps between two runs of the work, for the summary of a finding."""
+    """Return the steps between two runs of the work, for the summary of a finding."""
     return NA if every is None else str(every)
 
 

@@ -166,34 +166,35 @@ ON_HOST, MEMORY = ("host.processes",), ("loader.private_bytes", "host.memory_ava
 
 
 def processes_here(case: Case) -> float:
-    """Processes of the job on this host: each has its own workers."""
+    """Return the number of processes of the job on this host: each has its own workers."""
     nproc = 1.0 if case.is_job else float(case.knobs.get("nproc", 1))  # of a job, `nproc` counts the processes of all hosts
     return max(1.0, case.get("host.processes", nproc))
 
 
 def cores_here(case: Case) -> float:
-    """The cores of this host for each process of the job."""
+    """Return the cores of this host for each process of the job."""
     return case.value("cores") / processes_here(case)
 
 
 def free_cores(case: Case) -> float:
-    """The cores that the training threads of a process leave to its workers; at least one, which they then share."""
+    """Return the cores that the training threads of a process leave to its workers; at least one, which they then share."""
     return max(1.0, cores_here(case) - case.value("threads"))
 
 
 def suggested_workers(case: Case, enough: Callable[[int], bool] | None = None) -> int:
-    """The number of workers that a finding suggests: the smallest number that is `enough`, within the cores and the memory of this host. The present number where
+    """Return the number of workers that a finding suggests: the smallest number that is `enough`, within the cores and the memory of this host. The present number where
     there is room for no more. `enough`: by default whether this number hides the wait (`hides_wait`)."""
     return _fewest(case, enough, min(most_workers(case), workers_in_memory(case)))
 
 
 def wanted_workers(case: Case) -> int:
-    """The number of workers that a finding would suggest if this host had memory for them all."""
+    """Return the number of workers that a finding would suggest if this host had memory for them all."""
     return _fewest(case, None, most_workers(case))
 
 
 def workers_in_memory(case: Case) -> int:
-    """The most workers for which this host has memory, without a limit where its free memory is not known. Each process of the job gets as many more."""
+    """Return the largest number of workers for which this host has memory; the maximum of the setting where the free memory is not known. Each process
+    of the job gets as many more."""
     now = _workers(case)
     each = case.get("loader.private_bytes", 0.0) / now if now else 0.0
     available = case.get("host.memory_available_bytes", math.inf)
@@ -202,7 +203,7 @@ def workers_in_memory(case: Case) -> int:
 
 
 def most_workers(case: Case) -> int:
-    """The most workers that the cores of this host allow a process of the job, and that the setting allows.
+    """Return the largest number of workers for which this host has cores, for each process of the job; at most the maximum of the setting.
 
     Workers that compute use no more than the cores beside the training threads: with 51 % of a core each, two share one core. Workers that wait for storage
     need no core of their own; how much the storage gives to several processes at once is not measured, so these get one for each core.
@@ -216,7 +217,7 @@ def most_workers(case: Case) -> int:
 
 
 def hides_wait(case: Case, workers: int) -> bool:
-    """Whether these workers make batches as fast as the model uses them, with RESERVE, or as fast as the storage allows."""
+    """Return whether these workers make batches as fast as the model uses them, with RESERVE, or as fast as the storage allows."""
     demand = RESERVE * case.value("samples_per_step") / compute_s(case)
     if loading_cpu_ratio(case) >= SLEEPS:
         return workers * one_worker_rate(case) >= demand
@@ -230,7 +231,7 @@ def _fewest(case: Case, enough: Callable[[int], bool] | None, most: int) -> int:
 
 
 def no_memory(case: Case) -> str:
-    """The sentence for a loader that could use more workers, where this host has no memory for one; else empty."""
+    """Return the sentence for a loader that could use more workers, where this host has no memory for one; else empty."""
     return (
         ". This host has too little free memory for one more worker"
         if workers_in_memory(case) <= _workers(case) < most_workers(case)

@@ -28,7 +28,7 @@ class Memory:
         return max(self.states + self.activations, self.allocated_peak)
 
     def freed_ratio(self, size: float) -> float:
-        """The share of memory that a change frees: of the limit, or of the used memory where that is more. On a CPU no limit is enforced."""
+        """Return the share of memory that a change frees: of the limit, or of the used memory where that is more. On a CPU no limit is enforced."""
         return size / max(self.limit, self.used)
 
     @property

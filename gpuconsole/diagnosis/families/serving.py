@@ -10,7 +10,7 @@ NOTABLE_QUEUE = 1.0
 
 
 def queue_ratio(case: Case) -> float:
-    """Share of a request's time in the server that it waits in the queue. While a queue grows, the requests that leave it now have waited longer than those that
+    """Return the share of a request's time in the server that it waits in the queue. While a queue grows, the requests that leave it now have waited longer than those that
     end now have taken in all."""
     return min(1.0, case.value("server.queue_s") / max(1e-9, case.value("server.e2e_s")))
 

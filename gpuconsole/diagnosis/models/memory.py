@@ -324,7 +324,7 @@ def states_of(inputs: ModelInputs) -> States | None:
 
 
 def exchanged_bytes(inputs: ModelInputs) -> tuple[float, float] | None:
-    """The fp32 gradients and parameters that a process exchanges with the other replicas, whatever they shard: under tensor parallelism those of its part of the
+    """Return the fp32 gradients and parameters that a process exchanges with the other replicas, whatever they shard: under tensor parallelism those of its part of the
     matrices. None where the number of parameters is not known."""
     if inputs.tensors is not None:
         whole = states(inputs.tensors, "sgd_plain", tensor_parallel=inputs.tensor_parallel)

@@ -50,13 +50,13 @@ def lacking(facts: Mapping[str, float], *names: str) -> str:
 
 
 def cards(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool) -> int:
-    """The number of GPUs that share the weights and the KV cache of a tensor parallel server, and read and compute their parts at the same time."""
+    """Return the number of GPUs that share the weights and the KV cache of a tensor parallel server, and read and compute their parts at the same time."""
     size = facts.get("tensor_parallel_size", knobs.get("tensor_parallel_size", 1))
     return max(1, int(size)) if is_gpu else 1
 
 
 def _of_all(peak: Peak | None, count: int) -> Peak | None:
-    """The peak of `count` cards, from that of one."""
+    """Return the peak of `count` cards, from that of one."""
     if peak is None or count == 1:
         return peak
     return peak[0] * count, f"{count} x {peak[1]}"

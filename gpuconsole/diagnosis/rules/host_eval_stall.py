@@ -26,7 +26,7 @@ class HostEvalStall(host.SideWorkRule):
         "eval.with_gradients_ratio",
     )
     text = """The share of evaluation in the time of all steady steps. Evaluation often runs too often, over too many samples, or with a batch far
-smaller than fits without a backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
+smaller than fits without a backward pass. The predicted speedup for an evaluation that runs N times less often is 1 / (1 - s (1 - 1/N)), where s is the share of evaluation. Probe P3 runs the same steps without
 logging, checkpoints and evaluation, and so measures their total cost. `model.eval()` does not turn off gradients: passes still record them.
 `torch.no_grad()` or `torch.inference_mode()` around the evaluation saves this time, and the memory of the activations."""
 

@@ -74,7 +74,7 @@ def _capacity(case: Case) -> float | None:
 
 
 def _workers_that_outlast(case: Case) -> int:
-    """Number of workers whose ready batches cover a long wait; no more than probe P6 tries."""
+    """Return the number of workers whose ready batches cover a long wait; no more than probe P6 tries."""
     most = int(case.knobs["num_workers"]) + loader.MORE_WORKERS
     return loader.suggested_workers(case, lambda workers: workers >= most or _outlasted(case, workers) == 1.0)
 

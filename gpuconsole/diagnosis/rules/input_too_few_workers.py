@@ -21,8 +21,9 @@ class InputTooFewWorkers(Rule):
     )  # fmt: skip
     text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
 current number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, or half of
-the wait, there are too few workers. The finding suggests the smallest number that hides the wait with a reserve of 20 %, at most as many as the cores beside the training
-threads run: the cores of the host over the processes of the job on it. Their memory must fit into half of the available memory of the host. In a job of your own, the parts of loading are known. If a step without the largest part would be much faster
+the wait, there are too few workers. The finding suggests the smallest number of workers that hides the wait with a reserve of 20 %. The cores of the host limit this
+number: the processes of the job on the host share its cores, and the training threads need some of them. The memory of the workers must fit into half of the
+available memory of the host. In a job of your own, the parts of loading are known. If a step without the largest part would be much faster
 than a step with more workers, change this part first; the title of the finding then says so.
 Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 

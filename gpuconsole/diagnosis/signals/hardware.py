@@ -159,7 +159,7 @@ class Readings:
         return self.fact(name) if self._state.readings.sampled.get(self._key(name)) in self._loaded else None
 
     def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
-        """The increase of a counter within the last `window_s`, and its time span in seconds. The first value may be a mean of older samples: it is the
+        """Return the increase of a counter within the last `window_s`, and its time span in seconds. The first value may be a mean of older samples: it is the
         value in the middle of their time."""
         series = self._state.readings.series.get(self._key(name))
         samples = list(series.weighed(self.state_now - window_s)) if series is not None else []

@@ -129,7 +129,7 @@ def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Si
 
 
 def _side_work(side_work: SideWork, shares: dict[str, float], step_s: Signal, on_cpu: bool) -> dict[str, Signal]:
-    """The shares of logging, checkpoints and evaluation over all steady steps, and the mean step with these shares. Their shares in the window (`shares`)
+    """Return the shares of logging, checkpoints and evaluation over all steady steps, and the mean step with these shares. Their shares in the window (`shares`)
     go with the other signals of the window.
 
     `step_s`: the mean step of the window. Its other parts are as long as in the window.

@@ -384,7 +384,7 @@ def details_report(run: Run) -> Report:
 
 
 def other_rules(run: Run) -> Report:
-    """The rules that can't tell, those that are clear, and those that say nothing of a run on a CPU."""
+    """Return the rules that can't tell, those that are clear, and those that say nothing of a run on a CPU."""
     unsure = [finding for finding in run.findings if finding.state == "cant_tell"]
     about_gpus = [finding for finding in run.findings if finding.state == "clear" and finding.summary == NOT_ON_GPU]
     groups = (("Can't tell", unsure), ("Clear", passed(run.findings)), ("Only on a GPU", about_gpus))

@@ -42,7 +42,7 @@ def work_over_time(steps: Sequence[Step], work: Work) -> float:
 
 
 def contention_free(per_s: float, runq_ratio: float | None) -> float:
-    """The rate `per_s` without the share of the time in which the training thread waited for a core (None: not known)."""
+    """Return the rate `per_s` without the share of the time in which the training thread waited for a core (None: not known)."""
     return per_s / (1 - min(MOST_DELAY, runq_ratio or 0.0))
 
 

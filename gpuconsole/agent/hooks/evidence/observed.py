@@ -20,7 +20,7 @@ from .. import tracing
 from ..calls import compiled
 from ..guard import entry, from_outside, switch, unseen, wrappers_without_level
 from ..memory import tensors_of_program
-from ..modes import has_modes
+from ..modes import has_modes, modes
 from ..passes import state
 from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of, structure
@@ -116,7 +116,7 @@ class StepCount:
         if loss is not None and (self._products or has_products(loss)):
             self.flops, self.reason = None, OTHER_ROUNDING
             return
-        self._counts = True
+        self._counts = modes.counting = True
         self._mode.__enter__()
 
     @entry("arithmetic.leave")
@@ -128,7 +128,7 @@ class StepCount:
 
     def _exit(self) -> None:
         if self._counts and self._newest_mode() is self._mode:  # else it would end a mode of the program
-            self._counts = False
+            self._counts = modes.counting = False
             self._mode.__exit__(None, None, None)
 
     def give_up(self) -> None:

@@ -23,6 +23,7 @@ from gpuconsole.agent.hooks.changes import optimizer as optimizer_changes
 from gpuconsole.agent.hooks.changes.change import Refused
 from gpuconsole.agent.hooks.changes.model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
 from gpuconsole.agent.hooks.changes.optimizer import Optimizer
+from gpuconsole.agent.hooks.evidence import observed
 from gpuconsole.agent.hooks.watch import Watch
 
 
@@ -434,6 +435,23 @@ def test_nothing_of_the_model_changes_where_a_mode_of_the_program_sees_each_oper
         looks.look()
         assert all("sees each operator" in change.why_fixed(job.watch) for change in changes_of_model)
     assert all("sees each operator" in change.why_fixed(job.watch) for change in changes_of_model), "the program has it on now and then"
+    monkeypatch.setattr(modes_of_agent.recorder, "index", modes_of_agent.recorder.index + modes_of_agent.FORGOTTEN_AFTER)
+    assert not any(change.why_fixed(job.watch) for change in changes_of_model), "the program counted its operators in its first steps only"
+
+
+def test_the_mode_of_the_agent_that_counts_flops_is_none_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass may lie within a forward pass, in which the agent counts."""
+    looks = modes_of_agent.Modes()
+    monkeypatch.setattr(observed, "modes", looks)
+    monkeypatch.setattr(observed, "has_compiled", lambda: False)  # tests before compile
+    counting = observed.StepCount()
+    counting.enter()
+    try:
+        assert modes_of_agent.has_modes()
+        looks.look()
+    finally:
+        counting.leave()
+    assert not modes_of_agent.has_modes() and not looks.why_fixed()
 
 
 class Calls(TorchFunctionMode):
