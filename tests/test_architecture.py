@@ -70,7 +70,7 @@ def test_the_agent_and_the_console_agree_on_what_both_write_down() -> None:
         return {name: value for name, value in kinds.items() if hasattr(recorder, name) and hasattr(segments, name)}
 
     shared = codes(segments)
-    assert len(shared) == 21 and shared == codes(recorder)
+    assert len(shared) == 22 and shared == codes(recorder)
     assert segments.HEAD.format == recorder.HEAD.format
     assert set(segments.SELDOM_MARKED) == set(recorder.SELDOM_MARKED)
     assert job.MEMORY_CONSENT_FILE == memory_lines.CONSENT_FILE

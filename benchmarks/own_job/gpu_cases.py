@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ COMMAND_S = 240.0
 
 class Case(NamedTuple):
     """`truth`: the rules that name the fault; empty for a healthy job. `options`: of the script. `cards`: lines of the machine (cards.py).
-    `least_s`: seconds of training without which the fault cannot be seen."""
+    `least_s`: seconds of training without which the fault cannot be seen. `environment`: variables of the job."""
 
     name: str
     truth: tuple[str, ...]
@@ -36,6 +37,7 @@ class Case(NamedTuple):
     cards: tuple[str, ...] = ("card h100",)
     processes: int = 1
     least_s: float = 0.0
+    environment: Mapping[str, str] = {}
 
 
 LOADER = ("input.cpu_transform", "input.too_few_workers", "input.slow_storage")
@@ -69,6 +71,25 @@ CASES = (
     Case("attention by hand", ("gpu.attention_math",), "--attention math --batch 8 --seq 2048"),
     Case("optimizer in a loop", ("gpu.optimizer_unfused",), "--optim loop --width 512 --layers 48 --batch 1 --seq 256"),
     Case("pointwise chain", ("gpu.elementwise_membw",), "--model chain --width 1024 --layers 24 --batch 16384"),
+    Case("autocast within the model, H100", (), "--autocast-within"),
+    Case("autocast within the model, A100", (), "--autocast-within --batch 8", ("card a100-40",)),
+    Case("autocast within the model, L4", (), "--autocast-within --batch 4 --layers 6", ("card l4",)),
+    Case("FSDP 2 with mixed precision", (), "--shards fsdp2 --batch 32", ("card h100", "card h100"), 2),
+    Case("FSDP 2 with parameters on the host", ("h2d.pageable_or_serial", "comm.exposed", "host.slow_function", "gpu.optimizer_unfused"),
+         "--shards offload --batch 4 --layers 6", ("card h100", "card h100"), 2),
+    Case("selections by masks, a busy H100", (), "--masks 1"),
+    Case("selections by masks, a busy A100", (), "--masks 1 --batch 8", ("card a100-40",)),
+    Case("selections by masks, a busy L4", (), "--masks 1 --batch 4 --layers 6", ("card l4",)),
+    Case("fp32 and a mask, L4", ("gpu.fp32_no_tensor_core",), "--masks 1 --precision fp32 --batch 4 --layers 6", ("card l4",)),
+    Case("fp32, A100", ("gpu.fp32_no_tensor_core",), "--precision fp32 --batch 4", ("card a100-40",)),
+    Case("augmentation on the GPU", (), "--model resnet --width 192 --seq 128 --batch 256 --augment 12 --workers 2 --pin"),
+    Case("Python between batch and pass", ("host.python_overhead", "host.slow_function"), "--prepare-ms 60 --batch 8"),
+    Case("experts found by torch.where", ("host.sync_stall", "host.launch_bound"), "--model experts --width 512 --layers 8 --batch 512"),
+    Case("CUDA_LAUNCH_BLOCKING", ("host.environment",), "--batch 8", environment={"CUDA_LAUNCH_BLOCKING": "1"}),
+    Case("CUDA_LAUNCH_BLOCKING, A100", ("host.environment",), "--batch 4", ("card a100-40",), environment={"CUDA_LAUNCH_BLOCKING": "1"}),
+    Case("launch-bound, A100", ("host.launch_bound", "gpu.small_batch"), "--width 256 --batch 1 --seq 128 --layers 16", ("card a100-40",)),
+    Case("launch-bound, RTX 4090", ("host.launch_bound", "gpu.small_batch"), "--width 256 --batch 1 --seq 128 --layers 16", ("card rtx4090",)),
+    Case("slow transform, A100", LOADER, "--workers 1 --cpu-ms 6 --batch 16", ("card a100-40",)),
     Case("DDP over PCIe", ("comm.exposed", "comm.slow_link"), "--width 1024 --layers 8 --batch 2 --seq 256", ("card l4", "card l4"), 2),
 )  # fmt: skip
 
@@ -103,7 +124,7 @@ def watch(case: Case, seconds: float, probe: bool) -> tuple[Verdict, dict[str, A
             command = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", str(snapshot)]
             script = [str(SCRIPT), *case.options.split(), "--seconds", f"{max(seconds, case.least_s):g}"]
             command += [*(["--probe"] if probe else []), "--", *python, *script]
-            env = machine.environment(OMP_NUM_THREADS="1")
+            env = machine.environment(OMP_NUM_THREADS="1", **case.environment)
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False, env=env, cwd=folder)
         if not snapshot.exists():
             raise RuntimeError(last_line(done.stderr))

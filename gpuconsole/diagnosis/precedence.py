@@ -84,6 +84,7 @@ _FILLED = "that finding names what fills the memory"
 _OWN_CODE = "that finding names the program's own code that takes this time"
 _LOCKED = "each operator waits for another Python thread of the program: the times of the passes are not those of the program alone"
 _DEBUGGED = "a mode for debugging makes each operator slower: the times of the passes are not those of the program alone"
+_BLOCKING = "CUDA_LAUNCH_BLOCKING makes the host wait for each kernel"
 _GROWS = "that finding names what makes each step longer than the one before"
 _CLOCK = "a clock that falls makes the steps longer"
 PRECEDENCE = (
@@ -101,12 +102,14 @@ PRECEDENCE = (
         "host.slow_function", "host.slowing_down", _GROWS, when=trend.claims_in("generation", "forward", "loss", "backward", "optimizer")
     ),
     Yields("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),
     Yields("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
     Yields("gpu.optimizer_unfused", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.fp32_no_tensor_core", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("gpu.fp32_no_tensor_core", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.small_batch", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("gpu.small_batch", "host.environment", _BLOCKING, when=host.launches_wait),
     Yields("gpu.small_batch", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields(
         "gpu.small_batch",
@@ -116,6 +119,7 @@ PRECEDENCE = (
     ),
     Yields("gpu.small_batch", "host.slow_function", _OWN_CODE),
     Yields("host.launch_bound", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("host.launch_bound", "host.environment", _BLOCKING, when=host.launches_wait),
     Yields("host.launch_bound", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields(
         "host.launch_bound",
@@ -129,6 +133,7 @@ PRECEDENCE = (
     Yields("gpu.elementwise_membw", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.elementwise_membw", "host.slow_function", _OWN_CODE),
     Yields("gpu.compute_bound_healthy", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Yields("gpu.compute_bound_healthy", "host.environment", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.slowing_down", _MORE_TO_GAIN),

@@ -20,6 +20,7 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     bf16_flops_per_s: float | None = None
     fp16_flops_per_s: float | None = None
     fp8_flops_per_s: float | None = None
+    fp4_flops_per_s: float | None = None
     int8_ops_per_s: float | None = None
     memory_bytes_per_s: float | None = None
     memory_bytes: float | None = None

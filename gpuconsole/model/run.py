@@ -100,7 +100,9 @@ class Summary(msgspec.Struct, omit_defaults=True):
     In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
     `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU. `mfu_causal_ratio`: MFU without
-    the masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores. `runq_ratio`: the share of the step time in
+    the masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores. `mfu_at_least`: the FLOPs of some operators are not known.
+    `mfu_above_peak`: the FLOP/s are above the peak, so there is no MFU.
+    `hfu_ratio`: MFU with what the backward pass computes a second time (checkpoints, scores of fused attention). `runq_ratio`: the share of the step time in
     which the training thread waited for a CPU, from the steps on which this was read. `overhead_s_per_step`: without probes, which took `probes_s` in the whole run.
     """
 
@@ -110,6 +112,9 @@ class Summary(msgspec.Struct, omit_defaults=True):
     phases_ratio: dict[str, float] = {}
     mfu_ratio: float | None = None
     mfu_causal_ratio: float | None = None
+    mfu_at_least: bool = False
+    mfu_above_peak: bool = False
+    hfu_ratio: float | None = None
     mfu_peak_source: str = ""
     flops_per_s: float | None = None
     mbu_ratio: float | None = None

@@ -77,6 +77,7 @@ FIGURES: dict[str, SummaryFigure] = {figure.field: figure for figure in (
        beside=MEAN, always=True, live=(STEPS, "Model FLOP/s over the peak that the run is compared with")),
     _F("mfu_causal_ratio", "ratio", "higher", "MFU, causal count", row=("arithmetic", "{} by the causal count of attention"),
        needs="mfu_ratio"),
+    _F("hfu_ratio", "ratio", "", "HFU", row=("arithmetic", "HFU {} with recomputation"), needs="mfu_ratio"),
     _F("memory_bytes_per_s", "bytes/s", "", "memory rate", row=("memory rate", "{} must move")),
     _F("mbu_ratio", "ratio", "higher", "MBU", peak="mbu_peak_source", row=("memory rate", "MBU {}"), needs="memory_bytes_per_s",
        beside=MEAN),

@@ -285,12 +285,17 @@ def _mode_signals(gained: Counter[str]) -> dict[str, Signal]:
 
 
 def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:
-    """`host.caught_up_ratio`: whether the host or the GPU is the limit; empty where too few steps were looked at."""
+    """`host.caught_up_ratio`: whether the host or the GPU is the limit; empty where too few steps were looked at. `host.ahead_ratio`: how far the host was ahead
+    within the steps at whose end the GPU had caught up, as a share of these steps; the host has then waited for the GPU."""
     steps = gained["stream.steps"]
     if steps < LEAST_STREAM_STEPS:
         return {}
     source = f"CUDA events of {steps:.0f} sampled steps: at the end of the step, the GPU had done all work before the last part"
-    return {"host.caught_up_ratio": Signal(min(1.0, gained["stream.caught_up"] / steps), "ratio", source)}
+    signals = {"host.caught_up_ratio": Signal(min(1.0, gained["stream.caught_up"] / steps), "ratio", source)}
+    if gained["stream.caught_up_s"]:
+        ahead = f"CUDA events of {gained['stream.caught_up']:.0f} sampled steps: the host was ahead of the GPU within the step, and then waited for the GPU"
+        signals["host.ahead_ratio"] = Signal(min(1.0, gained["stream.ahead_s"] / gained["stream.caught_up_s"]), "ratio", ahead)
+    return signals
 
 
 _growth_memo: WeakKeyDictionary[MemoryReadings, tuple[tuple[float, float], dict[str, Signal]]] = WeakKeyDictionary()

@@ -9,7 +9,7 @@ from gpuconsole.model.run import PROBE, Step
 from gpuconsole.model.serving import Request
 from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_times
 from gpuconsole.session.figures.distributions import percentile
-from gpuconsole.session.figures.peak import Peak
+from gpuconsole.session.figures.peak import Peak, utilization
 from gpuconsole.session.figures.rate import samples_of, tokens_of, work_over_time
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt, work_of
 from gpuconsole.session.machine import SERVER, WORKLOAD
@@ -83,8 +83,8 @@ class RunPoints:
         flops = work.full * samples if work is not None else 0.0
         if flops:
             points["workload.flops_per_s"] = flops
-            if rates.peak:
-                points["workload.mfu_ratio"] = flops / rates.peak[0]
+            if rates.peak and (mfu := utilization(flops, rates.peak)) is not None:
+                points["workload.mfu_ratio"] = mfu
         whole = record.whole_ratio  # power and price belong to all processes
         points |= rates_per_watt(tokens * whole, samples * whole or None, flops * whole, rates.power_w)
         if rates.price_per_hour is not None and tokens:

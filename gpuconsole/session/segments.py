@@ -24,9 +24,9 @@ from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE
 from gpuconsole.session.places import LEAST_REST, after_step_ratio, between_passes, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL = (
-    range(17)
-)
+(
+    DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL, EVALUATED,
+) = range(18)  # fmt: skip
 LOADER = 24
 HEAD = struct.Struct("<IdIIdBBHI")
 RUN_QUEUE, STREAM, LOSS = 1, 2, 4
@@ -234,10 +234,11 @@ class SegmentFold:
     def step(self, raw: RawStep) -> Step:
         """One step with its phases. The agent's own time belongs to no phase and is not in the wall time."""
         phases, delays = [0.0] * len(PHASES), [0.0] * len(PHASES)
-        trained = {place: code for place, code in enumerate(raw.codes) if code in (TRAINED, TRAINED_EVAL)}
+        trained = {place: code for place, code in enumerate(raw.codes) if code in (TRAINED, TRAINED_EVAL, EVALUATED)}
+        in_eval_mode = {place for place, code in trained.items() if code == EVALUATED}
         codes, with_gradients = _passes_by_use(self._unwrapped([NO_GRAD if code in trained.values() else code for code in raw.codes]))
         self._learn(codes)
-        evaluated = self._evaluated(codes, with_gradients)
+        evaluated = self._evaluated(codes, with_gradients | in_eval_mode)
         generated = self._generation(codes, raw, trained, evaluated)
         self._passes += codes.count(FORWARD)
         self._backwards += codes.count(BACKWARD)
@@ -460,7 +461,8 @@ class SegmentFold:
 
     def _evaluated(self, codes: list[int], in_eval_mode: set[int]) -> set[int]:
         """Segments of evaluation: batches that met only passes without gradients, and all between such passes; and evaluation loaders. Passes in eval mode
-        that record gradients are an evaluation where most steps have no such pass. What lies between two of them belongs to the evaluation."""
+        (`in_eval_mode`: with gradients that nobody uses, or of the trained model on whole batches) are an evaluation where most steps have no such pass. What
+        lies between two of them belongs to the evaluation."""
         evaluated, batch, touched, graded = set(), list[int](), False, False
         self._passed_without.append(NO_GRAD in codes)
         rare = 2 * sum(self._passed_without) <= len(self._passed_without)

@@ -12,6 +12,7 @@ from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.agent.loop import Probe, Signals
 from gpuconsole.agent.reasons import PlainError
 from gpuconsole.agent.world import World
+from gpuconsole.model.cores import cores
 from gpuconsole.model.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
 from gpuconsole.workloads.driver import installed_driver
 
@@ -27,11 +28,6 @@ def set_matmul_precision(precision: str) -> None:
     """Use TF32 for fp32 matrix products and convolutions where `precision` is tf32 and the device has it. A CPU ignores the setting."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # torch uses it for fp32 convolutions by default
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(num_threads: int) -> int:

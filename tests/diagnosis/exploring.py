@@ -15,7 +15,7 @@ from gpuconsole.model.knobs.knob import Knob, Value
 QUIET = 400
 """Runs without a new signal after which the search ends. The rule must also have fired, because then its last branch has run, and must have read all
 signals that it declares."""
-MOST = 20_000
+MOST = 100_000
 """Maximum number of runs of a rule that does not fire. tests/diagnosis/test_reads.py fails for such a rule."""
 VALUES = (0.0, 0.0, 0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
 """Ratios, seconds, counts and bytes, on both sides of the thresholds."""

@@ -72,11 +72,12 @@ KNOBS: Knobs = {
 }  # fmt: skip
 GPT_FACTS = {
     "threads": 8.0, "world_size": 1.0, "parameters": 124e6, "trainable_parameters": 124e6, "linear_parameters": 124e6, "layers": 12.0,
-    "width": 768.0, "causal": 1.0, "tf32_convolutions": 1.0, "tf32_matmul": 0.0,
+    "width": 768.0, "causal": 1.0, "tf32_convolutions": 1.0, "tf32_matmul": 0.0, "environment.CUDA_LAUNCH_BLOCKING": 0.0,
 }  # fmt: skip
 CNN_FACTS = {
     "threads": 8.0, "world_size": 1.0, "parameters": 25.6e6, "trainable_parameters": 25.6e6, "linear_parameters": 2.05e6,
     "convolution_flops_ratio": 0.998, "flops_per_sample": RESNET_FLOPS, "tf32_convolutions": 1.0, "tf32_matmul": 0.0,
+    "environment.CUDA_LAUNCH_BLOCKING": 0.0,
 }  # fmt: skip
 CNN_KNOBS: Knobs = {"batch_size": 256, "channels_last": True, "cudnn_benchmark": True, "optim": "sgd"}
 BUSY = {"utilization_ratio": 0.99, "memory_utilization_ratio": 0.5}
@@ -102,7 +103,8 @@ class GpuJob:
     """A job on `card`. `step`: seconds of a step by phase, on the stream's timeline. `samples`: of a step of one process.
 
     `gpu`: what NVML reports of the card in addition to CARDS, without the prefix `gpu.`. `activity`: SM, tensor and DRAM active (GPM), where the
-    card has them. `caught_up`: the share of sampled steps at whose end the GPU had nothing left to do. `runq`: the share of time in which the
+    card has them. `caught_up`: the share of sampled steps at whose end the GPU had nothing left to do; `ahead`: how far the host was ahead of the GPU
+    within these, as a share of the step. `runq`: the share of time in which the
     training thread waits for a core. `observed`: what the agent observes in a few steps. `memory`: shares of the memory of the card: parameters,
     gradients, optimizer, allocated peak, reserved peak, in use by NVML. `others`: share of the cores that other programs use.
     """
@@ -116,6 +118,7 @@ class GpuJob:
     gpu: dict[str, float] = field(default_factory=dict)
     activity: tuple[float, float, float] = (0.85, 0.4, 0.4)
     caught_up: float = 0.0
+    ahead: float = 0.0
     runq: float = 0.01
     counters: dict[str, float] = field(default_factory=dict)
     observed: dict[str, float] = field(default_factory=lambda: dict(NO_SYNC))
@@ -199,7 +202,8 @@ def _second(state: SessionState, job: GpuJob, t: float) -> None:
             for index in range(before, done)
         ]
         counters = {
-            "work.steps": float(done), "mode.looks": float(done), "stream.steps": float(done), "stream.caught_up": job.caught_up * done, "gc.collections": 0.0,
+            "work.steps": float(done), "mode.looks": float(done), "stream.steps": float(done), "stream.caught_up": job.caught_up * done,
+            "stream.caught_up_s": job.caught_up * done * job.step_s, "stream.ahead_s": job.ahead * job.caught_up * done * job.step_s, "gc.collections": 0.0,
             "gc.pause_s": 0.0, "host.private_bytes": 4e9, **_loader(job, done), **{name: value * done for name, value in job.counters.items()},
         }  # fmt: skip
         total = CARDS[job.card]["hbm_total_bytes"]

@@ -9,6 +9,8 @@ import pytest
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
 from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
+from gpuconsole.model.run import Run
+from gpuconsole.report.run.figures import in_row
 from gpuconsole.session.facts import HEALTHY
 from gpuconsole.session.figures.flops import ESTIMATED
 from gpuconsole.session.figures.peak import flops_peak
@@ -175,6 +177,26 @@ JOBS = {
         syncing(gpt(A100, 0.25, BF16_A100, knobs={"batch_size": 16, "gradient_accumulation_steps": 8}), 9, 0.4), ""
     ),
     "healthy: autocast inside of the model, which is not seen": Label(gpt(A100, 0.25, BF16_A100, knobs={"precision": "fp32"}), "", probes=True),
+    "healthy: autocast within the model, counted": Label(
+        gpt(A100, 0.25, BF16_A100, knobs={"precision": "bf16"}, facts={**GPT_FACTS, "flops_per_sample": GPT2_FLOPS, "flops_bf16_ratio": 1.0}), ""
+    ),
+    "healthy: a mask in each step, a busy A100": Label(gpt(A100, 0.25, BF16_A100, caught_up=1.0, ahead=0.5), ""),
+    "healthy: a mask in each step, a busy L4": Label(gpt(L4, 0.25, BF16_L4, batch=4, caught_up=1.0, ahead=0.4), ""),
+    "healthy: operators of another library": Label(
+        gpt(A100, 0.06, BF16_A100, caught_up=1.0, facts={**GPT_FACTS, "flops_per_sample": GPT2_FLOPS, "operators_without_formula": 2.0}), ""
+    ),
+    "healthy: blocks computed again": Label(
+        gpt(
+            A100, 0.33, BF16_A100, probed={"probe.batch_cost_ratio": 0.98},
+            facts={**GPT_FACTS, "flops_per_sample": GPT2_FLOPS, "recomputed_flops_per_sample": GPT2_FLOPS / 3},
+        ), "", probes=True,
+    ),
+    "CUDA_LAUNCH_BLOCKING": Label(
+        replace(LAUNCH_BOUND, facts={**LAUNCH_BOUND.facts, "environment.CUDA_LAUNCH_BLOCKING": 1.0}), "host.environment"
+    ),
+    "fp32 and a mask, no GPM": Label(
+        gpt(A100, 0.62, 19.5e12, knobs={"precision": "fp32", "batch_size": 16}, caught_up=1.0, ahead=0.6), "gpu.fp32_no_tensor_core"
+    ),
     "healthy: convolutions with TF32 by default": Label(cnn(A100, 938, knobs={**CNN_KNOBS, "precision": "fp32"}), "", probes=True),
     "healthy: convolutions with TF32 on an H100": Label(
         cnn(H100, 1700, knobs={**CNN_KNOBS, "precision": "fp32"}, activity=(0.9, 0.12, 0.2)), "", probes=True
@@ -210,9 +232,10 @@ def test_the_cause_is_on_top_and_no_healthy_job_is_accused(label: Label) -> None
 
 
 def test_what_is_called_healthy() -> None:
-    """Only with the probe of a larger batch; a compiled model that is not counted, and a long sequence by the causal count, are not."""
+    """Only with the probe of a larger batch; a compiled model that is not counted, and a long sequence by the causal count, are not. Blocks that are computed
+    again keep the GPU busy."""
     called = {name for name, label in JOBS.items() if any(rule.endswith(HEALTHY) for rule in watched(label.job, label.probes).notes)}
-    assert called == {"healthy: bf16 GPT, compiled"}
+    assert called == {"healthy: bf16 GPT, compiled", "healthy: blocks computed again"}
 
 
 def test_the_line_that_waits_is_named() -> None:
@@ -377,3 +400,44 @@ def test_how_many_rules_cannot_tell_with_the_allowed_probes(job: GpuJob, before:
 def test_a_window_decides_what_is_left() -> None:
     job = replace(BF16_CONVOLUTIONS, profile=window(convolution=0.6, elementwise=0.15, normalization=0.1))
     assert watched(job, probes=True).undecided == {}
+
+
+# --- what MFU is made of ---------------------------------------------------------------------------------------
+
+
+def counted(job: GpuJob, **facts: float) -> Run:
+    return watched(replace(job, facts={**GPT_FACTS, "flops_per_sample": GPT2_FLOPS, **facts})).run
+
+
+def test_the_peak_is_that_of_the_number_types_that_were_counted() -> None:
+    job = gpt(A100, 0.25, BF16_A100, knobs={"precision": "bf16", "batch_size": 16})
+    assert counted(job, flops_bf16_ratio=1.0).summary.mfu_ratio == pytest.approx(0.25, rel=0.01)
+    mixed = counted(job, flops_bf16_ratio=0.8, flops_fp32_ratio=0.2)
+    assert mixed.summary.mfu_ratio == pytest.approx(0.25 * (0.8 + 0.2 * BF16_A100 / 19.5e12), rel=0.01)
+    assert mixed.summary.mfu_peak_source.startswith("bf16 (80 %) and fp32 (20 %) dense")
+    changed = counted(replace(job, knobs={"precision": "bf16", "batch_size": 16}), flops_fp32_ratio=1.0)
+    assert changed.summary.mfu_ratio == pytest.approx(0.25, rel=0.01), "the count was made before the precision was changed"
+
+
+def test_no_utilization_is_above_the_peak() -> None:
+    """The reader's case: bf16 that is set within the model, and nothing was counted by type. It read as MFU 400 %."""
+    run = watched(JOBS["healthy: autocast inside of the model, which is not seen"].job).run
+    assert run.summary.mfu_ratio is None and run.summary.mfu_above_peak
+    assert "4.0 times the peak (fp32 dense" in run.unavailable["workload.mfu_ratio"]
+
+
+def test_what_is_computed_again_is_shown_apart() -> None:
+    run = watched(JOBS["healthy: blocks computed again"].job, probes=True).run
+    assert run.summary.mfu_ratio == pytest.approx(0.33, rel=0.01)
+    assert run.summary.hfu_ratio == pytest.approx(0.44, rel=0.01)
+
+
+def test_a_count_that_is_not_whole_is_a_lower_bound() -> None:
+    seen = watched(JOBS["healthy: operators of another library"].job)
+    assert seen.run.summary.mfu_at_least and in_row(seen.run, "mfu_ratio").startswith("MFU at least 6 % of bf16 dense")
+    assert seen.of("host.launch_bound").state == "cant_tell", "nobody knows how busy the GPU is"
+
+
+def test_without_gpm_the_confidence_in_launches_is_low() -> None:
+    assert watched(JOBS["launch-bound, no GPM"].job).of("host.launch_bound").confidence == "low"
+    assert watched(JOBS["launch-bound, GPM"].job).of("host.launch_bound").confidence == "high"

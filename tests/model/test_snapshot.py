@@ -49,7 +49,7 @@ def test_what_is_no_snapshot_is_said_in_one_line(data: bytes, words: str) -> Non
 
 def test_each_number_of_a_summary_has_one_row() -> None:
     """The row says what a figure is. `compare` and the reports read it there."""
-    no_figures = {"phases_ratio", "mfu_peak_source", "mbu_peak_source", "requests", "failures", "steps"}
+    no_figures = {"phases_ratio", "mfu_peak_source", "mbu_peak_source", "requests", "failures", "steps", "mfu_at_least", "mfu_above_peak"}
     assert set(Summary.__struct_fields__) - no_figures == set(FIGURES)
     assert (FIGURES["ttft_s"].unit, FIGURES["ttft_s"].better) == ("s", "lower")
     assert {field for field, figure in FIGURES.items() if figure.short} <= set(BaselineRun.__struct_fields__)

@@ -12,13 +12,22 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", choices=("gpt", "resnet", "mlp", "chain"), default="gpt")
+parser.add_argument("--model", choices=("gpt", "resnet", "mlp", "chain", "experts"), default="gpt")
 parser.add_argument("--seconds", type=float, default=20.0)
 parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--width", type=int, default=768)
 parser.add_argument("--layers", type=int, default=12)
 parser.add_argument("--seq", type=int, default=1024)
 parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="bf16")
+parser.add_argument(
+    "--autocast-within", action="store_true", help="autocast around the forward function, as accelerate and Hugging Face's Trainer put it"
+)
+parser.add_argument(
+    "--shards", choices=("", "fsdp2", "offload"), default="", help="FSDP 2 with mixed precision, and with parameters on the host"
+)
+parser.add_argument("--masks", type=int, default=0, help="selections by a mask in a step: torch waits for the GPU in each")
+parser.add_argument("--augment", type=int, default=0, help="pointwise operators on the GPU between the batch and the pass")
+parser.add_argument("--prepare-ms", type=float, default=0.0, help="Python of the host between the batch and the pass")
 parser.add_argument("--attention", choices=("sdpa", "math"), default="sdpa")
 parser.add_argument("--optim", choices=("adamw", "loop", "fused"), default="fused")
 parser.add_argument("--checkpointing", action="store_true")
@@ -81,6 +90,27 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class Experts(nn.Module):
+    """A mixture of experts as scripts write it: `torch.where` finds the tokens of each expert, and waits for the GPU."""
+
+    def __init__(self, width, layers, experts=8):
+        super().__init__()
+        self.routers = nn.ModuleList(nn.Linear(width, experts) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(experts))
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for router, experts in zip(self.routers, self.layers, strict=True):
+            chosen, out = router(x).argmax(-1), torch.zeros_like(x)
+            for number, expert in enumerate(experts):
+                (rows,) = torch.where(chosen == number)
+                out.index_add_(0, rows, expert(x[rows]).to(out.dtype))
+            x = x + out
+        return x
+
+
 class Residual(nn.Module):
     def __init__(self, inner, outer, stride):
         super().__init__()
@@ -127,6 +157,8 @@ def make_model():
         return GPT(args.width, args.layers, args.seq)
     if args.model == "resnet":
         return resnet(args.width)
+    if args.model == "experts":
+        return Experts(args.width, args.layers)
     if args.model == "chain":
         return Chain(args.width, args.layers)
     layers = [module for _ in range(args.layers) for module in (nn.Linear(args.width, args.width), nn.ReLU())]
@@ -183,16 +215,33 @@ def batches():
 
 
 def loss_of(model, x, y):
-    amp = torch.autocast("cuda", torch.bfloat16) if args.precision == "bf16" else contextlib.nullcontext()
-    with amp:
+    for _ in range(args.augment):
+        x = x * 1.01 + 0.1
+    end = time.perf_counter() + args.prepare_ms / 1e3
+    while time.perf_counter() < end:
+        sum(range(100))
+    around = args.precision == "bf16" and not args.autocast_within and not args.shards
+    with torch.autocast("cuda", torch.bfloat16) if around else contextlib.nullcontext():
         out = model(x)
         if args.model == "gpt":
             return F.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))
         return F.cross_entropy(out, y) if args.model == "resnet" else out.float().square().mean()
 
 
-model = make_model().to(args.device)
-if distributed:
+model = make_model().to(args.device if args.shards != "offload" else "cpu")
+if args.autocast_within:
+    model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)
+if args.shards:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    settings = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+        "offload_policy": CPUOffloadPolicy() if args.shards == "offload" else OffloadPolicy(),
+    }
+    for block in getattr(model, "blocks", ()):
+        fully_shard(block, **settings)
+    fully_shard(model, **settings)
+elif distributed:
     model = nn.parallel.DistributedDataParallel(model, device_ids=[int(os.environ["LOCAL_RANK"])])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=args.optim == "adamw", fused=args.optim == "fused")
 began, step, leaked = None, 0, []
@@ -200,6 +249,8 @@ for x, y in batches():
     optimizer.zero_grad()
     loss = loss_of(model, x, y)
     loss.backward()
+    for _ in range(args.masks):
+        x[x > 0]
     for _ in range(args.sync):
         loss.item()
         torch.cuda.synchronize()

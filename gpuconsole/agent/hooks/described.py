@@ -124,10 +124,10 @@ def facts() -> dict[str, float]:
     model = structure(watch)
     everything = trained | {id(parameter): parameter for parameter in model.parameters}
     if everything:
-        numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
+        numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()) + model.packed_parameters)
         numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
         numbers["linear_parameters"] = float(model.linear_parameters)
-    return numbers | model.transformer | _dataset() | _tf32() | communication.exchanges.facts()
+    return numbers | model.transformer | model.experts | _dataset() | _tf32() | _switches() | communication.exchanges.facts()
 
 
 def _dataset() -> dict[str, float]:
@@ -149,6 +149,26 @@ def _dataset() -> dict[str, float]:
     if not plain or hasattr(type(dataset), "__getitems__") or any(type(tensor) is not tensor_class for tensor in dataset.tensors):
         return {}
     return {"loader.row_bytes": float(sum(tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in dataset.tensors))}
+
+
+SWITCHES = {
+    "CUDA_LAUNCH_BLOCKING": ("1",),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1",),
+    "NVIDIA_TF32_OVERRIDE": ("0",),
+    "NCCL_P2P_DISABLE": ("1",),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1",),
+}
+"""Variables of the environment that slow a job on a GPU, and the values with which they do. Those of NCCL count for jobs of several processes."""
+
+
+def _switches() -> dict[str, float]:
+    """Whether each variable of SWITCHES is set to such a value, as `environment.NAME`: 1 or 0. Empty on a CPU."""
+    if not device().startswith("cuda"):
+        return {}
+    several = place()[1] > 1
+    return {
+        f"environment.{name}": float(os.environ.get(name) in values) for name, values in SWITCHES.items() if several or "NCCL" not in name
+    }
 
 
 def _tf32() -> dict[str, float]:

@@ -40,11 +40,12 @@ from . import described, passes, tracing
 from .account import LightSteps, SegmentAccount, StepSampler
 from .changes import CHANGES, Refused
 from .connection import Connection
+from .evidence.arithmetic import Arithmetic
 from .evidence.communication import exchanges
 from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
-from .evidence.observed import Arithmetic, CopyCount, memory_parts, why_unpatched
+from .evidence.observed import CopyCount, memory_parts, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import iterations, own_updates
 from .guard import entry, from_outside, switch, unseen, without_failures
@@ -219,7 +220,9 @@ class JobLoop:
         counters = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
         counters |= switch.attempt("settings.modes", modes.read) or {}
         if self.account.stream is not None:
-            counters |= {"stream.steps": float(self.account.stream.steps), "stream.caught_up": float(self.account.stream.caught_up)}
+            stream = self.account.stream
+            counters |= {"stream.steps": float(stream.steps), "stream.caught_up": float(stream.caught_up)}
+            counters |= {"stream.ahead_s": stream.ahead_s, "stream.caught_up_s": stream.caught_up_s}
         if "torch._dynamo.utils" in sys.modules:
             counters.update(compile_counters())
         return counters

@@ -14,12 +14,13 @@ from typing import Any
 from . import tracing
 from .calls import weights_version
 from .evidence.steps import own_updates
-from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, unseen, wrappers_without_level
+from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
 from .modes import has_modes, modes
-from .recorder import BACKWARD, EVAL, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
-from .structure import children, has_parameters, parameters_of
-from .watch import count_samples, recorder, watch
+from .precision import autocast_around, precision_within
+from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
+from .structure import children, has_parameters
+from .watch import count_samples, recorder, rows, watch
 
 DEPTH = 4
 """Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
@@ -149,11 +150,13 @@ def evaluates(module: Any) -> bool:
     return not module.__dict__.get("training", True) and not state.trains_in_eval
 
 
-def without_gradients(module: Any) -> int:
+def without_gradients(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The code of a pass of `module` that records no gradients."""
     if id(module) not in state.trained:
         return NO_GRAD
-    return TRAINED_EVAL if evaluates(module) else TRAINED
+    if not evaluates(module):
+        return TRAINED
+    return EVALUATED if 0 < watch.batch_size <= 2 * rows(args, kwargs) else TRAINED_EVAL
 
 
 @hot_entry("passes.begin_light")
@@ -189,7 +192,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         recorder.passes += 1
         grad = tracing.grad_enabled()
         state.in_eval = grad and evaluates(module)
-        recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module))
+        recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module, args, kwargs))
         if grad and not state.in_eval:
             if id(module) not in state.trained:
                 if len(state.trained) >= MOST_TRAINED:
@@ -201,7 +204,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
                 if not repeats_closure():
                     count_samples(args, kwargs)
                 if recorder.index < 4:
-                    watch.autocast = autocast_precision(module)
+                    watch.autocast, watch.precision_within = autocast_around(module), precision_within(module)
             if watch.keep_inputs:
                 watch.last_inputs = (weakref.ref(module), args, kwargs)
         if state.counting is not None:
@@ -244,17 +247,6 @@ def is_plain(tensor: Any) -> bool:
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
-
-
-@unseen
-def autocast_precision(module: Any) -> str:
-    import torch
-
-    parameter = next(parameters_of(module), None)
-    kind = parameter.device.type if parameter is not None else "cpu"
-    if not torch.is_autocast_enabled(kind):
-        return ""
-    return "bf16" if torch.get_autocast_dtype(kind) is torch.bfloat16 else "fp16"
 
 
 # --- backward -----------------------------------------------------------------------------------------------

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 
 from ..clock import now
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL = (
-    range(17)
-)
+(
+    DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL, EVALUATED,
+) = range(18)  # fmt: skip
 """Codes: a batch that is made without a DataLoader, which this agent does not mark; a pass of a root module with gradients, and without; backward; optimizer step; zero_grad;
 saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss; in a
 light step, all that other steps have the segments of SELDOM_MARKED for; a pass with gradients in eval mode, as of an evaluation without
-`torch.no_grad`; a pass without gradients of a module that has passes with gradients too, and the same in eval mode."""
-WITHOUT_GRADIENTS = frozenset((NO_GRAD, TRAINED, TRAINED_EVAL))
+`torch.no_grad`; a pass without gradients of a module that has passes with gradients too, the same in eval mode, and the same in eval mode on a batch about as
+large as those of the training: an agent that asks a policy for its next action passes a few rows."""
+WITHOUT_GRADIENTS = frozenset((NO_GRAD, TRAINED, TRAINED_EVAL, EVALUATED))
 LOADER, LOADERS = 24, 8
 """Code LOADER + n: a batch from the DataLoader number n (of the last LOADERS)."""
 SELDOM_MARKED = frozenset((GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO))

@@ -35,6 +35,11 @@ class StreamClock:
         """The stream of the last mark."""
         self.steps = self.caught_up = 0
         """Steps with events, and those of them at whose end the device had done all work but that of the last segment: it waits for the host."""
+        self.ahead_s = self.caught_up_s = 0.0
+        """Of the steps at whose end the device had caught up: how far the host was ahead of the device at most in each, and their length. A host that was ahead
+        within a step has waited for the device: a synchronisation, in whatever function."""
+        self._caught_up: set[int] = set()
+        """The identities of the events of these steps, until their times are known."""
         self._losses = torch.empty(LOSSES, dtype=torch.float32, device="cpu", pin_memory=True)
         self._free_losses = list(range(LOSSES))
         recorder.on_stream, recorder.read, recorder.settle = True, self.record, self.settle
@@ -64,7 +69,9 @@ class StreamClock:
         """A step with `events` ends now, on the host."""
         try:
             if len(events) > 1 and events[-1] is not None and events[-2] is not None:
-                self.caught_up += bool(events[-2].query())
+                if events[-2].query():
+                    self.caught_up += 1
+                    self._caught_up.add(id(events))
                 self.steps += 1
         except Exception as problem:
             if switch.part_off("stream.look", problem):
@@ -109,6 +116,11 @@ class StreamClock:
         spans = [before.elapsed_time(after) * 1e-3 if before is not after else 0.0 for before, after in itertools.pairwise(events)]
         elapsed = list(itertools.accumulate(spans))
         start = step[3][-1] - elapsed[-1]
+        readings: Any = step[9]
+        if id(readings) in self._caught_up:
+            self._caught_up.discard(id(readings))
+            self.ahead_s += max(0.0, *(start + t - ended for t, ended in zip(elapsed, step[3], strict=True)))
+            self.caught_up_s += elapsed[-1]
         distinct = {id(event): event for event in events[:-1]}  # the last event may begin the next step
         self._free.extend(list(distinct.values())[: max(0, KEPT_EVENTS - len(self._free))])
         loss = None if step[6] is None else float(step[6])

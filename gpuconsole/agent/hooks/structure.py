@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
 """Names of a model's configuration for the number of its layers, and for its width."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+ACTIVE_EXPERTS = ("num_experts_per_tok", "moe_top_k", "num_selected_experts", "top_k")
+"""The same for the experts of a layer (Mixtral, Qwen, DeepSeek, DBRX), and for those of them that one token goes through."""
 
 
 class Structure:
@@ -28,10 +31,18 @@ class Structure:
         weights = {id(weight): weight for module in modules for weight in members(module, "_parameters") if weight is not None}
         self._parameters = [weakref.ref(weight) for weight in weights.values()]
         self._layouts = [weakref.ref(weight) for weight in weights.values() if weight.dim() == 4]
-        self.linear_parameters = sum(module.weight.numel() for module in modules if type(module) is Linear)
-        configs = (ask(module, "__dict__", {}).get("config") for module in modules)
-        self.transformer = _shape_of_transformer(next((config for config in configs if config is not None), None))
+        linears = [module for module in modules if issubclass(type(module), Linear)]
+        config = next((found for module in modules if (found := ask(module, "__dict__", {}).get("config")) is not None), None)
+        stacked = _stacked_experts(list(weights.values()), config)
+        self.linear_parameters = sum(map(_weights_of_linear, linears)) + sum(weight.numel() for weight in stacked)
+        self.packed_parameters = sum(
+            _weights_of_linear(module) - _stored(module) for module in linears if _stored(module) < _weights_of_linear(module)
+        )
+        """Weights that share an element of a tensor with others: two weights of 4 bits in a byte."""
+        self.transformer = _shape_of_transformer(config)
         """Number of layers, and width, of a model that says so in a `config`, as those of Hugging Face and of many scripts do."""
+        self.experts = _experts(modules, stacked, config)
+        """Of a mixture of experts: the parameters of all experts, and the share of them that one token goes through, 0 where no `config` says so."""
 
     @property
     def parameters(self) -> list[Any]:
@@ -50,6 +61,47 @@ class Structure:
 def _shape_of_transformer(config: Any) -> dict[str, float]:
     layers, width = (next((value for name in names if isinstance(value := ask(config, name), int)), 0) for names in (LAYERS, WIDTHS))
     return {"layers": float(layers), "width": float(width)} if layers and width else {}
+
+
+def _weights_of_linear(module: Any) -> int:
+    """The weights of a Linear layer, however they are stored."""
+    sizes = ask(module, "in_features", 0), ask(module, "out_features", 0)
+    return sizes[0] * sizes[1] if all(type(size) is int for size in sizes) else 0
+
+
+def _stored(module: Any) -> int:
+    """The elements of the weight of a Linear layer whose elements hold several weights each; else the number of its weights."""
+    weight: Any = next(iter(members(module, "_parameters")), None)
+    packed = weight is not None and str(ask(weight, "dtype")) in ("torch.uint8", "torch.int8", "torch.int32")
+    return int(weight.numel()) if packed else _weights_of_linear(module)
+
+
+def _number_of_experts(config: Any) -> tuple[int, int]:
+    """The experts of a layer, and those that one token goes through; 0 where a configuration does not say so."""
+    count, active = (next((value for name in names if type(value := ask(config, name)) is int), 0) for names in (EXPERTS, ACTIVE_EXPERTS))
+    return count, active
+
+
+def _stacked_experts(weights: list[Any], config: Any) -> list[Any]:
+    """The weights that hold the matrices of all experts of a layer, in their first dimension."""
+    count, _ = _number_of_experts(config)
+    return [weight for weight in weights if count > 1 and weight.dim() == 3 and weight.shape[0] == count]
+
+
+def _experts(modules: list[Any], stacked: list[Any], config: Any) -> dict[str, float]:
+    """The facts of a mixture of experts; empty for other models."""
+    count, active = _number_of_experts(config)
+    lists = [children(module) for module in modules if type(module).__name__ == "ModuleList"]
+    alike = [experts for experts in lists if len(experts) == count > 1 and len({type(expert) for expert in experts}) == 1]
+    inside = {id(weight): weight for weight in (*stacked, *(weight for experts in alike for weight in parameters_of_all(experts)))}
+    if not (inside and active):
+        named = [
+            child for module in modules for name, child in (ask(module, "__dict__", {}).get("_modules") or {}).items() if name == "experts"
+        ]
+        inside, active = {id(weight): weight for weight in parameters_of_all([child for child in named if child is not None])}, 0
+    if not inside:
+        return {}
+    return {"experts_parameters": float(sum(weight.numel() for weight in inside.values())), "experts_active_ratio": active / max(1, count)}
 
 
 _known: tuple[tuple[Any, ...], Structure] | None = None
@@ -94,6 +146,11 @@ def inner_modules(modules: list[Any]) -> Iterator[Any]:
 def parameters_of(root: Any) -> Iterator[Any]:
     """The parameters of a module and of those in it. `Module.parameters` may be one of the program's own."""
     return (weight for module in inner_modules([root]) for weight in members(module, "_parameters") if weight is not None)
+
+
+def parameters_of_all(roots: list[Any]) -> Iterator[Any]:
+    """The parameters of several modules and of those in them."""
+    return (weight for module in inner_modules(roots) for weight in members(module, "_parameters") if weight is not None)
 
 
 def has_parameters(root: Any) -> bool:

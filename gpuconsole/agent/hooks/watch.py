@@ -63,6 +63,10 @@ class Watch:
         self.keep_inputs = False
         self.autocast = ""
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
+        self.precision_within = ""
+        """The same by what is set within the model."""
+        self.counted_precision = ""
+        """The number type of most FLOPs of the counted step; empty before it, and where no step was counted."""
         self.newest_batch = 0
         """The samples of the newest training pass that counted."""
         self.batch_size = 0
@@ -180,25 +184,45 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise
 
 
+def rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The samples of a pass without gradients, as `count_samples` counts them; 0 where they are not known."""
+    try:
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            samples = _samples_of(args, kwargs)[0]
+            return samples if type(samples) is int else 0
+    except Exception as problem:
+        if from_outside(problem):
+            raise
+        return 0
+
+
 def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    value: Any = args[0] if args else None
-    shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None
-    if not isinstance(shape, tuple) or not shape:
-        value = _first_tensor(args, kwargs)
-        shape = getattr(value, "shape", None)
-        if not shape:
-            return
-    samples, batch = shape[0], watch.loader_batch
-    if batch and samples != batch:
-        given: Any = args[0] if args else None
-        if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
-            samples = batch  # a list of images; or the first dimension is that of time
+    samples, value, shape = _samples_of(args, kwargs)
+    if not shape:
+        return
     recorder.samples += samples
     if type(samples) is int:  # a tensor while torch.jit traces
         watch.newest_batch = samples
         watch.batch_size = max(watch.batch_size, samples)
     if len(shape) == 2 and not value.dtype.is_floating_point:
         recorder.tokens += shape[0] * shape[1]
+
+
+def _samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The samples of a pass, its first tensor, and the shape of this tensor; without a shape there are no samples."""
+    value: Any = args[0] if args else None
+    shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None
+    if not isinstance(shape, tuple) or not shape:
+        value = _first_tensor(args, kwargs)
+        shape = getattr(value, "shape", None)
+        if not shape:
+            return 0, value, ()
+    samples, batch = shape[0], watch.loader_batch
+    if batch and samples != batch:
+        given: Any = args[0] if args else None
+        if (type(given) in (list, tuple) and len(given) == batch) or (len(shape) > 1 and shape[1] == batch):
+            samples = batch  # a list of images; or the first dimension is that of time
+    return samples, value, shape
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

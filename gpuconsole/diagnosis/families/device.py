@@ -35,17 +35,17 @@ is necessary for effective use, below 50 % is likely ineffective use; GPT-2 smal
 
 
 def mfu_level(case: Case) -> float:
-    """MFU over its threshold: by the causal count where attention is known to be causal, else by the full count. Raises Missing."""
-    if case.has("mfu_causal_ratio"):
-        return case.value("mfu_causal_ratio") / MFU_CAUSAL
-    return case.value("mfu_ratio") / MFU
+    """MFU over its threshold: by the causal count where attention is known to be causal, else by the full count. Forward passes that the backward pass repeats
+    keep the GPU busy, too: HFU counts with the threshold of the full count. Raises Missing."""
+    level = case.value("mfu_causal_ratio") / MFU_CAUSAL if case.has("mfu_causal_ratio") else case.value("mfu_ratio") / MFU
+    return max(level, case.get("hfu_ratio", 0.0) / MFU)
 
 
 def mfu_evidence(case: Case) -> tuple[Evidence, ...]:
     """MFU by each count that is known, the one that decides with its threshold. Raises Missing."""
     if case.has("mfu_causal_ratio"):
-        return case.evidence(("mfu_causal_ratio", MFU_CAUSAL), "mfu_ratio")
-    return case.evidence(("mfu_ratio", MFU))
+        return case.evidence(("mfu_causal_ratio", MFU_CAUSAL), "mfu_ratio") + case.if_known(("hfu_ratio", MFU))
+    return case.evidence(("mfu_ratio", MFU)) + case.if_known(("hfu_ratio", MFU))
 
 
 def computes_well(case: Case) -> bool:
@@ -59,8 +59,9 @@ def knows_the_lead(case: Case) -> bool:
 
 
 def waited_ratio(case: Case) -> float:
-    """Share of a step that the host spends in calls that wait for the GPU. Raises Missing."""
-    return min(1.0, case.value("sync.wait_s") / case.value("step_s"))
+    """Share of a step in which the host waits for the GPU: in calls that the agent times, or as far as the host was ahead of the GPU before it waited. Torch
+    waits in more functions than the agent times (`x[mask]`, `torch.where(mask)`, copies of single numbers). Raises Missing."""
+    return min(1.0, max(case.value("sync.wait_s") / case.value("step_s"), case.get("host.ahead_ratio", 0.0)))
 
 
 def host_is_limit(case: Case) -> bool:
@@ -86,10 +87,11 @@ def beside_passes(case: Case) -> float:
 
 def busy_ratio(case: Case) -> float | None:
     """Share of a step in which the GPU works: by its active SMs, else by MFU over the MFU of a busy GPU. It works for at least as long as the host
-    waits for it. None where neither is known. Raises Missing."""
+    waits for it. None where neither is known, or where the FLOPs of some operators are not. What a checkpoint repeats keeps the GPU busy, too. Raises Missing."""
+    whole = not case.get("mfu_at_least", 0.0)
     if case.has("gpu.sm_active_ratio"):
         share = case.value("gpu.sm_active_ratio") / SM_BUSY
-    elif case.has("mfu_ratio"):
+    elif case.has("mfu_ratio") and whole:
         share = mfu_level(case)
     else:
         return None
@@ -98,7 +100,7 @@ def busy_ratio(case: Case) -> float | None:
 
 def busy_evidence(case: Case) -> tuple[Evidence, ...]:
     """What `busy_ratio` and `host_is_limit` are made from."""
-    known = case.if_known("gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio")
+    known = case.if_known(("host.ahead_ratio", WAITED), "gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio")
     return (
         case.evidence(("host.caught_up_ratio", CAUGHT_UP), "sync.calls", ("sync.wait_s", WAITED * case.value("step_s")), "step_s") + known
     )

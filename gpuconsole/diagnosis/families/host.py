@@ -53,6 +53,11 @@ def is_debugged(case: Case) -> bool:
     return in_anomaly_mode(case) or is_profiled(case)
 
 
+def launches_wait(case: Case) -> bool:
+    """Whether CUDA_LAUNCH_BLOCKING makes the host wait for each kernel: how far the host runs ahead, and its waits, say nothing then."""
+    return case.get("environment.CUDA_LAUNCH_BLOCKING", 0.0) >= ON
+
+
 # --- the interpreter's lock ------------------------------------------------------------------------------------
 
 OTHER_THREAD = Threshold("other_thread", 0.3, "ratio", "a thread that reports, or moves batches, is in Python in a few percent of the time")

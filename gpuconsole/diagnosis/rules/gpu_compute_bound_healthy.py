@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import comm, device, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
-MOST_MFU = 1.05
-"""No GPU is faster than its datasheet by more than its clock is above the one of the datasheet."""
 SURE = 1.25
 """MFU over its threshold from which the confidence is high: 50 % by the full count."""
 
@@ -19,7 +17,7 @@ class GpuComputeBoundHealthy(Rule):
     reads = (
         "mfu_ratio", *passes.LIMITS, "step_s", "ranks.least_comm_ratio", "comm.outside_ratio",
         "comm.exchanges_per_step", "comm.exposed_s", "mbu_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "threads", "cores",
-        "is_gpu", "mfu_causal_ratio",
+        "is_gpu", "mfu_causal_ratio", "mfu_above_peak", "hfu_ratio",
     )  # fmt: skip
     text = """Model FLOP/s reach 40 % of the peak: the dense datasheet figure of a GPU for the precision in use (TF32 for fp32 convolutions, by cuDNN's default),
 or the best matrix product measured on this CPU with the same threads. Torch counts all scores of attention. Where attention is causal, half of them
@@ -27,6 +25,8 @@ are masked, and 36 % of the peak by the count without them are as much. On a GPU
 probe P5 no gain in another implementation. More speed then needs other mathematics: precision, attention, model shape."""
 
     def judge(self, case: Case) -> Finding:
+        if case.has("mfu_above_peak"):
+            return self.clear(0.0, case.evidence("mfu_above_peak"), "the job does not compute in the precision that gpuconsole detected")
         if not case.has("mfu_ratio") and case.has("mbu_ratio"):
             return self.clear(0.0, case.evidence("mbu_ratio"), "there are no matrix products to compare with a peak")
         mfu = case.value("mfu_ratio")
@@ -36,8 +36,6 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
             return self.clear(0.0, evidence, lost)
         if level < 1:
             return self.clear(min(0.59, level), evidence)
-        if mfu > MOST_MFU and case.get("is_gpu", 0.0):
-            return self.clear(0.0, evidence, "MFU is above 100%: the job does not compute in the precision that gpuconsole detected")
         if comm.several(case) and comm.exposed_ratio(case) >= comm.EXPOSED:
             return self.clear(0.0, evidence, f"{percent(comm.exposed_ratio(case))} of a step is communication")
         threads, cores = case.get("threads", 0), case.get("cores", 0)
@@ -47,5 +45,6 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
             else ""
         )
         causal = f" ({percent(case.value('mfu_causal_ratio'))} by the causal count)" if case.has("mfu_causal_ratio") else ""
-        summary = f"MFU {percent(mfu)}{causal}; no bottleneck found{on_cpu}"
+        again = f"; {percent(case.value('hfu_ratio'))} with what the backward pass computes a second time" if case.has("hfu_ratio") else ""
+        summary = f"MFU {percent(mfu)}{causal}{again}; no bottleneck found{on_cpu}"
         return self.note(level, evidence, summary, confidence=high_if(level >= SURE))

@@ -28,7 +28,7 @@ class GpuFp32NoTensorCore(Rule):
         "forward_ratio", "loss_ratio", "backward_ratio", "is_gpu", "profile.tensor_core_ratio", "probe.precision_bf16_native",
         "probe.precision_bf16_speedup", "probe.precision_bf16_spread", "probe.precision_tf32_speedup", "probe.precision_tf32_spread",
         "precision.tf32_ratio", "gpu.tensor_active_ratio", "gpu.bf16_speed_ratio", "gpu.tf32_speed_ratio", "mfu_ratio", "host.caught_up_ratio",
-        "sync.calls", "sync.wait_s", "step_s",
+        "sync.calls", "sync.wait_s", "host.ahead_ratio", "step_s", "mfu_above_peak",
     )  # fmt: skip
     text = """GPUs since Ampere multiply matrices 2 to 15 times as fast in bf16 as in fp32, on tensor cores that fp32 does not use. Some CPUs (AVX512-BF16,
 AMX) have such units too. Probe P5 runs the current pass and a pass in bf16 (on a GPU also in TF32) alternately, since small products may gain
@@ -73,6 +73,8 @@ without your permission."""
         """The conclusion without the probe: from the precision, the peaks of the card, and its tensor cores or MFU."""
         if not case.has("gpu.bf16_speed_ratio", "host.caught_up_ratio", "sync.wait_s", "sync.calls"):
             raise Missing("probe.precision_bf16_native")
+        if case.has("mfu_above_peak"):
+            return self.clear(0.0, case.evidence("mfu_above_peak"), "the FLOP/s are above the peak of fp32, so tensor cores are in use")
         counted, watched = case.has("mfu_ratio"), case.has("gpu.tensor_active_ratio")
         if not counted and not watched:
             raise Missing("probe.precision_bf16_native")
@@ -83,8 +85,6 @@ without your permission."""
             return self.clear(0.0, evidence, "this card has no faster units for products")
         if device.host_is_limit(case):
             return self.clear(0.0, evidence, "the host is the limit of the step, not the products")
-        if counted and case.value("mfu_ratio") > 1:
-            return self.clear(0.0, evidence, "the FLOP/s are above the peak of fp32, so tensor cores are in use")
         # products run no faster than the peak, so they take at least MFU of the step
         products = min(compute, case.value("mfu_ratio")) if counted else UNCOUNTED * compute
         if not watched and products < OF_FP32:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device, passes
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Missing, Rule, Suggestion, Threshold, high_if, percent, short_of
+from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Missing, Rule, Suggestion, Threshold, percent, short_of
 
 ISSUE = Threshold("issue", 0.90, "ratio", "the host issues kernels for 90 % of a pass or more (survey T09)")
 BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 80 % of that time for its own work (survey T09)")
@@ -23,8 +23,8 @@ class HostLaunchBound(Rule):
     thresholds = (ISSUE, BUSY, device.CAUGHT_UP, device.WAITED, device.CALLS, device.MFU, device.MFU_CAUSAL)
     knobs = ("torch_compile",)
     reads = (
-        "is_gpu", "forward_ratio", "loss_ratio", "backward_ratio", "mfu_ratio", "mfu_causal_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
-        "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "step_s",
+        "is_gpu", "mfu_at_least", "hfu_ratio", "forward_ratio", "loss_ratio", "backward_ratio", "mfu_ratio", "mfu_causal_ratio", "profile.busy_ratio", "probe.issue_s", "probe.pass_gpu_s",
+        "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "host.ahead_ratio", "step_s",
         "gpu.sm_active_ratio", "gpu.util_ratio", "data_wait_ratio", "h2d_ratio", "logging_ratio", "checkpoint_ratio", "eval_ratio", "other_ratio",
         "runq_ratio", "recent.logging_ratio", "recent.checkpoint_ratio", "recent.eval_ratio",
     )  # fmt: skip
@@ -53,7 +53,7 @@ data, or in a synchronisation."""
             return self.clear(short_of(level), evidence)
         share = min(MOST, compute * (1 - busy))
         summary = f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them"
-        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=[_fused(case, share)])
+        return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=_fused(case, share))
 
     def _from_the_lead(self, case: Case) -> Finding:
         """The conclusion from the lead of the host over the GPU, without a probe."""
@@ -86,14 +86,24 @@ data, or in a synchronisation."""
             " The host issues kernels more slowly than the GPU runs them"
         )
         share = min(MOST, share)
-        return self.fires(level, evidence, summary, recoverable=share, confidence=high_if(known), suggestions=[_fused(case, share)])
+        return self.fires(
+            level, evidence, summary, recoverable=share, confidence="high" if known else "low", suggestions=_fused(case, share)
+        )
 
 
-def _fused(case: Case, share: float) -> Suggestion | None:
-    """Fewer launches by torch.compile; at best only the GPU's own time remains."""
-    if case.knobs.get("torch_compile") not in ("off", "default"):
-        return None
-    graphs = passes.graphs_keep_gradients(case)
-    mode = "reduce-overhead" if graphs else "default"
-    why = f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains"
-    return case.suggest({"torch_compile": mode}, Interval(1.0, 1 / (1 - share)), why, f'model = torch.compile(model, mode="{mode}")')
+def _fused(case: Case, share: float) -> list[Suggestion | None]:
+    """Fewer launches by torch.compile; at best only the GPU's own time remains. First without CUDA graphs, which keep memory for themselves and may not run."""
+    compiled = case.knobs.get("torch_compile")
+    modes = ["default"] if compiled == "off" else []
+    if compiled in ("off", "default") and passes.graphs_keep_gradients(case):
+        modes.append("reduce-overhead")
+    kernels = {"default": "fused kernels", "reduce-overhead": "fused kernels in CUDA graphs"}
+    return [
+        case.suggest(
+            {"torch_compile": mode},
+            Interval(1.0, 1 / (1 - share)),
+            f"{kernels[mode]} need fewer launches; at best only the GPU's own time remains",
+            f'model = torch.compile(model, mode="{mode}")',
+        )
+        for mode in modes
+    ]

@@ -20,8 +20,8 @@ class HostSyncStall(Rule):
     thresholds = (SHARE, device.CAUGHT_UP, device.CALLS, device.MFU, device.MFU_CAUSAL)
     knobs = ("non_blocking", "pin_memory")
     reads = (
-        "is_gpu", "step_s", "mfu_ratio", "mfu_causal_ratio", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio",
-        "checkpoint_ratio", "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio", "sync.calls", "sync.wait_s",
+        "is_gpu", "step_s", "mfu_ratio", "mfu_causal_ratio", "hfu_ratio", "mfu_at_least", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio",
+        "checkpoint_ratio", "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "host.ahead_ratio",
         "gpu.sm_active_ratio", "gpu.util_ratio", "h2d_ratio", "other_ratio", "recent.logging_ratio", "recent.checkpoint_ratio", "recent.eval_ratio",
     )  # fmt: skip
     text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4

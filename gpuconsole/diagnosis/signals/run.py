@@ -81,7 +81,7 @@ def run_signals(
     signals["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
     signals |= _side_work(record.side_work(), shares, signals["step_s"], on_cpu)
     signals["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step breakdown")
-    signals["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
+    signals["cores"] = Signal(cores, "cores", "os.sched_getaffinity and the CPU limit of the container")
     threads = record.facts.get("threads", 1.0) if on_cpu else 1.0
     if record.others_ratio is not None:
         signals["host.others_cpu_ratio"] = Signal(record.others_ratio, "ratio", "/proc: busy cores without this console and its children")
@@ -95,6 +95,12 @@ def run_signals(
     if summary.mfu_causal_ratio is not None:
         mfu = summary.mfu_causal_ratio / max(0.05, 1 - lost_to_others)
         signals["mfu_causal_ratio"] = Signal(mfu, "ratio", "the same without the masked half of attention")
+    if summary.hfu_ratio is not None:
+        signals["hfu_ratio"] = Signal(summary.hfu_ratio, "ratio", "MFU with what the backward pass computes a second time")
+    if summary.mfu_at_least:
+        signals["mfu_at_least"] = Signal(1.0, "", "operators of other libraries ran, whose FLOPs are not known")
+    if summary.mfu_above_peak:
+        signals["mfu_above_peak"] = Signal(1.0, "", "the FLOP/s are above the peak")
     if not on_cpu and TF32_FACTS[0] in record.facts:
         convolved = convolved_ratio(run.knobs, record.facts)
         source = f"torch's settings of TF32 for convolutions ({percent(convolved)} of the FLOPs) and for other products"
@@ -105,6 +111,8 @@ def run_signals(
     for name, value in record.facts.items():
         if name.startswith("embedding."):
             signals[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
+        elif name.startswith("environment."):
+            signals[name] = Signal(value, "", "the environment of the job: 1 where the variable is set to what slows a job")
     if memory is not None:
         signals["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
         if run.is_job and not on_cpu:

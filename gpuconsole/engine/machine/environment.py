@@ -5,7 +5,6 @@ This module does not import torch. The fingerprint contains no environment varia
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import re
 import time
@@ -18,6 +17,7 @@ import platformdirs
 import psutil
 
 from gpuconsole.model import encoding
+from gpuconsole.model.cores import allowed_cores
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
@@ -92,11 +92,6 @@ MEMORY_EVERY = 10
 """Number of rounds between two readings of the memory size. This reading is the most expensive system call of a round."""
 
 
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", device: str = "") -> Environment:
     """The machine now, with the calibration of `device`, if there is one. `driver` and `cuda` are versions."""
     cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
@@ -104,7 +99,7 @@ def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", devic
         host=platform.node(),
         os=f"{platform.system()} {platform.release()}",
         cpu=cpu,
-        cores=cores(),
+        cores=allowed_cores(),
         memory_bytes=psutil.virtual_memory().total,
         python=platform.python_version(),
         torch=torch_version(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuconsole.engine.machine.environment import cores
+from gpuconsole.model.cores import allowed_cores
 from gpuconsole.model.machine import Process
 
 # --- CPU load of other programs on the CPUs that a run may use -----------------------------------------------
@@ -36,7 +36,7 @@ class OtherLoad:
         if self._first is None or self._last is None:
             return None
         seconds, all_s, own_s = (late - early for early, late in zip(self._first, self._last, strict=True))
-        return min(1.0, max(0.0, (all_s - own_s) / seconds / cores()))
+        return min(1.0, max(0.0, (all_s - own_s) / seconds / allowed_cores()))
 
     async def read(self) -> None:
         """Take a reading if the next reading is due. Raises OSError and psutil.Error."""

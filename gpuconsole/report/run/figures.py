@@ -13,6 +13,7 @@ from gpuconsole.session.figures.summary import STARVED
 
 GAP = "   "
 
+OF_FLOPS = ("flops_per_s", "mfu_ratio", "mfu_causal_ratio", "hfu_ratio")
 TOTALS = ("FLOP/s", "FLOP/s/W", "bytes/s", "bytes", "J")
 """Units of totals and of their rates: a 0 means that nothing was counted."""
 
@@ -39,7 +40,8 @@ def figure_text(run: Run, field: str, share: str = "mean", with_peak: bool = Tru
     if isinstance(value, Distribution) and not figure.text:
         return f"{units.spread(value.mean, value.std if value.n > 1 else None, 0)} {figure.unit}"
     peak = getattr(run.summary, figure.peak) if figure.peak and with_peak else ""
-    return with_unit(figure, value.mean if isinstance(value, Distribution) else value) + (f" of {peak}" if peak else "")
+    least = "at least " if run.summary.mfu_at_least and field in OF_FLOPS else ""
+    return least + with_unit(figure, value.mean if isinstance(value, Distribution) else value) + (f" of {peak}" if peak else "")
 
 
 def in_row(run: Run, field: str, with_peak: bool = True) -> str:

@@ -10,6 +10,7 @@ from gpuconsole.model.run import PHASES, Distribution, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
 from gpuconsole.session.figures.flops import SampleFlops
+from gpuconsole.session.figures.peak import utilization
 from gpuconsole.session.figures.rate import Work, blocks_of, rate_distribution, samples_of, tokens_of, work_over_time
 
 # --- steps ---------------------------------------------------------------------------------------------------
@@ -99,10 +100,14 @@ def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float
     if work is not None and work.full:
         rate = work_over_time(steps, samples_of)
         summary.flops_per_s = work.full * rate
-        if peak:
-            summary.mfu_ratio = summary.flops_per_s / peak[0]
+        of_hardware = utilization((work.full + work.recomputed) * rate, peak) if peak else None
+        summary.mfu_above_peak = peak is not None and of_hardware is None
+        if peak and of_hardware is not None:
+            summary.mfu_ratio = utilization(summary.flops_per_s, peak)
             summary.mfu_peak_source = "; ".join(filter(None, (peak[1], work.source)))
-            summary.mfu_causal_ratio = work.causal * rate / peak[0] if work.causal else None
+            summary.mfu_causal_ratio = utilization(work.causal * rate, peak) if work.causal else None
+            summary.hfu_ratio = of_hardware if work.recomputed else None
+            summary.mfu_at_least = work.at_least
     losses = [step.loss for step in steps if step.loss is not None]
     if losses:
         few = max(1, min(10, len(losses) // 5))
@@ -155,8 +160,8 @@ def add_served_work(
 ) -> None:
     """Add MFU and MBU from the server's counters of FLOPs and bytes (`flops`, `read_bytes`), if the counters exist and a peak is known."""
     summary.flops_per_s, summary.memory_bytes_per_s = rates_per_s.get("flops"), rates_per_s.get("read_bytes")
-    if summary.flops_per_s and peak:
-        summary.mfu_ratio, summary.mfu_peak_source = summary.flops_per_s / peak[0], peak[1]
+    if summary.flops_per_s and peak and (mfu := utilization(summary.flops_per_s, peak)) is not None:
+        summary.mfu_ratio, summary.mfu_peak_source = mfu, peak[1]
     if summary.memory_bytes_per_s and memory_peak:
         summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / memory_peak[0], memory_peak[1]
 

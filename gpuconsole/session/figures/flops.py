@@ -9,6 +9,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 ESTIMATED = "FLOPs estimated from parameters, 6 N + 12 L d T per token"
 IN_FULL = "attention counted in full"
+NOT_ALL = "operators of other libraries not counted"
 MOSTLY = 0.5
 """Where the Linear layers have half of the parameters or more, they are the model, and the rest is looked up (embeddings)."""
 
@@ -24,16 +25,18 @@ def training_per_token_causal(linear: float, n_layer: float, width: float, token
 
 
 class SampleFlops(NamedTuple):
-    """Model FLOPs of a sample, forward and backward, recomputation not counted.
+    """Model FLOPs of a sample, forward and backward, without what the backward pass computes a second time (`recomputed`).
 
     `full`: with all scores of attention, as torch's counter and PaLM count. `causal`: without the half that a causal mask leaves out; None where
     attention is not causal, or its shape is not known. `source`: how the FLOPs were found where they were not counted, and which count `full` is where
-    there are two.
+    there are two. `at_least`: operators ran whose FLOPs nobody knows.
     """
 
     full: float
     causal: float | None = None
     source: str = ""
+    recomputed: float = 0.0
+    at_least: bool = False
 
 
 def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> SampleFlops | None:
@@ -56,12 +59,19 @@ def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> 
     counted = facts.get("causal_flops_per_sample")
     masked = full - counted if counted is not None else 6 * layers * width * length * length
     causal = full - masked if (counted is not None or facts.get("causal")) and 0 < masked < full else None
-    return SampleFlops(full, causal, "; ".join(filter(None, (source, IN_FULL if causal else ""))))
+    at_least = bool(facts.get("operators_without_formula"))
+    words = "; ".join(filter(None, (source, IN_FULL if causal else "", NOT_ALL if at_least else "")))
+    return SampleFlops(full, causal, words, facts.get("recomputed_flops_per_sample", 0.0), at_least)
 
 
 def _matrices(facts: Mapping[str, float], is_transformer: bool) -> float:
-    """N: parameters that each token is multiplied with. GPT-2 of Hugging Face has its own layers in place of Linear; then all parameters count."""
+    """N: parameters that each token is multiplied with; of a mixture of experts those of the experts that one token goes through, and 0 where their number is
+    not known. GPT-2 of Hugging Face has its own layers in place of Linear; then all parameters count."""
     parameters, linear = facts.get("parameters", 0.0), facts.get("linear_parameters", 0.0)
+    experts, active = facts.get("experts_parameters", 0.0), facts.get("experts_active_ratio", 0.0)
+    if experts and not active:
+        return 0.0
+    idle = experts * (1 - active)
     if linear >= MOSTLY * parameters:
-        return linear
-    return parameters if is_transformer else 0.0
+        return linear - idle
+    return parameters - idle if is_transformer else 0.0

@@ -23,6 +23,12 @@ WHOLE = 0.95
 """From this share of the FLOPs on, the words leave out the rest."""
 TF32_FACTS = "tf32_convolutions", "tf32_matmul"
 """Facts of a user's job: 1 where an fp32 convolution, or an fp32 matrix product, may use TF32. cuDNN's default is 1, cuBLAS's is 0."""
+COUNTED_TYPES = ("fp32", "bf16", "fp16", "fp8", "fp4", "int8")
+"""Number types of products that the agent counts, in the facts `flops_bf16_ratio` and so on."""
+CHOSEN_TYPES = ("fp32", "bf16", "fp16")
+"""Those of them that the knob `precision` has."""
+MOST_UTILIZATION = 1.05
+"""No GPU is faster than its datasheet by more than its clock is above that of the datasheet."""
 LINEAR = 0.5
 """A model with convolutions whose Linear layers have a smaller share of the parameters spends its FLOPs in convolutions (ResNet-50: 8 % of the
 parameters, 0.1 % of the FLOPs; a vision transformer: 99 % and 99 %)."""
@@ -64,14 +70,50 @@ def flops_peak(
 
 def _datasheet_flops(knobs: Knobs, facts: Mapping[str, float], peaks: Peaks, is_gpu: bool, serves: bool) -> Peak | None:
     precision, count = served_precision(knobs) if serves else str(knobs.get("precision", "fp32")), world_size(knobs, facts)
-    peak: float | None = getattr(peaks, f"{precision}_flops_per_s", None) if is_gpu else None
-    if not peak:
+    shares = {precision: 1.0} if serves else types_of_flops(knobs, facts)
+    tf32 = 0.0 if serves else tf32_ratio(knobs, facts)
+    of_types = {name: peak for name in shares if is_gpu and (peak := _of_type(peaks, name))}
+    if len(of_types) < len(shares):
         return None
-    tf32, which = 0.0 if serves else tf32_ratio(knobs, facts), precision
-    if tf32 and peaks.tf32_flops_per_s:  # GPUs before Ampere have no TF32
-        peak = 1 / (tf32 / peaks.tf32_flops_per_s + (1 - tf32) / peak)
-        which = _in_tf32(facts, tf32)
+    words = {name: name if share >= WHOLE else f"{name} ({percent(share)})" for name, share in shares.items()}
+    if tf32 and "fp32" in shares and peaks.tf32_flops_per_s:  # GPUs before Ampere have no TF32
+        of_types["fp32"] = 1 / (tf32 / peaks.tf32_flops_per_s + (1 - tf32) / of_types["fp32"])
+        words["fp32"] = _in_tf32(facts, tf32) if len(shares) == 1 else f"fp32 and TF32 ({percent(shares['fp32'])})"
+    peak = next(iter(of_types.values())) if len(shares) == 1 else 1 / sum(share / of_types[name] for name, share in shares.items())
+    which = " and ".join(words[name] for name in sorted(shares, key=shares.__getitem__, reverse=True))
     return peak * count, f"{_times(count)}{which} dense, {peaks.source}"
+
+
+def _of_type(peaks: Peaks, name: str) -> float | None:
+    """FLOP/s of products in a number type."""
+    peak: float | None = getattr(peaks, "int8_ops_per_s" if name == "int8" else f"{name}_flops_per_s", None)
+    return peak
+
+
+def utilization(rate: float, peak: Peak) -> float | None:
+    """`rate` over `peak`, at most 1. None above MOST_UTILIZATION: then the peak is not that of the work."""
+    ratio = rate / peak[0]
+    return min(1.0, ratio) if ratio <= MOST_UTILIZATION else None
+
+
+def why_above(rate: float, peak: Peak) -> str:
+    """Why `rate`, which is above `peak`, has no utilization."""
+    cause = "the number type in which the program multiplies is not known, or other work slowed the measurement of the peak"
+    return f"{rate / peak[0]:.1f} times the peak ({peak[1]}): {cause}"
+
+
+def types_of_flops(knobs: Knobs, facts: Mapping[str, float]) -> dict[str, float]:
+    """The shares of the FLOPs by number type: what the agent has counted, or the precision of the run alone, where nothing was counted or the precision has
+    changed since. Shares below 1 - WHOLE in all are left out."""
+    precision = str(knobs.get("precision", "fp32"))
+    counted = {name: share for name in COUNTED_TYPES if (share := facts.get(f"flops_{name}_ratio", 0.0)) > 0}
+    most = max(counted, key=counted.__getitem__, default="")
+    if not counted or (most in CHOSEN_TYPES and most != {"tf32": "fp32"}.get(precision, precision)):
+        return {precision: 1.0}
+    if "fp32" in counted and precision == "tf32":
+        counted["tf32"] = counted.pop("fp32")
+        most = max(counted, key=counted.__getitem__)
+    return {most: 1.0} if counted[most] >= WHOLE else {name: share / sum(counted.values()) for name, share in counted.items()}
 
 
 def _in_tf32(facts: Mapping[str, float], ratio: float) -> str:

@@ -16,7 +16,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
 from gpuconsole.session.figures.account import add_bandwidth, add_served_work, summarize
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
-from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak
+from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak, why_above
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
@@ -122,6 +122,8 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
+    if peaks[0] is not None and summary.flops_per_s and summary.mfu_ratio is None:
+        missing["workload.mfu_ratio"] = why_above(summary.flops_per_s, peaks[0])
     places = record.stacks.places(record.steady_t or 0.0)
     return summary, ranks, places, missing, validity(record)
 

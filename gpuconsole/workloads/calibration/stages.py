@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from gpuconsole.model.cores import cores
 from gpuconsole.model.machine import Reached
 from gpuconsole.workloads.calibration.allreduce import all_reduce
 from gpuconsole.workloads.calibration.measures import (
@@ -26,7 +27,7 @@ from gpuconsole.workloads.calibration.measures import (
     transfer,
     triad,
 )
-from gpuconsole.workloads.device import DTYPES, accelerator, build, cores, set_matmul_precision, set_threads
+from gpuconsole.workloads.device import DTYPES, accelerator, build, set_matmul_precision, set_threads
 from gpuconsole.workloads.serving.engine.packing import BLOCK, WIDTH, reading
 
 ONE_THREAD = "gemm_fp32_1_thread_flops_per_s"

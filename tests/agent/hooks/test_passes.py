@@ -34,5 +34,5 @@ def test_a_program_that_makes_models_all_the_time_leaves_a_short_list_of_them(mo
         passes.end_pass()
     assert 0 < len(state.trained) <= passes.MOST_TRAINED
     with torch.no_grad():
-        assert passes.without_gradients(models[-1]) == passes.TRAINED
-        assert passes.without_gradients(models[0]) == passes.NO_GRAD
+        assert passes.without_gradients(models[-1], (), {}) == passes.TRAINED
+        assert passes.without_gradients(models[0], (), {}) == passes.NO_GRAD

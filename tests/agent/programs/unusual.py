@@ -1,6 +1,7 @@
 """More training loops as users write them, with stamps by hand. The command line is that of loops.py, and runs its loops too."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -21,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from loops import GPT, LOOPS, LOSSES, Images, batches, convnet, main
-from stamps import answered, phase, step
+from stamps import answered, phase, stamps, step
 
 
 def network(wide=256, inputs=432, outputs=10):
@@ -121,13 +122,14 @@ def reinforce(steps):
         with phase("forward"):
             for turn in range(8):
                 chances = policy(state)
-                if turn == 7:
-                    answered(chances)
-                chances = torch.distributions.Categorical(logits=chances)
-                action = chances.sample()
-                logs.append(chances.log_prob(action))
-                with phase("data_wait"):
-                    state = torch.full((1, 16), simulated(action.item()))
+                # what follows the last call of the model is the loss, whatever it is
+                with stamps.only("loss") if turn == 7 else contextlib.nullcontext():
+                    chances = torch.distributions.Categorical(logits=chances)
+                    action = chances.sample()
+                    logs.append(chances.log_prob(action))
+                    with phase("data_wait"):
+                        state = torch.full((1, 16), simulated(action.item()))
+            answered(state)
             loss = torch.stack(logs).sum()
         with phase("optimizer"):
             optimizer.zero_grad()
@@ -587,7 +589,7 @@ def zipped(steps):
         with phase("data_wait"):
             (x, y), (u, _) = next(source)
         with phase("forward"):
-            loss = F.cross_entropy(answered(model(x)), y)
+            loss = F.cross_entropy(model(x), y)
             with torch.no_grad():
                 guess = model(u).argmax(-1)
             loss = loss + 0.1 * F.cross_entropy(answered(model(u + 0.1 * torch.randn_like(u))), guess)
@@ -851,7 +853,9 @@ def evaluated_with_gradients(steps):
     x, y = torch.randn(256, 432), torch.randint(10, (256,))
     for number in range(steps):
         at = slice(16 * (number % 16), 16 * (number % 16) + 16)
-        usual_step(model, optimizer, x[at], y[at])
+        with phase("data_wait"):
+            part, wanted = x[at], y[at]
+        usual_step(model, optimizer, part, wanted)
         if number % 6 == 4:
             with phase("eval"):
                 model.eval()

@@ -1118,6 +1118,29 @@ static bool call_without_values(const Operator& op, torch::jit::Stack* stack, si
   return true;
 }
 
+/* How many elements a mask selects depends on values. Without values it is every second one. Returns whether the result is on the stack already: torch has no
+ * shapes for it. Masks among indices become indices. */
+static bool selects_without_values(const Operator& op, torch::jit::Stack* stack, size_t first) {
+  auto selected = [](const at::Tensor& mask) { return std::max<int64_t>(1, mask.numel() / 2); };
+  at::TensorOptions indices = at::TensorOptions().dtype(ScalarType::Long).device(DeviceType::Meta);
+  if (op.name == "aten::nonzero" || op.name == "aten::masked_select") {
+    at::Tensor self = (*stack)[first].toTensor();
+    at::Tensor made = op.name == "aten::nonzero" ? at::empty({selected(self), self.dim()}, indices)
+                                                 : at::empty({selected((*stack)[first + 1].toTensor())}, self.options());
+    stack->resize(first);
+    stack->push_back(made);
+    return true;
+  }
+  if (!op.is_index) return false;
+  List<std::optional<at::Tensor>> made;
+  for (std::optional<at::Tensor> t : (*stack)[first + 1].toOptionalTensorList()) {
+    if (!t.has_value() || !t->defined() || (t->scalar_type() != ScalarType::Bool && t->scalar_type() != ScalarType::Byte)) made.push_back(t);
+    else for (int64_t n = 0; n < t->dim(); n++) made.push_back(at::empty({selected(*t)}, indices));
+  }
+  (*stack)[first + 1] = made;
+  return false;
+}
+
 static void fallback(const OperatorHandle& handle, torch::jit::Stack* stack) {
   const Operator& op = Operator::of(handle);
   size_t first = stack->size() - op.count;
@@ -1153,7 +1176,7 @@ static void fallback(const OperatorHandle& handle, torch::jit::Stack* stack) {
   bool waits = op.waits || (op.is_index && std::any_of(call.inputs.begin() + 1, call.inputs.end(), [](const at::Tensor& t) {
     return t.scalar_type() == ScalarType::Bool || t.scalar_type() == ScalarType::Byte; }));
   if (waits) refuse_to_wait(call.index);
-  handle.redispatchBoxed(host_keys(), stack);
+  if (with_values || !selects_without_values(op, stack, first)) handle.redispatchBoxed(host_keys(), stack);
   size_t at = stack->size() - op.returned;
   for (auto& pair : std::vector<Call::Pair>(call.pairs)) call.write_back(pair);
   std::vector<at::Tensor> results;

@@ -84,6 +84,12 @@ def convolutions_in_tf32() -> bool:
     return bool(torch.backends.cudnn.allow_tf32) if convolutions is None else str(convolutions.fp32_precision) == "tf32"
 
 
+def _of_passes(watch: Watch) -> str:
+    """`bf16` or `fp16` where the passes compute in it: by the counted step, by autocast around them, or by what is set within the model."""
+    counted = watch.counted_precision if watch.counted_precision in ("bf16", "fp16") else ""
+    return counted or watch.autocast or watch.precision_within
+
+
 class Precision(TriedChange):
     """bf16: autocast around the call of the model, with outputs in fp32, as accelerate does it. tf32: for matrix products."""
 
@@ -104,8 +110,8 @@ class Precision(TriedChange):
 
         if self._value:
             return self._value
-        if watch.autocast:
-            return watch.autocast
+        if found := _of_passes(watch):
+            return found
         parameter = next((weight for root in _roots(watch) for weight in parameters_of(root)), None)
         if parameter is not None and str(parameter.dtype) in HALF:
             return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
@@ -118,6 +124,8 @@ class Precision(TriedChange):
             return reason
         if watch.autocast and not self._value:
             return "the program calls its model inside autocast: the precision is set there"
+        if (found := _of_passes(watch)) and not self._value:
+            return f"the passes of the model compute in {found}: the precision is set within the model"
         if next(weight for root in _roots(watch) for weight in parameters_of(root)).dtype.itemsize < 4:
             return "the weights of the model are in 16 bits: the precision was chosen when the model was made"
         return ""

@@ -33,7 +33,8 @@ from ..guard import switch, unseen, wrappers_without_level
 from ..recorder import BACKWARD, FORWARD, get_ident
 from ..sampler import sampler
 from ..watch import place_name, program_frame, recorder, watch
-from .observed import is_compiled, why_unpatched
+from .arithmetic import is_compiled
+from .observed import why_unpatched
 
 Probing = Generator[None, None, Signals]
 """A probe under way: it yields where it waits for further steps of the program, and returns signals."""

@@ -26,8 +26,8 @@ from gpuconsole.agent.probes import (
 )
 from gpuconsole.agent.probes import swap_optim as optimizer_steps_in_turn
 from gpuconsole.agent.protocol import Signal
+from gpuconsole.model.cores import cores
 from gpuconsole.model.profile import pass_signals
-from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.profiling.window import ProfileError, as_probe, profile_passes
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import local_part
@@ -101,7 +101,7 @@ def swap_threads(loop: TrainingLoop) -> Signals:
     tried = cores() - int(loop.knobs.get("num_workers", 0))
     if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
         raise ProbeError(f"no core is idle: {present} of {cores()} compute")
-    source = "os.sched_getaffinity, less the loader's workers"
+    source = "the cores of this process, less the loader's workers"
     return {"probe.threads_tried": Signal(float(tried), "threads", source)} | speedup(
         loop, {"num_threads": tried}, "threads", contention_free=False
     )

@@ -23,7 +23,7 @@ from gpuconsole.agent.hooks.changes import optimizer as optimizer_changes
 from gpuconsole.agent.hooks.changes.change import Refused
 from gpuconsole.agent.hooks.changes.model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
 from gpuconsole.agent.hooks.changes.optimizer import Optimizer
-from gpuconsole.agent.hooks.evidence import observed
+from gpuconsole.agent.hooks.evidence import arithmetic
 from gpuconsole.agent.hooks.watch import Watch
 
 
@@ -442,9 +442,9 @@ def test_nothing_of_the_model_changes_where_a_mode_of_the_program_sees_each_oper
 def test_the_mode_of_the_agent_that_counts_flops_is_none_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backward pass may lie within a forward pass, in which the agent counts."""
     looks = modes_of_agent.Modes()
-    monkeypatch.setattr(observed, "modes", looks)
-    monkeypatch.setattr(observed, "has_compiled", lambda: False)  # tests before compile
-    counting = observed.StepCount()
+    monkeypatch.setattr(arithmetic, "modes", looks)
+    monkeypatch.setattr(arithmetic, "has_compiled", lambda: False)  # tests before compile
+    counting = arithmetic.StepCount()
     counting.enter()
     try:
         assert modes_of_agent.has_modes()

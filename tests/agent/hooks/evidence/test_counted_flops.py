@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gpuconsole.agent.hooks.evidence import observed
-from gpuconsole.agent.hooks.evidence.observed import Arithmetic, StepCount
+from gpuconsole.agent.hooks.evidence import arithmetic as module
+from gpuconsole.agent.hooks.evidence.arithmetic import Arithmetic, StepCount, number_type
 from gpuconsole.agent.hooks.passes import state
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention  # as torch calls it on a GPU
@@ -18,7 +18,7 @@ FLASH = torch.ops.aten._scaled_dot_product_flash_attention  # as torch calls it 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test of this process may have compiled a model: no step would be counted."""
-    monkeypatch.setattr(observed, "has_compiled", lambda: False)
+    monkeypatch.setattr(module, "has_compiled", lambda: False)
 
 
 def counted(work: Callable[[], object]) -> StepCount:
@@ -54,7 +54,7 @@ def test_the_share_of_convolutions() -> None:
 
 
 def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed, "is_compiled", lambda: False)  # another test of this process may have compiled a model
+    monkeypatch.setattr(module, "is_compiled", lambda: False)  # another test of this process may have compiled a model
     arithmetic = Arithmetic()
     assert arithmetic.step_ended(2) and arithmetic.facts == {}
     assert state.counting is not None
@@ -63,7 +63,12 @@ def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
     state.counting.leave()
     assert not arithmetic.step_ended(2)
     each = 2 * 4 * 2 * 16 * 16 * 64
-    assert arithmetic.facts == {"flops_per_sample": each, "convolution_flops_ratio": 0.0, "causal_flops_per_sample": each / 2}
+    assert arithmetic.facts == {
+        "flops_per_sample": each,
+        "convolution_flops_ratio": 0.0,
+        "causal_flops_per_sample": each / 2,
+        "flops_bf16_ratio": 1.0,
+    }
 
 
 def gradients(work: Callable[[], torch.Tensor], weights: torch.Tensor, count: StepCount | None) -> torch.Tensor:
@@ -117,3 +122,127 @@ def test_a_higher_order_operator_runs_and_its_step_has_no_figure() -> None:
     torch.ops.higher_order.cond(torch.tensor(True), lambda v: v.sin(), lambda v: v.cos(), (x,))
     count.leave()
     assert count.flops is None
+
+
+# --- number types --------------------------------------------------------------------------------------------
+
+
+def test_flops_are_counted_by_the_number_type_of_the_operands() -> None:
+    """Autocast inside of the model, as accelerate puts it around `forward`: the weights say fp32, the products are in bf16."""
+    x, weights = torch.randn(8, 16), torch.randn(16, 32, requires_grad=True)
+
+    def work() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = x @ weights
+        (hidden.float() @ torch.ones(32, 4)).sum()
+
+    count = counted(work)
+    assert count.by_type == {"bf16": 2 * 8 * 16 * 32, "fp32": 2 * 8 * 32 * 4}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float32, "fp32"),
+        (torch.bfloat16, "bf16"),
+        (torch.float8_e4m3fn, "fp8"),
+        (torch.float4_e2m1fn_x2, "fp4"),
+        (torch.int8, "int8"),
+    ],
+)
+def test_the_names_of_number_types(dtype: torch.dtype, name: str) -> None:
+    assert number_type((torch.empty(2, device="meta", dtype=dtype), 1.0)) == name
+
+
+# --- work done twice -----------------------------------------------------------------------------------------
+
+LINEAR_FLOPS = 2 * 8 * 16 * 16
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_repeats_is_no_work_of_the_model(reentrant: bool) -> None:
+    linear, x = torch.nn.Linear(16, 16), torch.randn(8, 16, requires_grad=True)
+    count = StepCount()
+    count.enter()
+    loss = checkpoint(torch.nn.Sequential(linear, torch.nn.ReLU()), x, use_reentrant=reentrant).sum()
+    count.leave()
+    count.enter(loss)
+    loss.backward()
+    count.leave()
+    assert (count.flops, count.recomputed) == (4 * LINEAR_FLOPS, LINEAR_FLOPS)
+
+
+def test_a_backward_pass_that_is_differentiated_again_repeats_nothing() -> None:
+    linear, x = torch.nn.Linear(16, 16), torch.randn(8, 16, requires_grad=True)
+    count = StepCount()
+    count.enter()
+    loss = linear(x).square().sum()
+    count.leave()
+    count.enter(loss)
+    loss.backward(create_graph=True)
+    count.leave()
+    assert (count.flops, count.recomputed) == (3 * LINEAR_FLOPS, 0)
+
+
+def test_fused_attention_makes_its_scores_again() -> None:
+    q = torch.randn(1, 2, 16, 8, requires_grad=True)
+    count = StepCount()
+    count.enter()
+    loss = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+    count.leave()
+    count.enter(loss)
+    loss.backward()
+    count.leave()
+    product = 2 * 2 * 16 * 16 * 8
+    assert count.flops == pytest.approx((2 + 5) * product) and count.recomputed == pytest.approx(product)
+    assert count.masked == pytest.approx((2 + 4) * product / 2)
+
+
+# --- operators without a formula of torch's ------------------------------------------------------------------
+
+
+def test_an_operator_of_another_library_makes_the_count_a_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = torch.library.Library("gpuconsole_test", "FRAGMENT")
+    library.define("product(Tensor a, Tensor b) -> Tensor")
+    library.impl("product", torch.mm, "CPU")
+    x = torch.randn(8, 16)
+    count = counted(lambda: torch.ops.gpuconsole_test.product(x, x.T) @ x)
+    assert count.unknown == {"gpuconsole_test::product"}
+    monkeypatch.setattr(module, "is_compiled", lambda: False)
+    arithmetic = Arithmetic()
+    arithmetic.step_ended(8)
+    assert state.counting is not None
+    state.counting.enter()
+    torch.ops.gpuconsole_test.product(x, x.T) @ x
+    state.counting.leave()
+    arithmetic.step_ended(8)
+    assert arithmetic.facts["operators_without_formula"] == 1
+    library._destroy()
+
+
+def test_the_products_of_experts() -> None:
+    tokens, experts = torch.empty(64, 32, device="meta", dtype=torch.bfloat16), torch.empty(4, 32, 48, device="meta", dtype=torch.bfloat16)
+    ends = torch.empty(4, device="meta", dtype=torch.int32)
+    count = counted(lambda: torch._grouped_mm(tokens, experts, offs=ends))
+    assert count.flops == 2 * 64 * 32 * 48 and not count.unknown
+    gradients = torch.empty(64, 48, device="meta", dtype=torch.bfloat16)
+    assert counted(lambda: torch._grouped_mm(tokens.T, gradients, offs=ends)).flops == 2 * 64 * 32 * 48
+
+
+# --- classes of tensors --------------------------------------------------------------------------------------
+
+
+def test_a_class_of_tensors_runs_as_ever_and_its_inner_products_count() -> None:
+    """DTensor is such a class: its shapes are those of all ranks, and the operators within it are those of this rank."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def work() -> torch.Tensor:
+        torch.manual_seed(0)
+        pair = TwoTensor(torch.randn(8, 16), torch.randn(8, 16))
+        return pair @ torch.ones(16, 4)
+
+    plain = work()
+    results = list[torch.Tensor]()
+    count = counted(lambda: results.append(work()))
+    assert count.flops == 2 * (2 * 8 * 16 * 4)
+    assert torch.equal(results[0].a, plain.a) and torch.equal(results[0].b, plain.b)
