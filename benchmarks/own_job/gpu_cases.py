@@ -82,14 +82,14 @@ CASES = (
     Case("selections by masks, a busy L4", (), "--masks 1 --batch 4 --layers 6", ("card l4",)),
     Case("fp32 and a mask, L4", ("gpu.fp32_no_tensor_core",), "--masks 1 --precision fp32 --batch 4 --layers 6", ("card l4",)),
     Case("fp32, A100", ("gpu.fp32_no_tensor_core",), "--precision fp32 --batch 4", ("card a100-40",)),
-    Case("augmentation on the GPU", (), "--model resnet --width 192 --seq 128 --batch 256 --augment 12 --workers 2 --pin"),
+    Case("augmentation on the GPU", (), "--model resnet --width 192 --seq 128 --batch 256 --augment 12"),
     Case("Python between batch and pass", ("host.python_overhead", "host.slow_function"), "--prepare-ms 60 --batch 8"),
     Case("experts found by torch.where", ("host.sync_stall", "host.launch_bound"), "--model experts --width 512 --layers 8 --batch 512"),
     Case("CUDA_LAUNCH_BLOCKING", ("host.environment",), "--batch 8", environment={"CUDA_LAUNCH_BLOCKING": "1"}),
     Case("CUDA_LAUNCH_BLOCKING, A100", ("host.environment",), "--batch 4", ("card a100-40",), environment={"CUDA_LAUNCH_BLOCKING": "1"}),
     Case("launch-bound, A100", ("host.launch_bound", "gpu.small_batch"), "--width 256 --batch 1 --seq 128 --layers 16", ("card a100-40",)),
     Case("launch-bound, RTX 4090", ("host.launch_bound", "gpu.small_batch"), "--width 256 --batch 1 --seq 128 --layers 16", ("card rtx4090",)),
-    Case("slow transform, A100", LOADER, "--workers 1 --cpu-ms 6 --batch 16", ("card a100-40",)),
+    Case("slow transform, A100", LOADER, "--workers 1 --cpu-ms 6 --batch 16 --layers 4", ("card a100-40",)),
     Case("DDP over PCIe", ("comm.exposed", "comm.slow_link"), "--width 1024 --layers 8 --batch 2 --seq 256", ("card l4", "card l4"), 2),
 )  # fmt: skip
 

@@ -139,9 +139,15 @@ JOBS = {
     "pageable copies": Label(
         replace(
             cnn(H100, 1500, knobs={**CNN_KNOBS, "precision": "bf16", "pin_memory": False}), step=phases(256 / 1500, h2d=0.2, optimizer=0.01),
-            observed={**NO_SYNC, "h2d.pageable_copies": 2.0, "h2d.pageable_bytes": 1.5e8},
+            observed={**NO_SYNC, "h2d.pageable_copies": 2.0, "h2d.pageable_bytes": 1.5e8, "h2d.pinned_bytes": 0.0},
         ),
         "h2d.pageable_or_serial",
+    ),
+    "healthy: augmentation on the GPU, of a small batch": Label(
+        replace(
+            cnn(H100, 1500, knobs={**CNN_KNOBS, "precision": "bf16", "pin_memory": False}), step=phases(256 / 1500, h2d=0.27, optimizer=0.01),
+            observed={**NO_SYNC, "h2d.pageable_copies": 2.0, "h2d.pageable_bytes": 65e3, "h2d.pinned_bytes": 0.0},
+        ), "",
     ),
     "a checkpoint in every fifth step": Label(replace(EAGER, step=phases(EAGER.step_s, checkpoint=0.3), caught_up=1.0), "host.checkpoint_stall"),
     "the script's own lines": Label(

@@ -6,6 +6,10 @@ from gpuconsole.diagnosis.families.device import COPIES as SHARE
 from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, high_if, percent, speedup_interval
 
 SERIOUS = 0.20
+LEAST_PINNED = 0.5
+"""The share of the rate of the link that a copy from page-locked memory reaches at least; 80 % are usual."""
+LEAST_PAGEABLE_BYTES_PER_S = 2e9
+"""The least rate of a copy from pageable memory: one core copies the bytes to a buffer of the driver first, with 3 to 12 GB/s."""
 ERROR = 0.3
 PROBE = "probe.h2d_pinned_s"
 COPIES = "h2d.pageable_copies"
@@ -23,17 +27,27 @@ class H2dPageable(Rule):
     gpu_only = True
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory", "h2d_stream")
-    reads = ("is_gpu", "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies")
+    reads = (
+        "is_gpu", "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies", "h2d.pageable_bytes", "h2d.pinned_bytes",
+        "link.pcie_peak_bytes_per_s", "step_s",
+    )  # fmt: skip
     text = """CUDA events in the stream measure how long a batch is copied before the stream can compute. On the host's clock, a copy that waits for the
 previous step would be charged for that wait. From pageable memory the driver copies twice, and non_blocking=True is then silently synchronous.
 Pinned memory makes the copy faster: probe P10 copies the present batch both ways and measures the difference. A separate stream hides the
-copy behind the work. In a user's own job the agent counts for a few steps which copies begin in pageable memory. If both are in use already, only fewer bytes help."""
+copy behind the work. In a user's own job the agent counts for a few steps which copies begin in pageable memory, and their bytes. What lies between
+a batch and its pass, and is more than these bytes can take, is no copy. If both are in use already, only fewer bytes help."""
 
     def judge(self, case: Case) -> Finding:
         share = case.value("h2d_ratio")
         evidence = case.evidence(("h2d_ratio", SHARE)) + case.if_known("probe.h2d_pageable_s", PROBE, COPIES)
         if share < SHARE:
             return self.clear(share / SHARE * 0.99, evidence)
+        longest = _longest_copy(case)
+        if longest is not None and longest < SHARE:
+            evidence += case.evidence("h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s")
+            work = f"{percent(share)} of a step lies between a batch and its pass, and the copy of the batch takes at most {percent(longest)}: the program works there"
+            return self.clear(0.0, evidence, work)
+        share = share if longest is None else min(share, longest)
         copies, serial, pinning = case.get(COPIES, 0.0) > 0, case.knobs.get("h2d_stream") is False, _changes(case, PINNED)
         pageable = copies or bool(pinning)
         confidence = high_if(share >= SERIOUS)
@@ -54,6 +68,18 @@ copy behind the work. In a user's own job the agent counts for a few steps which
         missing = (PROBE,) if pageable and not case.has(PROBE) else ()
         level, changes = share / SHARE, [pinned, ahead]
         return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=changes, for_prediction=missing)
+
+
+def _longest_copy(case: Case) -> float | None:
+    """The share of a step that the copies of a batch take at most, by their bytes and the rate of the link; None where neither is known. What else lies between
+    a batch and its pass is no copy: augmentation on the GPU, or Python of the program."""
+    if not case.has("h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s"):
+        return None
+    pageable, pinned = case.value("h2d.pageable_bytes"), case.value("h2d.pinned_bytes")
+    if not pageable + pinned:
+        return None  # the program copies in a way that is not seen
+    seconds = pageable / LEAST_PAGEABLE_BYTES_PER_S + pinned / LEAST_PINNED / case.value("link.pcie_peak_bytes_per_s")
+    return min(1.0, seconds / case.value("step_s"))
 
 
 def _changes(case: Case, wanted: Knobs) -> Knobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 SHARE = Threshold("share", 0.25, "ratio", "modules of a healthy model that call short operators themselves take up to 18 % of a step each")
@@ -25,11 +26,13 @@ class HostSlowFunction(Rule):
     thresholds = (SHARE, OWN, WITHOUT, HIDDEN)
     reads = (
         "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio", "stack.no_grad_ratio", "eval_ratio",
-        "generation_ratio", "generation.passes_per_step", "is_gpu", "host.caught_up_ratio", "recent.eval_ratio",
+        "generation_ratio", "generation.passes_per_step", "is_gpu", "host.caught_up_ratio", "recent.eval_ratio", "sync.wait_s",
+        "host.ahead_ratio", "step_s",
     )  # fmt: skip
     text = """Stack samples of the training thread show which function of the program takes most of the time within the passes: a loop over the elements of a
 batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
-of torch does not count. A function that calls only large operators does not count either. What helps: one operator for the whole batch in place of a loop
+of torch does not count. A function that calls only large operators does not count either, and neither does
+the time in which it waits for a GPU that works meanwhile. What helps: one operator for the whole batch in place of a loop
 over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer steps, or in another process.
 The loss is the time from the end of the model's call to the backward pass. A matcher or a metric in Python counts there with the functions that it calls.
 Passes without gradients within a step are reported as a note: generation (many passes of the model that is trained), or the passes of a teacher. Only you know
@@ -41,6 +44,13 @@ whether the program needs these passes. What helps: fewer passes, states that ar
             return self.clear(0.0, case.evidence(("host.caught_up_ratio", HIDDEN)), "the GPU still has work at the end of most steps")
         share, python, waits = (case.value(f"stack.function_{name}ratio") for name in ("", "python_", "waits_"))
         evidence = case.evidence(("stack.function_ratio", SHARE), ("stack.function_python_ratio", OWN), "stack.function_waits_ratio")
+        if case.on_gpu and case.has("sync.wait_s", "step_s"):
+            waited = device.waited_ratio(case)
+            evidence += case.if_known("host.ahead_ratio", "sync.wait_s")
+            if share >= SHARE > share - waited:
+                return self.clear(
+                    0.0, evidence, f"the function waits for the GPU in {percent(waited)} of a step, and the GPU works meanwhile"
+                )
         caller = case.signal("stack.no_grad_ratio").source.rpartition(" called by ")[2]
         generation = case.get("generation_ratio", 0.0)
         if generation >= WITHOUT and case.has("generation.passes_per_step"):

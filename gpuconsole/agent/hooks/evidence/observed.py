@@ -89,8 +89,8 @@ class CopyCount:
         import torch
 
         self.pageable = self.pinned = 0
-        self.bytes = 0.0
-        """Of the copies from pageable memory."""
+        self.bytes = self.pinned_bytes = 0.0
+        """Of the copies from pageable and from page-locked memory."""
         self.waits = 0
         self.wait_s: dict[str, float] = {}
         """Seconds of the host in calls that wait for the GPU, by line of the program."""
@@ -153,6 +153,7 @@ class CopyCount:
             return
         if tensor.is_pinned():
             self.pinned += 1
+            self.pinned_bytes += tensor.numel() * tensor.element_size()
         else:
             self.pageable += 1
             self.bytes += tensor.numel() * tensor.element_size()
@@ -189,6 +190,7 @@ class CopyCount:
         return {
             "h2d.pageable_copies": Signal(self.pageable / STEPS, "", f"{copies}; copies a step from pageable memory"),
             "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{copies}; bytes a step from pageable memory"),
+            "h2d.pinned_bytes": Signal(self.pinned_bytes / STEPS, "B", f"{copies}; bytes a step from page-locked memory"),
             "sync.calls": Signal(self.waits / STEPS, "", f"{waits}; calls a step"),
             "sync.wait_s": Signal(sum(self.wait_s.values()) / STEPS, "s", f"{waits}; seconds of the host a step"),
         }
