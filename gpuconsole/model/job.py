@@ -67,7 +67,7 @@ EDITED = "edited"
 class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about the program. `script`: the name of the file without its folder. `frameworks`: name and version of the libraries that
     drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are. `device_uuid`: the uuid of that GPU
-    as CUDA has it, without the prefix `GPU-` or `MIG-`; N counts only the GPUs that the process sees. `lines`: for each file of `sites`, a checksum of
+    as CUDA has it, without the prefix `GPU-` or `MIG-`; `device_pci`: its address as domain:bus:device, in hexadecimal. N counts only the GPUs that the process sees. `lines`: for each file of `sites`, a checksum of
     each line, read when the job made its first object there. A checksum has four hexadecimal digits: the lower 16 bits of the CRC-32 of the line. White
     space at the end of a line does not count. EDITED: the file was written after the start of the job. A file whose lines are not known is left out.
     """
@@ -77,6 +77,7 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     torch: str = ""
     device: str = ""
     device_uuid: str = ""
+    device_pci: str = ""
     frameworks: dict[str, str] = {}
     sites: list[Site] = []
     trackers: list[TrackerRun] = []

@@ -52,6 +52,10 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
+UNKNOWN_GPU = "gpu:?"
+"""The device of a job on a GPU that the console cannot tell from others."""
+
+
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """`id` is `gpu:0`, `gpu:1`, ... or `cpu`; a MIG slice is `gpu:0/mig:1`. A field is empty where the driver does not report the value.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
+from itertools import chain
 
 import msgspec
 
@@ -12,6 +13,7 @@ from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial, with_trials
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job import JobFacts
+from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import of_same_job
@@ -175,12 +177,21 @@ class SessionState(MachineState):
             before.archive(summarized(before, self.devices, self.environment))
         self.records.append(record)
 
-    def _device_of(self, job: JobFacts) -> str:
-        """The id of the device of a user's own job; empty where it is not known."""
-        if job.device == "cpu":
-            return "cpu"
-        matching = (device.id for device in self.devices if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid)
-        return next(matching, "")
+    def _device_of(self, record: RunRecord, job: JobFacts) -> str:
+        """The id of the device of a user's own job: by its uuid, by its process in the list of the driver, by its PCI address, or because there is one GPU only.
+        Else UNKNOWN_GPU: no other GPU is taken for that of the job. Empty while the job has no device yet."""
+        if job.device == "cpu" or not job.device:
+            return job.device
+        by_uuid = (device.id for device in self.devices if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid)
+        by_process = (record.device_of[rank.pid] for rank in record.ranks.joined if rank.rank == 0 and rank.pid in record.device_of)
+        by_address = (
+            device.id
+            for device in self.devices
+            if device.is_gpu and _address(job.device_pci) and _address(device.facts.get("pci", "")) == _address(job.device_pci)
+        )
+        gpus = [device.id for device in self.devices if device.is_gpu]
+        only = gpus if len(gpus) == 1 else []
+        return next(chain(by_uuid, by_process, by_address, only), UNKNOWN_GPU)
 
     def _apply_to_run(self, record: RunRecord, event: AnyEvent) -> None:
         """Apply an event of the worker or of the sampler to the current run. A message of steps that comes twice counts once."""
@@ -188,7 +199,7 @@ class SessionState(MachineState):
             return
         record.apply(event)
         if isinstance(event, JobKnown) and not record.seen_steps:  # the session supposed the first GPU
-            record.run.device = self._device_of(event.facts) or record.run.device
+            record.run.device = self._device_of(record, event.facts) or record.run.device
         device, serving = record.run.device, record.serving
         match event:
             case Sample() if "gpu.energy_j" in event.values:
@@ -221,3 +232,11 @@ class SessionState(MachineState):
                 self._points.add_server_state(event)
             case RunClosed():
                 self.stage = event.state
+
+
+def _address(pci: str) -> tuple[int, ...]:
+    """The numbers of a PCI address, with or without its function: `00000000:65:00.0` and `0:65:0` are the same. Empty for what is no address."""
+    try:
+        return tuple(int(part, 16) for part in pci.partition(".")[0].split(":")) if pci else ()
+    except ValueError:
+        return ()

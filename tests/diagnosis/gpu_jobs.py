@@ -160,20 +160,23 @@ class Watched:
         return {finding.rule: finding.summary for finding in self.findings if finding.state == "cant_tell"}
 
 
-def watched(job: GpuJob, probes: bool = False) -> Watched:
-    """The session after SECONDS of this job. `probes`: with the results of the probes that a job allows."""
+def watched(job: GpuJob, probes: bool = False, other_gpu: bool = False) -> Watched:
+    """The session after SECONDS of this job. `probes`: with the results of the probes that a job allows. `other_gpu`: the machine has a second GPU, and nothing
+    says which one is the job's."""
     state = SessionState()
     total = CARDS[job.card]["hbm_total_bytes"]
-    state.apply(Devices(0.0, [Device("gpu:0", job.card, int(total), "GPU-1", peaks_of(job.card))], cuda="13.0"))
+    cards = [Device(f"gpu:{n}", job.card, int(total), f"GPU-{n + 1}", peaks_of(job.card)) for n in range(1 + other_gpu)]
+    state.apply(Devices(0.0, cards, cuda="13.0"))
     state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "gpu:0"))
     for rank in range(job.processes):
         state.apply(RankJoined(1.0, rank, "host", rank + 1, rank == 0, world_size=job.processes))
-    state.apply(JobKnown(1.0, 0, JobFacts("train.py", device="cuda:0", device_uuid="1")))
+    state.apply(JobKnown(1.0, 0, JobFacts("train.py", device="cuda:0", device_uuid="" if other_gpu else "1")))
     knobs: Knobs = {**KNOBS, "nproc": job.processes, **job.knobs}
     state.apply(Started(1.0, knobs, {**job.facts, "world_size": float(job.processes)}))
-    state.apply(
-        Processes(1.0, [Process(rank + 1, f"gpu:{rank}", memory_bytes=int(job.memory[5] * total)) for rank in range(job.processes)])
-    )
+    if not other_gpu:
+        state.apply(
+            Processes(1.0, [Process(rank + 1, f"gpu:{rank}", memory_bytes=int(job.memory[5] * total)) for rank in range(job.processes)])
+        )
     state.apply(Topology(1.0, [Link(f"gpu:{a}", f"gpu:{b}", "PHB") for a, b in itertools.combinations(range(job.processes), 2)]))
     for second in range(1, SECONDS):
         _second(state, job, float(second))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
+from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
 from gpuconsole.model.run import Run
@@ -14,6 +15,7 @@ from gpuconsole.report.run.figures import in_row
 from gpuconsole.session.facts import HEALTHY
 from gpuconsole.session.figures.flops import ESTIMATED
 from gpuconsole.session.figures.peak import flops_peak
+from gpuconsole.session.figures.summary import GPU_NOT_KNOWN
 from tests.diagnosis.gpu_jobs import (
     A100,
     BF16_CONVOLUTIONS,
@@ -447,3 +449,14 @@ def test_a_count_that_is_not_whole_is_a_lower_bound() -> None:
 def test_without_gpm_the_confidence_in_launches_is_low() -> None:
     assert watched(JOBS["launch-bound, no GPM"].job).of("host.launch_bound").confidence == "low"
     assert watched(JOBS["launch-bound, GPM"].job).of("host.launch_bound").confidence == "high"
+
+
+def test_a_job_whose_gpu_is_not_known_is_judged_by_no_other_gpu() -> None:
+    """The card runs too hot, and the job may run on the other one."""
+    hot = JOBS["H100 that is too hot"].job
+    seen = watched(hot, other_gpu=True)
+    assert seen.run.device == UNKNOWN_GPU and seen.run.summary.mfu_ratio is None
+    assert seen.run.unavailable["workload.mfu_ratio"] == GPU_NOT_KNOWN
+    assert not [finding.rule for finding in seen.findings if finding.rule.startswith("hw.") and finding.state == "fires"]
+    assert not [finding for finding in seen.findings if "the rule failed" in finding.summary]
+    assert not [name for name in seen.run.signals if name.startswith(("gpu.", "hw.", "link."))]

@@ -208,6 +208,17 @@ def device_uuid() -> str:
 
 
 @unseen
+def device_pci() -> str:
+    """The PCI address of the GPU of the parameters, as `domain:bus:device` in hexadecimal; empty on a CPU, and where torch does not report it."""
+    place = device()
+    if not place.startswith("cuda"):
+        return ""
+    properties = sys.modules["torch"].cuda.get_device_properties(place)
+    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return "" if any(type(part) is not int for part in parts) else ":".join(f"{part:x}" for part in parts)
+
+
+@unseen
 def job_facts() -> dict[str, Any]:
     """The fields of `model.job.JobFacts`."""
     versions = {}
@@ -221,6 +232,7 @@ def job_facts() -> dict[str, Any]:
         "torch": str(sys.modules["torch"].__version__),
         "device": device(),
         "device_uuid": device_uuid(),
+        "device_pci": device_pci(),
         "frameworks": versions,
         "sites": sites(),
         "trackers": open_runs(),

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gpuconsole.model.machine import Device
+from gpuconsole.model.machine import UNKNOWN_GPU, Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
@@ -26,6 +26,9 @@ from gpuconsole.session.serving import ServingRecord
 SECONDS_PER_HOUR = 3600.0
 NO_PRICE = "no price is known: --price PER_HOUR"
 NO_POWER = "the device reports no power"
+GPU_NOT_KNOWN = (
+    "which GPU this job uses is not known: torch reports no uuid and no address of it, and the driver lists no process of the job"
+)
 
 
 def rates_per_watt(
@@ -122,6 +125,8 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
+    if record.run.device == UNKNOWN_GPU:
+        missing["workload.mfu_ratio"] = GPU_NOT_KNOWN
     if peaks[0] is not None and summary.flops_per_s and summary.mfu_ratio is None:
         missing["workload.mfu_ratio"] = why_above(summary.flops_per_s, peaks[0])
     places = record.stacks.places(record.steady_t or 0.0)
