@@ -87,11 +87,11 @@ def test_a_program_that_waits_for_any_child_gets_no_workers(watch: Watch, monkey
 class Telling(Dataset[int]):
     """Sample i is i. Says so at some samples, long after workers were added."""
 
-    def __init__(self, how: str, path: Path) -> None:
-        self.how, self.path = how, path
+    def __init__(self, how: str, path: Path, length: int = 400) -> None:
+        self.how, self.path, self.length = how, path, length
 
     def __len__(self) -> int:
-        return 400
+        return self.length
 
     def __getitem__(self, index: int) -> int:
         if index % 150 == 149 and self.how == "prints":
@@ -155,7 +155,7 @@ def test_a_worker_gets_no_signal_of_the_programs_group_and_runs_no_handler_of_it
     path = tmp_path / "handled"
     before = signal.signal(signal.SIGUSR1, lambda *_: path.write_text("handled"))
     try:
-        iterator = iter(loader := DataLoader(Telling("", Path()), 4))
+        iterator = iter(loader := DataLoader(Telling("", Path(), 400_000), 4))  # on a busy machine workers take long to start
         next(iterator)
         WORKERS.set(watch, 2)
         while WORKERS.pending(watch):
