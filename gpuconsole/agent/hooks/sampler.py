@@ -67,6 +67,8 @@ ANOMALY, STACK_OF_ANOMALY = "torch.anomaly_mode", ("format_stack", "/torch/fx/tr
 torch that this is, and the end of its file's name."""
 MOST_LINES = 8
 MOST_FRAMES = 300
+MOST_OF_STEP = 2000
+"""Samples of one step that are kept apart."""
 MOST_STACKS = 500
 """Different stacks between two messages. Further ones are counted without their outer lines."""
 MOST_FILES, STAT_BYTES = 4096, 512
@@ -126,6 +128,9 @@ class Sampler:
         self._thread = self._clock = 0
         self._state: ThreadState | None = None
         self._fast_until = 0.0
+        self._of_step: list[tuple[Stack, float]] = []
+        self._step = 0
+        """The samples of the step under way, and the number of this step."""
         self._stacks: dict[Stack, float] = {}
         self._files: dict[str, str] = {}
         """The folder of the first file with each name."""
@@ -142,7 +147,7 @@ class Sampler:
         self._wake: Any = None
         self._own_interval()
         self.close()
-        self._stacks = {}
+        self._stacks, self._of_step = {}, []
 
     def go_on(self) -> None:
         """Sample the present thread from now on. Called between two steps: after a fork, Python counts the threads until the fork is over."""
@@ -280,6 +285,14 @@ class Sampler:
         self._count((part, self._kind(late_s), callee, lines), 1 + late_s / EVERY_S)
 
     def _count(self, stack: Stack, weight: float) -> None:
+        """Keep a sample until its step is over. What the program does after its last step belongs to no step."""
+        if recorder.index != self._step or len(self._of_step) >= MOST_OF_STEP:
+            of_step, self._of_step, self._step = self._of_step, [], recorder.index
+            for ended in of_step:
+                self._add(*ended)
+        self._of_step.append((stack, weight))
+
+    def _add(self, stack: Stack, weight: float) -> None:
         if stack not in self._stacks and len(self._stacks) >= MOST_STACKS:
             stack = *stack[:3], stack[3][:1]
         self._stacks[stack] = self._stacks.get(stack, 0.0) + weight
