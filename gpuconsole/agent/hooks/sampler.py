@@ -193,7 +193,9 @@ class Sampler:
         return time.perf_counter() < self._fast_until
 
     def take(self) -> list[tuple[str, str, float, str, list[str]]]:
-        """The stacks since the last call: fields of `model.stacks.StackSample`."""
+        """The stacks of the steps that have ended since the last call: fields of `model.stacks.StackSample`."""
+        if recorder.index != self._step:
+            self._end_step()
         taken, self._stacks = self._stacks, {}  # the sampling thread may be writing to the former one
         return [
             (part, kind, round(weight, 2), callee, [f"{self._place(file, number)} {function}" for file, number, function in lines])
@@ -287,10 +289,14 @@ class Sampler:
     def _count(self, stack: Stack, weight: float) -> None:
         """Keep a sample until its step is over. What the program does after its last step belongs to no step."""
         if recorder.index != self._step or len(self._of_step) >= MOST_OF_STEP:
-            of_step, self._of_step, self._step = self._of_step, [], recorder.index
-            for ended in of_step:
-                self._add(*ended)
+            self._end_step()
         self._of_step.append((stack, weight))
+
+    def _end_step(self) -> None:
+        """Add the samples of the step that was under way. Another step is under way now, or the same one for very long."""
+        of_step, self._of_step, self._step = self._of_step, [], recorder.index
+        for stack, weight in of_step:
+            self._add(stack, weight)
 
     def _add(self, stack: Stack, weight: float) -> None:
         if stack not in self._stacks and len(self._stacks) >= MOST_STACKS:

@@ -26,11 +26,19 @@ from tests.agent.listener import Listener
 PROGRAM = Path(__file__).parents[1] / "programs" / "sampled.py"
 
 
+class StepwiseSampler(Sampler):
+    """A sampler whose step has ended whenever its samples are taken."""
+
+    def take(self) -> list[tuple[str, str, float, str, list[str]]]:
+        recorder.index += 1
+        return super().take()
+
+
 @pytest.fixture
 def sampler() -> Iterator[Sampler]:
     """A sampler of this thread, which is the training thread meanwhile."""
     recorder.begin([])
-    sampler = Sampler()
+    sampler = StepwiseSampler()
     sampler.faster(60)
     yield sampler
     sampler.stop()
@@ -275,3 +283,13 @@ def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: Sampler) 
     names = {"__name__": "__main__", "time": time}
     exec(compile("def wait():\n    time.sleep(0.05)\nfor _ in range(4):\n    wait()\n", "<string>", "exec"), names)
     assert [lines for *_, lines in sampler.take() if lines and lines[0] == "<string>:2 wait"]
+
+
+def test_what_the_program_does_after_its_last_step_belongs_to_no_step(sampler: Sampler) -> None:
+    sampler.go_on()
+    until = time.monotonic() + 20
+    while not sampler._of_step and time.monotonic() < until:
+        sum(range(1000))
+    assert sampler._of_step and Sampler.take(sampler) == []
+    recorder.index += 1
+    assert Sampler.take(sampler)
