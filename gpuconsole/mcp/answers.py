@@ -208,14 +208,29 @@ class Share(msgspec.Struct, frozen=True):
     ratio: float
 
 
+class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A kernel, or an operator of a CPU, with its time in the window and the rates that it reaches. `blocks_per_sm`: blocks over multiprocessors."""
+
+    name: str
+    time_s: float
+    ratio: float
+    calls: int
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    launched_by: str = ""
+    blocks_per_sm: float | None = None
+
+
 class ProfileAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A profiler window over `steps` steps, which took `wall_s`. `classes`, `longest`: by kind of kernel or operator, and the longest ones."""
+    """A profiler window over `steps` steps, which took `wall_s`. `classes`, `longest`: by kind of kernel or operator, and the longest ones.
+    `attention`: the implementations of torch's attention."""
 
     steps: int
     wall_s: float
     busy_ratio: float
     classes: list[Share]
-    longest: list[Share]
+    longest: list[Kernel]
+    attention: list[str] = []
     trace_file: str = ""
     notes: list[str] = []
 

@@ -16,6 +16,7 @@ from gpuconsole.mcp.answers import (
     DeviceAnswer,
     Devices,
     FromJob,
+    Kernel,
     Output,
     Permissions,
     ProfileAnswer,
@@ -40,7 +41,7 @@ from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.knobs.knob import APPLY
 from gpuconsole.model.metrics import series_key
-from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.profile import ProfileReport, TopOp
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import clean
 from gpuconsole.report.run.diagnosis import state_words
@@ -268,12 +269,20 @@ def profile_answer(report: ProfileReport) -> ProfileAnswer:
             rounded(report.wall_s) or 0.0,
             rounded(report.busy_ratio) or 0.0,
             [Share(each.name, rounded(each.time_s) or 0.0, round(each.share_ratio, 3)) for each in report.classes],
-            [Share(name(op.name, 100), rounded(op.time_s) or 0.0, round(op.share_ratio, 3)) for op in report.top[:most]],
+            [_kernel(op) for op in report.top[:most]],
+            [name(implementation) for implementation in report.attention],
             clean(report.trace),
             [name(note) for note in report.notes[:3]],
         )
 
     return fitting(level, ((10,), (5,), (2,)))
+
+
+def _kernel(op: TopOp) -> Kernel:
+    return Kernel(
+        name(op.name, 100), rounded(op.time_s) or 0.0, round(op.share_ratio, 3), op.calls, rounded(op.flops_per_s), rounded(op.bytes_per_s),
+        name(op.launched_by), rounded(op.blocks_per_sm),
+    )  # fmt: skip
 
 
 def devices(view: View, whole: bool) -> Devices:

@@ -63,14 +63,33 @@ class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.flops / self.bytes if self.flops and self.bytes else None
 
 
-class TopOp(msgspec.Struct, frozen=True):
-    """One kernel (on a CPU: one operator) with its own time in the window."""
+class TopOp(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One kernel (on a CPU: one operator) with its own time in the window.
+
+    `flops`, `bytes` and `counted_s`: as in OpClass. `launched_by`: the operator that launches it most often. `blocks_per_sm`: blocks of its grid over
+    the multiprocessors of the GPU, and `occupancy_ratio`: warps that can be resident over those that a multiprocessor holds, both means over its calls as CUPTI
+    reports them; None on a CPU.
+    """
 
     name: str
     op_class: OpClassName
     time_s: float
     share_ratio: float
     calls: int
+    flops: float | None = None
+    bytes: float | None = None
+    counted_s: float = 0.0
+    launched_by: str = ""
+    blocks_per_sm: float | None = None
+    occupancy_ratio: float | None = None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        return self.flops / self.counted_s if self.flops and self.counted_s else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.bytes / self.counted_s if self.bytes and self.counted_s else None
 
 
 class CopyKind(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,7 +129,8 @@ class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `kernels` counts kernels and copies on a GPU, and operators that compute or copy on a CPU. Each missing figure has its reason in the note field.
     `pass_classes`: the classes of forward and backward passes, with shares of their time: without the optimizer, without copies between host and
-    device, and without what a DataLoader computes in the training thread. `stalls`: on a GPU only.
+    device, and without what a DataLoader computes in the training thread. `stalls`: on a GPU only. `attention`: the implementations of
+    torch's scaled_dot_product_attention that ran, the most frequent first.
     """
 
     steps: int
@@ -131,6 +151,7 @@ class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: list[str] = []
     pass_classes: list[OpClass] = []
     stalls: Stalls | None = None
+    attention: list[str] = []
 
 
 # --- the signals that rules read ----------------------------------------------------------------------------

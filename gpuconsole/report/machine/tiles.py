@@ -116,7 +116,8 @@ def _trace(view: View, metric: str, label: str = "", high: float | None = None, 
 def _flops(view: View) -> Tile:
     rate, mfu = facts.latest(view, "workload.flops_per_s"), facts.latest(view, "workload.mfu_ratio")
     short = units.si(rate, "FLOP/s")
-    text = f"{short} {units.precise_percent(mfu)} MFU" if mfu is not None else short
+    least = "at least " if view.run is not None and view.run.summary.mfu_at_least else ""
+    text = f"{short} {least}{units.precise_percent(mfu)} MFU" if mfu is not None else short
     return _tile(view, "workload.flops_per_s", "model", text, (_trace(view, "workload.flops_per_s"),), short)
 
 

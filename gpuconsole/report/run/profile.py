@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpuconsole.model import units
-from gpuconsole.model.profile import BYTES_NOTE, FLOPS_NOTE, CopyKind, OpClass, ProfileReport, Stalls
+from gpuconsole.model.profile import BYTES_NOTE, FLOPS_NOTE, CopyKind, OpClass, ProfileReport, Stalls, TopOp
 from gpuconsole.model.run import Run
 from gpuconsole.report.cells import Row, beside, blank, fill, line
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Part, Report, Table, heading, labelled, lay_out, text
-from gpuconsole.report.run.models import paint_roofline, roof_of
+from gpuconsole.report.run.models import Roof, paint_roofline, roof_of
 from gpuconsole.session.api import View
 
 WIDE = 110
@@ -35,17 +35,15 @@ def paint_profile(view: View, width: int) -> list[Row]:
         return _nothing(view, run, width)
     rows = [*lay_out(_window(report, run), width), blank(width)]
     roof = roof_of(run, view.devices, view.environment)
-    tables: Report = [_classes(report), BLANK, *_longest(report)]
+    classes: Report = [_classes(report)]
     if width >= WIDE:
         left, right = width // 2 - 2, width - width // 2
-        classes = lay_out(tables, left)
-        chart = paint_roofline(report.classes, roof, right, WIDE_CHART_ROWS)
-        height = max(len(classes), len(chart))
-        rows += beside(fill(classes, left, height), [line(2) for _ in range(height)], fill(chart, right, height))
+        table, chart = lay_out(classes, left), paint_roofline(report.classes, roof, right, WIDE_CHART_ROWS)
+        height = max(len(table), len(chart))
+        rows += beside(fill(table, left, height), [line(2) for _ in range(height)], fill(chart, right, height))
     else:
-        chart = paint_roofline(report.classes, roof, width, CHART_ROWS)
-        rows += [*lay_out(tables[:2], width), *chart, blank(width), *lay_out(tables[2:], width)]
-    return [*rows, blank(width), *lay_out(_rest(report), width)]
+        rows += [*lay_out(classes, width), blank(width), *paint_roofline(report.classes, roof, width, CHART_ROWS)]
+    return [*rows, blank(width), *lay_out([*_longest(report, roof), BLANK, *_rest(report)], width)]
 
 
 def _nothing(view: View, run: Run | None, width: int) -> list[Row]:
@@ -97,18 +95,43 @@ def _class_cells(kernels: OpClass, part: float, steps: int) -> list[tuple[str, s
     ]
 
 
-def _longest(report: ProfileReport) -> list[Part]:
-    rows = [
-        [
-            (units.quantity(op.share_ratio, "ratio"), "accent"),
-            (f"{op.calls / report.steps:.0f}x", "accent"),
-            (op.name, ""),
-            (op.op_class, "dim"),
-        ]
-        for op in report.top[:TOP]
+def _longest(report: ProfileReport, roof: Roof | None = None) -> list[Part]:
+    """A row for each of the longest kernels. `roof`: the peaks of the device, by which the reached share is known."""
+    on_gpu = any(op.blocks_per_sm is not None for op in report.top)
+    columns = [
+        Column("share", ">"), Column("a step", ">"), Column("kernel", least=28), Column("class", drop=2),
+        Column("FLOP/s", ">", drop=4), Column("bytes/s", ">", drop=5),
+    ]  # fmt: skip
+    columns += [Column("of peak", ">", drop=1)] if roof is not None else []
+    columns += [Column("blocks/SM", ">", drop=3), Column("launched by", drop=6)] if on_gpu else []
+    rows = [_kernel_cells(op, report.steps, roof, on_gpu) for op in report.top[:TOP]]
+    return [heading("Longest kernels"), Table(columns, rows)]
+
+
+def _kernel_cells(op: TopOp, steps: int, roof: Roof | None, on_gpu: bool) -> list[tuple[str, str]]:
+    cells = [
+        (units.quantity(op.share_ratio, "ratio"), "accent"),
+        (f"{op.calls / steps:.0f}x", "accent"),
+        (op.name, ""),
+        (op.op_class, "dim"),
+        (units.quantity(op.flops_per_s, "FLOP/s") if op.flops_per_s else units.NA, "dim"),
+        (units.quantity(op.bytes_per_s, "bytes/s") if op.bytes_per_s else units.NA, "dim"),
     ]
-    columns = (Column("", ">"), Column("", ">"), Column("", least=8), Column(""))
-    return [heading("Longest kernels, with calls per step"), Table(columns, rows, heads=False)]
+    if roof is not None:
+        reached = of_peak(op, roof)
+        cells.append((units.NA if reached is None else units.percent(reached).strip(), ""))
+    if on_gpu:
+        cells += [(units.NA if op.blocks_per_sm is None else f"{op.blocks_per_sm:.1f}", "dim"), (op.launched_by or units.NA, "dim")]
+    return cells
+
+
+def of_peak(op: TopOp, roof: Roof) -> float | None:
+    """The share of the rate that the device can reach at the intensity of a kernel (its roofline); None where its work or the peak is not known."""
+    if not op.bytes_per_s:
+        return None
+    if op.flops_per_s and op.flops and op.bytes:
+        return op.flops_per_s / roof.at(op.flops / op.bytes)
+    return op.bytes_per_s / roof.bytes_per_s if roof.bytes_per_s else None
 
 
 def _rest(report: ProfileReport) -> Report:
@@ -116,6 +139,8 @@ def _rest(report: ProfileReport) -> Report:
     each = f", {units.duration(mean).strip()} each on average" if mean is not None else ""
     rows: Report = [labelled("launches", f"{units.quantity(report.kernels_per_s, 'kernels/s')}{each}")]
     rows.append(labelled("tensor cores", f"{units.percent(ratio).strip()}: {report.tensor_core_note}"))
+    if report.attention:
+        rows.append(labelled("attention", f"torch's implementation: {', then '.join(report.attention)}"))
     rows.append(labelled("copies", "; ".join(map(_copy, report.copies)) or "none between host and device"))
     if report.gaps:
         gaps = [f"{units.duration(gap.duration_s).strip()} between {gap.after} and {gap.before}" for gap in report.gaps[:3]]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ _COPY = re.compile(r"Memcpy (HtoD|DtoH|DtoD|PtoP|HtoH) \((\w+) -> (\w+)\)")
 
 class Piece(NamedTuple):
     """One kernel, copy or operator with its own time. `computes`: counted as a kernel, not as dispatch. `in_passes`: it belongs to a forward or backward
-    pass."""
+    pass. `launched_by`: the operator that launched a kernel. `args`: what CUPTI says of the kernel."""
 
     name: str
     op_class: OpClassName
@@ -45,6 +46,8 @@ class Piece(NamedTuple):
     work: Work
     computes: bool
     in_passes: bool
+    launched_by: str = ""
+    args: Args = Args()
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -109,6 +112,7 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
         notes=[COMMUNICATION_NOTE] if any(piece.op_class == "communication" for piece in pieces) else [],
         pass_classes=_classes([piece for piece in pieces if piece.in_passes], Update(), steps),
         stalls=trace.stalls(events) if on_gpu else None,
+        attention=_implementations(spans, start, end),
     )
 
 
@@ -181,7 +185,8 @@ def _kernel(event: TraceEvent, launcher: _Span | None, carries: bool) -> Piece:
             if not carries and work.bytes is not None:
                 work = Work(0.0, 0.0)
     in_passes = op_class != "optimizer" and (launcher is None or not launcher.beside_passes)
-    return Piece(event.name, op_class, event.ts, event.dur, work, True, in_passes)
+    launched_by = launcher.event.name if launcher is not None else ""
+    return Piece(event.name, op_class, event.ts, event.dur, work, True, in_passes, launched_by, event.args)
 
 
 def _copied(event: TraceEvent) -> float:
@@ -221,11 +226,49 @@ def _with_update(optimizer: OpClass, update: Update, steps: int) -> OpClass:
 
 def _top(pieces: list[Piece]) -> list[TopOp]:
     total = sum(piece.own for piece in pieces)
-    grouped: dict[tuple[str, OpClassName], list[float]] = defaultdict(list)
+    grouped: dict[tuple[str, OpClassName], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        grouped[piece.name[:NAME], piece.op_class].append(piece.own)
-    ops = [TopOp(name, op_class, sum(times) * 1e-6, sum(times) / total, len(times)) for (name, op_class), times in grouped.items()]
-    return sorted(ops, key=lambda op: -op.time_s)[:TOP]
+        grouped[piece.name[:NAME], piece.op_class].append(piece)
+    longest = sorted(grouped.items(), key=lambda item: -sum(piece.own for piece in item[1]))[:TOP]
+    return [_of_name(name, op_class, members, total) for (name, op_class), members in longest]
+
+
+def _of_name(name: str, op_class: OpClassName, members: list[Piece], total: float) -> TopOp:
+    """The calls of one kernel."""
+    work = _class(op_class, members, total)
+    launchers = Counter(piece.launched_by for piece in members if piece.launched_by)
+    blocks = [piece.args.blocks_per_sm for piece in members if piece.args.blocks_per_sm is not None]
+    occupancy = [piece.args.occupancy for piece in members if piece.args.occupancy is not None]
+    return TopOp(
+        name,
+        op_class,
+        work.time_s,
+        work.share_ratio,
+        len(members),
+        work.flops,
+        work.bytes,
+        work.counted_s,
+        launchers.most_common(1)[0][0] if launchers else "",
+        statistics.fmean(blocks) if blocks else None,
+        statistics.fmean(occupancy) / 100 if occupancy else None,
+    )
+
+
+ATTENTION = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "memory-efficient",
+    "_scaled_dot_product_cudnn_attention": "cuDNN",
+    "_scaled_dot_product_attention_math": "math, without a fused kernel",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash for the CPU",
+    "flex_attention": "flex",
+}
+"""The implementations of torch's attention by the operator that each of them calls."""
+
+
+def _implementations(spans: Iterable[_Span], start: float, end: float) -> list[str]:
+    """The implementations of attention that ran in the window, the most frequent first."""
+    names = (span.event.name.rpartition("::")[2] for span in spans if start <= span.event.ts <= end)
+    return [name for name, _ in Counter(ATTENTION[name] for name in names if name in ATTENTION).most_common()]
 
 
 def _tensor_cores(pieces: list[Piece]) -> tuple[float | None, str]:

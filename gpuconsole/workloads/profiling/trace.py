@@ -30,6 +30,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     values: list[str] = msgspec.field(name="Concrete Inputs", default_factory=list)
     op: int = msgspec.field(name="External id", default=0)
     bytes: float = 0.0
+    blocks_per_sm: float | None = msgspec.field(name="blocks per SM", default=None)
+    occupancy: float | None = msgspec.field(name="est. achieved occupancy %", default=None)
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False):

@@ -56,6 +56,18 @@ GPU_TRACE: list[Json] = [
 ]  # fmt: skip
 
 
+def test_the_longest_kernels_have_their_work_their_launcher_and_their_blocks(tmp_path: Path) -> None:
+    first = kernel("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNN", 100, 300, 2)
+    first["args"] |= {"blocks per SM": 1.94, "est. achieved occupancy %": 12, "grid": [16, 16, 1]}
+    report = report_of([*GPU_TRACE[:7], first, *GPU_TRACE[8:], op("aten::_scaled_dot_product_flash_attention", 150, 5, 9)], tmp_path)
+    longest = report.top[0]
+    assert (longest.op_class, longest.launched_by, longest.blocks_per_sm, longest.occupancy_ratio) == ("gemm", "aten::addmm", 1.94, 0.12)
+    assert longest.flops_per_s == pytest.approx(2 * 512 * 1024 * 4096 / 300e-6)
+    unknown = next(one for one in report.top if one.name.startswith("Memcpy"))
+    assert unknown.blocks_per_sm is None and unknown.bytes_per_s == pytest.approx(6e6 / 60e-6)
+    assert report.attention == ["flash"]
+
+
 def written(events: list[Json], path: Path) -> Path:
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     return path
