@@ -1,8 +1,9 @@
 """Trials of a change without effect beside a real process that is busy for 2 of every 4 s: false wins, and the rhythm that the trials name.
 
-    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--neighbours 1 --busy 2 --period 4] [--keep]
+    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--set num_workers=2] [--neighbours 1 --busy 2 --period 4] [--keep]
 
 The trials are live, in one console, as a user would start them, with their usual time limit of 20 s. `--busy 0`: without the neighbour.
+`--scenario data-starved --set num_workers=2 --busy 0`: two workers that wait for storage bring their batches in bursts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.machine import keep
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.tune import until_diagnosed
 from gpuconsole.model.experiments import Trial
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.session.api import SessionError
 
 NOTHING = "non_blocking"
@@ -34,13 +36,13 @@ NEAR = 0.15
 """A named period is right if it differs by less than this share."""
 
 
-async def measure(scenario: str, count: int) -> list[Trial]:
+async def measure(scenario: str, count: int, settings: Knobs) -> list[Trial]:
     """`count` trials of NOTHING, one after the other, each at once after the one before. Raises SessionError."""
     engine = LiveSession(interval_s=1.0, device="cpu", keeps="chosen")
     await engine.open()
     trials = []
     try:
-        await engine.start(scenario, {})
+        await engine.start(scenario, settings)
         await until_diagnosed(engine, lambda: False)
         for _ in range(count):
             run = engine.view().run
@@ -83,17 +85,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--scenario", default="tiny-batch", help="with short steps, so that a trial has many blocks")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the scenario")
     parser.add_argument("--neighbours", type=int, default=1, help="such processes; a core that stays free takes the edge off one of them")
     parser.add_argument("--busy", type=float, default=2.0, help="seconds of each period in which the neighbour computes; 0: no neighbour")
     parser.add_argument("--period", type=float, default=4.0, help="seconds")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trial-neighbour-DATE.json")
     args = parser.parse_args()
+    settings = {name: CATALOGUE[name].parse(text) for name, _, text in (given.partition("=") for given in args.set)}
     with burning(args.neighbours if args.busy else 0, NEIGHBOUR.format(period=args.period, busy=args.busy)):
-        trials = asyncio.run(measure(args.scenario, args.trials))
+        trials = asyncio.run(measure(args.scenario, args.trials, settings))
     result = figures(trials, args.period)
     print(result)
     if args.keep:
-        asked = {"scenario": args.scenario, "neighbours": args.neighbours, "busy_s": args.busy, "period_s": args.period, "change": NOTHING}
+        asked = {
+            "scenario": args.scenario,
+            "settings": settings,
+            "neighbours": args.neighbours,
+            "busy_s": args.busy,
+            "period_s": args.period,
+            "change": NOTHING,
+        }
         kept = [{name: getattr(trial, name) for name in ("verdict", "blocks", "elapsed_s", "order_seed", "clock")} for trial in trials]
         for row, trial in zip(kept, trials, strict=True):
             row["speedup"] = [trial.speedup.estimate, trial.speedup.low, trial.speedup.high] if trial.speedup else None
