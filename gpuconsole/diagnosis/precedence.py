@@ -137,6 +137,7 @@ PRECEDENCE = (
     Yields("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.slowing_down", _MORE_TO_GAIN),
+    Yields("gpu.compute_bound_healthy", "hw.power", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
     Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),

@@ -33,6 +33,7 @@ from gpuconsole.wire.events import (
     JobKnown,
     KnobsSet,
     MemoryLines,
+    MemoryOwners,
     OutOfMemory,
     ProbeDone,
     Processes,
@@ -327,6 +328,8 @@ class RunRecord:
             case MemoryLines() if event.held.failed or self.ranks.leads(event.rank):
                 others = [held for held in self.run.memory_lines if (held.rank, held.failed) != (event.rank, event.held.failed)]
                 self.run.memory_lines = [*others, msgspec.structs.replace(event.held, rank=event.rank)]
+            case MemoryOwners() if event.signals and self.ranks.leads(event.rank):
+                self.probe_signals |= event.signals
             case Stacks():
                 self.stacks.add(event)
             case RankJoined():

@@ -274,10 +274,12 @@ class OutOfMemory(Event, frozen=True):
 
 
 class MemoryOwners(Event, frozen=True):
-    """Bytes on the GPU of a user's job by owner (`model.memory.OWNERS` and KEPT) at the largest allocation so far, and `total`, those of the card."""
+    """Bytes on the GPU of a user's job by owner (`model.memory.OWNERS` and KEPT) at the largest allocation so far, and `total`, those of the card.
+    `signals`: now and then the peaks of the allocator, which rules read."""
 
     rank: int
     owners: dict[str, float]
+    signals: dict[str, Signal] = {}
 
 
 class MemoryLines(Event, frozen=True):

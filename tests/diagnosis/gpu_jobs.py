@@ -26,6 +26,7 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import (
     Devices,
+    Event,
     JobKnown,
     ProbeDone,
     Processes,
@@ -160,9 +161,9 @@ class Watched:
         return {finding.rule: finding.summary for finding in self.findings if finding.state == "cant_tell"}
 
 
-def watched(job: GpuJob, probes: bool = False, other_gpu: bool = False) -> Watched:
+def watched(job: GpuJob, probes: bool = False, other_gpu: bool = False, later: tuple[Event, ...] = ()) -> Watched:
     """The session after SECONDS of this job. `probes`: with the results of the probes that a job allows. `other_gpu`: the machine has a second GPU, and nothing
-    says which one is the job's."""
+    says which one is the job's. `later`: what the agent sends after its first observations."""
     state = SessionState()
     total = CARDS[job.card]["hbm_total_bytes"]
     cards = [Device(f"gpu:{n}", job.card, int(total), f"GPU-{n + 1}", peaks_of(job.card)) for n in range(1 + other_gpu)]
@@ -181,6 +182,8 @@ def watched(job: GpuJob, probes: bool = False, other_gpu: bool = False) -> Watch
     for second in range(1, SECONDS):
         _second(state, job, float(second))
     _answers(state, job, probes)
+    for event in later:
+        state.apply(event)
     record = state.record
     assert record is not None and record.steady_t is not None
     record.others_ratio = job.others
@@ -244,6 +247,7 @@ def _answers(state: SessionState, job: GpuJob, probes: bool) -> None:
         parts[f"memory.{name}_bytes"] for name in ("parameters", "gradients", "optimizer")
     )
     parts["memory.limit_bytes"] = total
+    parts["memory.others_bytes"] = max(0.0, job.memory[5] - job.memory[4]) * total
     t = float(SECONDS)
     for observed in (parts, NO_SLOW_FUNCTION, {"h2d.pageable_copies": 0.0, "h2d.pageable_bytes": 0.0}, job.observed):
         signals = {

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpuconsole.diagnosis.families.clocks import capped_clock
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
@@ -16,9 +18,11 @@ from gpuconsole.session.facts import HEALTHY
 from gpuconsole.session.figures.flops import ESTIMATED
 from gpuconsole.session.figures.peak import flops_peak
 from gpuconsole.session.figures.summary import GPU_NOT_KNOWN
+from gpuconsole.wire.events import MemoryOwners
 from tests.diagnosis.gpu_jobs import (
     A100,
     BF16_CONVOLUTIONS,
+    CARDS,
     CNN_FACTS,
     CNN_KNOBS,
     DDP_OVER_PCIE,
@@ -34,6 +38,7 @@ from tests.diagnosis.gpu_jobs import (
     RTX_4000_ADA,
     RTX_4090,
     RTX_A6000,
+    SECONDS,
     GpuJob,
     cnn,
     gpt,
@@ -52,6 +57,12 @@ CARDS_THAT_ARE_SLOW_BY_POWER = {
     "power_cap_time_ratio": 0.95,
     "clocks_power_cap": 1.0,
     "power_w": 299.0,
+}
+L4_AT_ITS_POWER_CAP = {
+    "sm_clock_hz": 1224e6,
+    "power_cap_time_ratio": 0.95,
+    "clocks_power_cap": 1.0,
+    "power_w": 71.9,
 }
 
 
@@ -216,6 +227,11 @@ JOBS = {
     ),
     "healthy: RTX 4090 below its limit": Label(gpt(RTX_4090, 0.45, BF16_4090, gpu={"sm_clock_hz": 2745e6}), ""),
     "healthy: RTX A6000": Label(gpt(RTX_A6000, 0.45, 154.8e12, gpu={"power_cap_time_ratio": 0.9, "clocks_power_cap": 1.0}), ""),
+    "healthy: L4 at its power cap": Label(
+        gpt(L4, 0.27, BF16_L4, gpu=L4_AT_ITS_POWER_CAP, knobs={"batch_size": 16, "torch_compile": "default"}), "", probes=True
+    ),
+    "healthy: L4 at its power cap, many waits": Label(syncing(gpt(L4, 0.27, BF16_L4, gpu=L4_AT_ITS_POWER_CAP), 48, 0.1), ""),
+    "healthy: the allocator's cache fills the memory": Label(replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.7, 0.92, 0.95)), ""),
     "healthy: H100 at full load": Label(gpt(H100, 0.45, BF16_H100, gpu={"sm_clock_hz": 1650e6, "power_cap_time_ratio": 0.9}), ""),
     "healthy: DDP over NVLink": Label(
         gpt(H100, 0.45, BF16_H100, processes=4, knobs={"sharding": "ddp", "bucket_cap_mb": 25.0, "torch_compile": "default"},
@@ -243,7 +259,45 @@ def test_what_is_called_healthy() -> None:
     """Only with the probe of a larger batch; a compiled model that is not counted, and a long sequence by the causal count, are not. Blocks that are computed
     again keep the GPU busy."""
     called = {name for name, label in JOBS.items() if any(rule.endswith(HEALTHY) for rule in watched(label.job, label.probes).notes)}
-    assert called == {"healthy: bf16 GPT, compiled", "healthy: blocks computed again"}
+    assert called == {"healthy: bf16 GPT, compiled", "healthy: blocks computed again", "healthy: L4 at its power cap"}
+
+
+def test_the_thresholds_of_mfu_follow_a_clock_that_the_power_cap_lowers() -> None:
+    """The datasheet's peak of an L4 needs 2040 MHz, which its 72 W allow in no large product. MFU itself stays that of the datasheet."""
+    seen = watched(JOBS["healthy: L4 at its power cap"].job, probes=True)
+    assert seen.case.value("mfu_ratio") == pytest.approx(0.27, rel=0.05)
+    assert seen.case.value("hw.datasheet_clock_ratio") == pytest.approx(0.6)
+    evidence = {entry.signal: entry for entry in seen.of("gpu.compute_bound_healthy").evidence}
+    assert evidence["mfu_causal_ratio"].threshold == pytest.approx(0.6 * MFU_CAUSAL)
+    assert evidence["hw.power_cap_time_ratio"].value == 0.95
+    hot = watched(replace(JOBS["healthy: L4 at its power cap"].job, gpu={**L4_AT_ITS_POWER_CAP, "power_cap_time_ratio": 0.0}), probes=True)
+    assert capped_clock(hot.case) == 1 and not hot.notes.count("gpu.compute_bound_healthy")
+    above = {**L4_AT_ITS_POWER_CAP, "sm_clock_hz": 2100e6}
+    assert capped_clock(watched(replace(JOBS["healthy: L4 at its power cap"].job, gpu=above)).case) == 1
+    limited = {**L4_AT_ITS_POWER_CAP, "power_limit_w": 40.0, "power_limit_default_w": 72.0}
+    lowered = watched(replace(JOBS["healthy: L4 at its power cap"].job, gpu=limited), probes=True)
+    assert lowered.faults == ["hw.power"] and not [rule for rule in lowered.notes if rule.endswith(HEALTHY)]
+
+
+def test_fragments_that_come_late_are_found() -> None:
+    """The agent sends the peaks again with the owners of the memory."""
+    job = replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.5, 0.55, 0.6))
+    total = CARDS[L4]["hbm_total_bytes"]
+    peaks = {"memory.allocated_peak_bytes": 0.5 * total, "memory.reserved_peak_bytes": 0.9 * total}
+    later = MemoryOwners(SECONDS + 0.5, 0, {"total": total}, {name: Signal(value, "B", "later") for name, value in peaks.items()})
+    early, late = watched(job), watched(job, later=(later,))
+    assert early.of("mem.fragmentation").state == "clear" and late.faults == ["mem.fragmentation"]
+    elsewhere = MemoryOwners(SECONDS + 0.5, 1, {"total": total}, later.signals)
+    assert not watched(job, later=(elsewhere,)).faults, "rules judge the leading process"
+
+
+def test_memory_is_nearly_full_by_what_tensors_need_and_others_hold() -> None:
+    """The cache of the allocator has room for tensors; what other processes hold has not."""
+    cached = watched(replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.6, 0.92, 0.95)))
+    assert cached.case.value("memory_used_ratio") == pytest.approx(0.95)
+    assert cached.of("mem.near_capacity").state == "clear"
+    crowded = watched(replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.6, 0.62, 0.95))).of("mem.near_capacity")
+    assert (crowded.state, crowded.evidence[0].value) == ("fires", pytest.approx(0.6 + 0.33))
 
 
 def test_the_line_that_waits_is_named() -> None:

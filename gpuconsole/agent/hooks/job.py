@@ -45,7 +45,7 @@ from .evidence.communication import exchanges
 from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
-from .evidence.observed import CopyCount, memory_parts, why_unpatched
+from .evidence.observed import CopyCount, memory_parts, peaks, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
 from .evidence.steps import iterations, own_updates
 from .guard import entry, from_outside, switch, unseen, without_failures
@@ -110,7 +110,7 @@ class JobLoop:
         """The values that the program itself has set, of the knobs that the console has changed."""
         self._outside: Knobs = {}
         """During a trial: the values before it of the knobs that it changes."""
-        self._probe_peak = 0.0
+        self._probe_peak = self._probe_reserved = 0.0
         """The allocator's peak where a probe has made it, in bytes."""
         self._own_peak = 0.0
         """The peak of the program before that probe."""
@@ -234,18 +234,27 @@ class JobLoop:
         has made, the peak before the probe counts, or what is allocated now.
         """
         if self.device.type == "cuda":
-            peak, present, _ = self._figures()
+            peak, present, *_ = self._figures()
             return peak if peak != self._probe_peak else max(self._own_peak, present)
         return peak_resident_bytes()
 
-    def _figures(self) -> tuple[float, float, float]:
-        """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now, and those that are reserved now.
+    def peaks_are_own(self, allocated: float, reserved: float) -> bool:
+        """Whether the program itself has made these peaks of the allocator, and no probe."""
+        return allocated != self._probe_peak and reserved != self._probe_reserved
+
+    def _figures(self) -> tuple[float, float, float, float]:
+        """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now, those that are reserved now, and their peak.
         torch.cuda.max_memory_allocated and memory_reserved sort all figures, which takes 160 µs."""
         import torch
 
         figures = switch.attempt("memory.figures", torch.cuda.memory_stats_as_nested_dict, self.device) or {}
         allocated, reserved = (figures.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
-        return float(allocated.get("peak", 0)), float(allocated.get("current", 0)), float(reserved.get("current", 0))
+        return (
+            float(allocated.get("peak", 0)),
+            float(allocated.get("current", 0)),
+            float(reserved.get("current", 0)),
+            float(reserved.get("peak", 0)),
+        )
 
     def forget_peak_memory(self) -> None: ...
 
@@ -259,15 +268,17 @@ class JobLoop:
             return
         import torch
 
-        own, (peak, _, reserved) = self.peak_memory_bytes(), self._figures()
+        own, (peak, _, reserved, reserved_peak) = self.peak_memory_bytes(), self._figures()
         try:
             yield
         finally:
-            present_peak, _, present_reserved = self._figures()
+            present_peak, _, present_reserved, present_reserved_peak = self._figures()
             if present_reserved > reserved:
                 torch.cuda.empty_cache()
             if present_peak > peak:
                 self._own_peak, self._probe_peak = own, present_peak
+            if present_reserved_peak > reserved_peak:
+                self._probe_reserved = present_reserved_peak
 
     def release_cached_memory(self) -> None:
         """The cache belongs to the program. `beside_the_peak` gives back what a probe has added to it."""
@@ -685,7 +696,7 @@ class Agent:
             self._copies = None
         device = service.loop.device
         if device.type == "cuda" and device.index is not None and memory.due(recorder.start):
-            switch.attempt("memory.owners", self._send_owners, device.index)
+            switch.attempt("memory.owners", self._send_owners, service.loop, device.index)
         if window.due():
             switch.attempt("parts.answer", service.answer_parts)
         self._send_notes()
@@ -852,10 +863,13 @@ class Agent:
         if signals is not None:
             self._send("probedone", request=0, probe="observed", signals=signals)
 
-    def _send_owners(self, device: int) -> None:
-        """Send who owns how much of the GPU's memory now."""
+    def _send_owners(self, job: JobLoop, device: int) -> None:
+        """Send who owns how much of the GPU's memory now, and now and then the peaks that rules read: they grow after the first steps."""
         if owners := memory.owners(device):
-            self._send("memoryowners", rank=self.rank, owners=owners)
+            figures = memory.at_peak
+            due = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak) and memory.peaks_due(now())
+            signals = peaks(figures, memory.states) if due and figures is not None else {}
+            self._send("memoryowners", rank=self.rank, owners=owners, signals=signals)
         else:
             switch.notes.append(f"the owners of the GPU's memory are not read any longer: {memory.off}")
 

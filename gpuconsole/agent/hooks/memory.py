@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
+from ..free_memory import free_and_total
 from . import tracing
 from .evidence.memory_lines import history
 from .first_steps import first_steps
@@ -28,6 +29,8 @@ OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of 
 LONGEST_MESSAGE = 2000
 FIRST_SAMPLE_S, SAMPLE_EVERY_S = 0.5, 5.0
 """Seconds from the first message about the owners to the next, then the longest time between two. A message takes two readings of counters."""
+PEAKS_EVERY_S = 20.0
+"""Seconds between two messages about the peaks: they grow over the run, and few of them matter."""
 MOVES = ("_apply", "to", "cuda")
 """Methods of a module that bring its parameters to a GPU."""
 BATCH_KNOWN = 3
@@ -58,7 +61,8 @@ class Tensors(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of segments of which another part is in use."""
+    """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of segments of which another part is in use. `free`: with
+    what the kernel can give back, where the GPU has the memory of the host."""
 
     allocated: float
     peak: float
@@ -66,6 +70,12 @@ class Counted(NamedTuple):
     split: float
     free: float
     total: float
+    reserved_peak: float = 0.0
+
+    @property
+    def others(self) -> float:
+        """The used memory that torch's allocator in this process has not reserved: the CUDA context, libraries, other processes."""
+        return max(0.0, self.total - self.free - self.reserved)
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -76,15 +86,16 @@ def counted(index: int) -> Counted:
     import torch
 
     stats = torch.cuda.memory_stats_as_nested_dict(index)
-    free, total = torch.cuda.mem_get_info(index)
+    free, total = free_and_total(index)
     now_and_peak = stats["allocated_bytes"]["all"]
     return Counted(
         float(now_and_peak["current"]),
         float(now_and_peak["peak"]),
         float(stats["reserved_bytes"]["all"]["current"]),
         float(stats["inactive_split_bytes"]["all"]["current"]),
-        float(free),
-        float(total),
+        free,
+        total,
+        float(stats["reserved_bytes"]["all"]["peak"]),
     )
 
 
@@ -276,7 +287,9 @@ class Memory:
         """The peak of the passes before the first update."""
         self._failed_peak = 0.0
         """The peak when an allocation last failed: a peak that is not above it says nothing about the steps after it."""
-        self._due = 0.0
+        self.at_peak: Counted | None = None
+        """The figures of the last look; None where their peak is that of a failed attempt."""
+        self._due = self._peaks_due = 0.0
         self._period = FIRST_SAMPLE_S
         self._tensors, self._seen = Tensors(), (-1, -1, -1, -1)
         self._last = ("", -1)
@@ -293,6 +306,18 @@ class Memory:
         """Whether the owners are to be looked at after the step that ended at `t`: after the first and the third step, which is the first with its
         batch known, then every SAMPLE_EVERY_S."""
         return not self.off and (t >= self._due or recorder.index == BATCH_KNOWN)
+
+    def peaks_due(self, t: float) -> bool:
+        """Whether the peaks are to be sent at `t`, with the owners. They are sent for the first time with the parts of the memory."""
+        if self.at_peak is None or t < self._peaks_due:
+            return False
+        self._peaks_due = t + PEAKS_EVERY_S
+        return True
+
+    @property
+    def states(self) -> float:
+        """Bytes of parameters, their gradients and optimizer states on the GPU, as they were last looked at."""
+        return self._tensors.parameters + self._tensors.trained + self._tensors.optimizer
 
     def owners(self, index: int) -> dict[str, float]:
         """As `sample`; empty where that fails, and nothing is read any longer then. The rest of the agent goes on."""
@@ -320,16 +345,17 @@ class Memory:
             self._seen, self._tensors = seen, tensors_of_program(roots, index)
         figures, tensors = counted(index), self._tensors
         self._due, self._period = now() + self._period, min(SAMPLE_EVERY_S, 2 * self._period)
-        states = tensors.parameters + tensors.trained + tensors.optimizer
+        states = self.states
         owners = {
             "parameters": tensors.parameters,
             "gradients": tensors.trained,
             "optimizer": tensors.optimizer,
-            "others": max(0.0, figures.total - figures.free - figures.reserved),
+            "others": figures.others,
             "kept": max(0.0, figures.allocated - states),
             "total": figures.total,
         }
-        if figures.peak <= self._failed_peak:  # the peak is that of the failed attempt
+        self.at_peak = figures if figures.peak > self._failed_peak else None
+        if self.at_peak is None:  # the peak is that of the failed attempt
             return owners | {"unknown": max(0.0, figures.reserved - states)}
         self.step_peak, self.step_batch = figures.peak, watch.batch_size
         return owners | {"activations": max(0.0, figures.peak - states), "cache": max(0.0, figures.reserved - figures.peak)}

@@ -6,6 +6,7 @@ the limit, or it has waited for the GPU (a synchronisation). If the GPU still ha
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import clocks
 from gpuconsole.diagnosis.rule import Case, Evidence, Threshold
 
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
@@ -36,16 +37,20 @@ is necessary for effective use, below 50 % is likely ineffective use; GPT-2 smal
 
 def mfu_level(case: Case) -> float:
     """MFU over its threshold: by the causal count where attention is known to be causal, else by the full count. Forward passes that the backward pass repeats
-    keep the GPU busy, too: HFU counts with the threshold of the full count. Raises Missing."""
+    keep the GPU busy, too: HFU counts with the threshold of the full count. Where the power cap lowers the clock, the thresholds are lower by as much.
+    Raises Missing."""
     level = case.value("mfu_causal_ratio") / MFU_CAUSAL if case.has("mfu_causal_ratio") else case.value("mfu_ratio") / MFU
-    return max(level, case.get("hfu_ratio", 0.0) / MFU)
+    return max(level, case.get("hfu_ratio", 0.0) / MFU) / clocks.capped_clock(case)
 
 
 def mfu_evidence(case: Case) -> tuple[Evidence, ...]:
-    """MFU by each count that is known, the one that decides with its threshold. Raises Missing."""
+    """MFU by each count that is known, the one that decides with its threshold; the clock, where it lowers the threshold. Raises Missing."""
+    scale = clocks.capped_clock(case)
+    capped = case.evidence("hw.datasheet_clock_ratio", "hw.power_cap_time_ratio") if scale < 1 else ()
+    recomputed = case.if_known(("hfu_ratio", MFU * scale))
     if case.has("mfu_causal_ratio"):
-        return case.evidence(("mfu_causal_ratio", MFU_CAUSAL), "mfu_ratio") + case.if_known(("hfu_ratio", MFU))
-    return case.evidence(("mfu_ratio", MFU)) + case.if_known(("hfu_ratio", MFU))
+        return case.evidence(("mfu_causal_ratio", MFU_CAUSAL * scale), "mfu_ratio") + recomputed + capped
+    return case.evidence(("mfu_ratio", MFU * scale)) + recomputed + capped
 
 
 def computes_well(case: Case) -> bool:

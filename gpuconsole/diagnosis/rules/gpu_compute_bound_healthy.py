@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import comm, device, passes
+from gpuconsole.diagnosis.families import clocks, comm, device, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
 SURE = 1.25
@@ -17,11 +17,12 @@ class GpuComputeBoundHealthy(Rule):
     reads = (
         "mfu_ratio", *passes.LIMITS, "step_s", "ranks.least_comm_ratio", "comm.outside_ratio",
         "comm.exchanges_per_step", "comm.exposed_s", "mbu_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "threads", "cores",
-        "is_gpu", "mfu_causal_ratio", "mfu_above_peak", "hfu_ratio",
+        "is_gpu", "mfu_causal_ratio", "mfu_above_peak", "hfu_ratio", "hw.datasheet_clock_ratio",
+        "hw.power_cap_time_ratio", "hw.thermal_time_ratio",
     )  # fmt: skip
     text = """Model FLOP/s reach 40 % of the peak: the dense datasheet figure of a GPU for the precision in use (TF32 for fp32 convolutions, by cuDNN's default),
 or the best matrix product measured on this CPU with the same threads. Torch counts all scores of attention. Where attention is causal, half of them
-are masked, and 36 % of the peak by the count without them are as much. On a GPU it must be known that fp32 is not the fault. The wait for data, copies, logging, checkpoints, evaluation and code outside of the phases are below their thresholds. Probe P2 finds no gain in a larger batch, and
+are masked, and 36 % of the peak by the count without them are as much. Where the power cap lowers the SM clock below that of the datasheet (L4, T4), both shares are lower by as much. On a GPU it must be known that fp32 is not the fault. The wait for data, copies, logging, checkpoints, evaluation and code outside of the phases are below their thresholds. Probe P2 finds no gain in a larger batch, and
 probe P5 no gain in another implementation. More speed then needs other mathematics: precision, attention, model shape."""
 
     def judge(self, case: Case) -> Finding:
@@ -46,5 +47,9 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
         )
         causal = f" ({percent(case.value('mfu_causal_ratio'))} by the causal count)" if case.has("mfu_causal_ratio") else ""
         again = f"; {percent(case.value('hfu_ratio'))} with what the backward pass computes a second time" if case.has("hfu_ratio") else ""
-        summary = f"MFU {percent(mfu)}{causal}{again}; no bottleneck found{on_cpu}"
+        clock = clocks.capped_clock(case)
+        capped = (
+            f"; the power cap lowers the SM clock to {percent(clock)} of the datasheet's, and the threshold with it" if clock < 1 else ""
+        )
+        summary = f"MFU {percent(mfu)}{causal}{again}{capped}; no bottleneck found{on_cpu}"
         return self.note(level, evidence, summary, confidence=high_if(level >= SURE))

@@ -27,6 +27,7 @@ class HostLaunchBound(Rule):
         "probe.pass_s", "profile.mean_kernel_s", "profile.launches_per_s", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "host.ahead_ratio", "step_s",
         "gpu.sm_active_ratio", "gpu.util_ratio", "data_wait_ratio", "h2d_ratio", "logging_ratio", "checkpoint_ratio", "eval_ratio", "other_ratio",
         "runq_ratio", "recent.logging_ratio", "recent.checkpoint_ratio", "recent.eval_ratio",
+        "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio", "hw.thermal_time_ratio",
     )  # fmt: skip
     text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how long the pass takes, and how long the GPU needs if the whole
 pass was issued beforehand, behind a kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the GPU

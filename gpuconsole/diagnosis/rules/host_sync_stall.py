@@ -23,6 +23,7 @@ class HostSyncStall(Rule):
         "is_gpu", "step_s", "mfu_ratio", "mfu_causal_ratio", "hfu_ratio", "mfu_at_least", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio",
         "checkpoint_ratio", "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "host.ahead_ratio",
         "gpu.sm_active_ratio", "gpu.util_ratio", "h2d_ratio", "other_ratio", "recent.logging_ratio", "recent.checkpoint_ratio", "recent.eval_ratio",
+        "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio", "hw.thermal_time_ratio",
     )  # fmt: skip
     text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4
 profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of

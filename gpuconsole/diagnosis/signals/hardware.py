@@ -233,6 +233,9 @@ def clock_signals(readings: Readings, card: Device) -> Signals:
             f"{usual / 1e6:.0f} MHz ({f'the boost clock; NVML names a maximum of {most / 1e6:.0f} MHz' if boost else 'maximum of NVML'})"
         )
         signals["hw.sm_clock_ratio"] = Signal(clock[0] / usual, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {which}")
+    if clock is not None and boost:
+        source = f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over the datasheet's clock of {boost / 1e6:.0f} MHz"
+        signals["hw.datasheet_clock_ratio"] = Signal(clock[0] / boost, "ratio", source)
     unsure = boost is None and GRAPHICS_CARD.search(card.name) is not None
     signals["hw.clock_unsure"] = Signal(float(unsure), "", "1: a graphics card whose boost clock is not in the table")
     for name, causes in HELD.items():

@@ -16,6 +16,7 @@ from torch import nn
 
 from gpuconsole.agent.hooks import memory as hook
 from gpuconsole.agent.hooks.evidence.observed import memory_parts
+from gpuconsole.agent.hooks.evidence.observed import peaks as memory_peaks
 from gpuconsole.agent.hooks.memory import Memory, memory, place_of, raised, tensors_of_program, watch_retries
 from gpuconsole.agent.hooks.watch import watch
 
@@ -190,6 +191,30 @@ def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: 
         "unknown": 5.0,
     }
     assert own.step_peak == 0.0
+
+
+def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were read once, after about 20 steps: fragments and activations grow later."""
+    own, peaks = Memory(), [(8.0, 9.0)]
+    monkeypatch.setattr(hook, "counted", lambda index: hook.Counted(2.0, peaks[0][0], 3.0, 0.0, 5.0, 12.0, peaks[0][1]))
+    monkeypatch.setattr(hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0))
+    assert not own.peaks_due(0.0), "nothing was read"
+    own.owners(0)
+    assert own.peaks_due(0.0) and not own.peaks_due(hook.PEAKS_EVERY_S - 0.1)
+    peaks[0] = (10.0, 20.0)
+    own.owners(0)
+    assert own.peaks_due(hook.PEAKS_EVERY_S) and own.at_peak is not None
+    seen = {name: signal.value for name, signal in memory_peaks(own.at_peak, own.states).items()}
+    assert seen == {
+        "memory.activations_bytes": 6.0,
+        "memory.allocated_peak_bytes": 10.0,
+        "memory.reserved_peak_bytes": 20.0,
+        "memory.limit_bytes": 12.0,
+        "memory.others_bytes": 4.0,
+    }
+    own._failed_peak = 10.0
+    own.owners(0)
+    assert own.at_peak is None and not own.peaks_due(1e9)
 
 
 @pytest.mark.parametrize(("place", "peak"), [("cpu", 0.0), ("cuda:1", 7e9)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ...free_memory import free_and_total
 from ...protocol import Value
 from ...reasons import PlainError
 from ..first_steps import first_steps
@@ -43,7 +44,7 @@ def require_room(needed: float, device: Any, what: str) -> None:
 
     figures = torch.cuda.memory_stats_as_nested_dict(device)
     never_used = figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
-    free = torch.cuda.mem_get_info(device)[0] + max(0, never_used)
+    free = free_and_total(device)[0] + max(0, never_used)
     if needed > free:
         raise Refused(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ...free_memory import host_bytes
 from ..guard import from_outside
 from ..watch import is_program
 
@@ -363,11 +364,8 @@ def _bytes_of(value: Any, depth: int = 2) -> float:
 
 def free_host_bytes() -> float:
     """The memory of the machine that is free; infinite where the system does not tell."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next((float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), math.inf)
-    except OSError:
-        return math.inf
+    host = host_bytes()
+    return math.inf if host is None else host[0]
 
 
 def _flat(pairs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:

@@ -13,7 +13,7 @@ from ...loop import Signals
 from ...protocol import Signal
 from .. import tracing
 from ..guard import entry, switch, unseen, wrappers_without_level
-from ..memory import tensors_of_program
+from ..memory import Counted, counted, tensors_of_program
 from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of
 from ..watch import place_name, program_frame, recorder, watch
@@ -24,8 +24,6 @@ from ..watch import place_name, program_frame, recorder, watch
 @unseen
 def memory_parts() -> Signals:
     """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the allocator's peak counts as activations."""
-    import torch
-
     roots = watch.alive(watch.roots)
     tensors = tensors_of_program(roots)
     parts = {
@@ -35,14 +33,23 @@ def memory_parts() -> Signals:
     }
     groups = (group["params"] for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups)
     device = next((p.device for parameters in (*map(parameters_of, roots), *groups) for p in parameters), None)
-    if device is not None and device.type == "cuda":
-        peak = float(torch.cuda.max_memory_allocated(device))
-        parts["memory.activations_bytes"] = max(0.0, peak - sum(parts.values()))
-        parts["memory.allocated_peak_bytes"] = peak
-        parts["memory.reserved_peak_bytes"] = float(torch.cuda.max_memory_reserved(device))
-        parts["memory.limit_bytes"] = float(torch.cuda.get_device_properties(device).total_memory)
-    source = "the tensors of the program, and torch's allocator; activations are the rest of the allocator's peak"
-    return {name: Signal(value, "B", source) for name, value in parts.items() if value}
+    source = "the tensors of the program"
+    signals = {name: Signal(value, "B", source) for name, value in parts.items() if value}
+    return signals if device is None or device.type != "cuda" else signals | peaks(counted(device.index), sum(parts.values()))
+
+
+def peaks(figures: Counted, states: float) -> Signals:
+    """Return the peaks of torch's allocator since the program began, and the limit, as signals. `states`: the bytes of parameters, gradients and optimizer
+    states; the rest of the peak counts as activations."""
+    values = {
+        "memory.activations_bytes": max(0.0, figures.peak - states),
+        "memory.allocated_peak_bytes": figures.peak,
+        "memory.reserved_peak_bytes": figures.reserved_peak,
+        "memory.limit_bytes": figures.total,
+        "memory.others_bytes": figures.others,
+    }
+    source = "torch's allocator and the driver, the peaks since the start; activations are what is neither parameter nor gradient nor optimizer state"
+    return {name: Signal(value, "B", source) for name, value in values.items()}
 
 
 # --- copies from the host to the GPU, and waits of the host for it ------------------------------------------

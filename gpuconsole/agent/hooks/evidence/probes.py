@@ -23,6 +23,7 @@ from weakref import ReferenceType
 
 from ... import probes
 from ...clock import now
+from ...free_memory import free_and_total, host_bytes
 from ...loop import Signals
 from ...probes import ProbeError, refuse_compiled
 from ...protocol import Knobs, Message, Profile, RunProbe, message
@@ -112,7 +113,7 @@ class LastPass(JobTimed):
             return True
         import torch
 
-        needed, free = factor * self._saved_bytes * ROOM_MARGIN, torch.cuda.mem_get_info(self.device)[0]
+        needed, free = factor * self._saved_bytes * ROOM_MARGIN, free_and_total(self.device)[0]
         if needed > free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device):
             return False
         if needed > free:
@@ -586,14 +587,9 @@ def updates_on_copies(optimizers: list[Any]) -> tuple[Any, Callable[[], None], C
 def free_bytes(device: Any) -> float | None:
     """Memory that new tensors may use; None where it is not known."""
     if device.type == "cuda":
-        import torch
-
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
+        return free_and_total(device)[0]
+    host = host_bytes()
+    return None if host is None else host[0]
 
 
 # --- the lines of the script --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import nn
 
+from gpuconsole.agent.free_memory import free_and_total
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS
 from gpuconsole.workloads.device import set_threads, without_cuda
@@ -74,7 +75,7 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
 
 
 def _free_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else psutil.virtual_memory().available
+    return int(free_and_total(device)[0]) if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def _check_room(cache_bytes: int, device: torch.device) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gpuconsole.agent.allocator import allocator_name, allocator_stats, watched_heap_peaks
+from gpuconsole.agent.free_memory import free_and_total
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds, untouched
 from gpuconsole.agent.protocol import Signal
@@ -44,6 +45,7 @@ def memory_parts(loop: TrainingLoop) -> Signals:
     model, device = loop.task.model, loop.device
     # of the job itself: the figures before this probe allocates, and the peaks without earlier probes
     figures = {f"memory.{name}": value for name, value in (allocator_stats(device) | loop.peaks.figures()).items()}
+    others = _others_bytes(device, figures)
     with untouched(loop):
         loss, activations = saved_bytes(lambda: loop.forward(batch), [*batch, *model.parameters()])
         loss.backward()
@@ -54,11 +56,20 @@ def memory_parts(loop: TrainingLoop) -> Signals:
         "optimizer": (state_bytes(loop.plan.local(loop.optimizer)), "optimizer state, this process's part"),
         "activations": (activations, "saved_tensors_hooks on one forward pass, each storage once, without parameters and batch"),
         "limit": limit_figure(loop),
+        **others,
     }
     signals = {f"memory.{name}_bytes": Signal(value, "B", source) for name, (value, source) in parts.items()}
     for name, value in figures.items():
         signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", allocator_name(device))
     return signals
+
+
+def _others_bytes(device: torch.device, figures: dict[str, float]) -> dict[str, tuple[float, str]]:
+    """What is used of a GPU and not reserved by the allocator of this process, with its source; empty on other devices."""
+    if device.type != "cuda":
+        return {}
+    free, total = free_and_total(device)
+    return {"others": (max(0.0, total - free - figures["memory.reserved_bytes"]), "the CUDA context, libraries, other processes")}
 
 
 def limit_figure(loop: TrainingLoop) -> tuple[float, str]:

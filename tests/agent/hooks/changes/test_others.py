@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -492,6 +493,7 @@ def test_a_change_for_which_there_is_no_room_is_refused(monkeypatch: pytest.Monk
     figures = {"reserved_bytes": {"all": {"current": 900}}, "allocated_bytes": {"all": {"peak": 800}}}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: figures)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (300, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     change.require_room(400, torch.device("cuda"), "copies")
     change.require_room(401, torch.device("cpu"), "copies")
     with pytest.raises(Refused, match="no room for copies"):
