@@ -97,7 +97,11 @@ MEMORY = (
 )
 
 POWER = (
-    _nvml("power_w", "W", "Board power draw (a one-second average on Ampere and newer)"),
+    _nvml(
+        "power_w",
+        "W",
+        "Board power draw: a one-second average on Ampere and newer, except A100 and A30, which report the power at the moment of reading",
+    ),
     _field("power_instant_w", "W", "Board power draw at the moment of reading", AMPERE),
     _nvml("power_limit_w", "W", "Power limit in force"),
     _nvml("power_limit_default_w", "W", "The power limit of the board as it is sold"),

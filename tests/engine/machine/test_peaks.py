@@ -47,12 +47,26 @@ ENTRIES = tomllib.loads((files("gpuconsole") / "data/devices.toml").read_text())
         ("NVIDIA L40S", 0.864e12, 362e12),
         ("NVIDIA L40", 0.864e12, 181e12),
         ("NVIDIA L4", 0.3e12, 121e12),
-        ("Tesla T4", 0.32e12, None),
+        ("Tesla T4", 0.3e12, None),
+        ("NVIDIA GB10", 0.273e12, None),
+        ("NVIDIA GH200 120GB", 4.0e12, 989.4e12),
+        ("NVIDIA A100-SXM-64GB", 1.638e12, 358e12),
+        ("Tesla V100S-PCIE-32GB", 1.134e12, None),
+        ("Tesla V100-SXM3-32GB", 0.981e12, None),
+        ("NVIDIA L20", 0.864e12, 119.5e12),
+        ("NVIDIA A2", 0.2e12, 18e12),
+        ("NVIDIA A16", 0.2e12, 17.9e12),
+        ("NVIDIA RTX 4000 Ada Generation", 0.36e12, 81.9e12),
+        ("NVIDIA RTX 5000 Ada Generation", 0.576e12, 261.1e12),
+        ("NVIDIA GeForce RTX 3060", None, 25.5e12),
+        ("NVIDIA GeForce RTX 4070", None, 58.3e12),
+        ("NVIDIA GeForce RTX 5070", 0.672e12, 61.7e12),
+        ("NVIDIA B100", 8.0e12, 1750e12),
         ("Tesla V100-SXM2-16GB", 0.9e12, None),
         ("Tesla V100-PCIE-32GB", 0.9e12, None),
     ],
 )
-def test_peaks_are_of_the_named_device(name: str, bytes_per_s: float, bf16: float | None) -> None:
+def test_peaks_are_of_the_named_device(name: str, bytes_per_s: float | None, bf16: float | None) -> None:
     found = peaks_of(name)
     assert (found.memory_bytes_per_s, found.bf16_flops_per_s) == (bytes_per_s, bf16)
     assert found.source
@@ -66,6 +80,12 @@ def test_peaks_are_of_the_named_device(name: str, bytes_per_s: float, bf16: floa
         "NVIDIA GH200 96GB HBM2e",
         "NVIDIA RTX PRO 5000 Blackwell",
         "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 3060 Ti",
+        "NVIDIA GeForce RTX 4070 SUPER",
+        "NVIDIA GeForce RTX 5070 Ti",
+        "NVIDIA RTX 4000 SFF Ada Generation",
+        "NVIDIA RTX A2000",
+        "NVIDIA GB100",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 5090 D",
@@ -95,6 +115,33 @@ def test_every_figure_is_dense(entry: dict[str, float]) -> None:
     if fp8 and "int8_ops_per_s" in entry:
         assert entry["int8_ops_per_s"] / fp8 == pytest.approx(2 if "fp32 accumulation" in str(entry["source"]) else 1, rel=0.03)
     assert "dense" in str(entry["source"])
+
+
+@pytest.mark.parametrize(
+    ("name", "fp4"),
+    [
+        ("NVIDIA B200", 9e15),
+        ("NVIDIA GB200", 10e15),
+        ("NVIDIA GB300", 15e15),
+        ("NVIDIA B300 SXM6 AC", 13.5e15),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 2015.2e12),
+        ("NVIDIA GeForce RTX 5080", 900.4e12),
+        ("NVIDIA GeForce RTX 5090", 1676e12),
+        ("NVIDIA GB10", 500e12),
+        ("NVIDIA H100 80GB HBM3", None),
+    ],
+)
+def test_four_bits_have_a_peak_from_blackwell_on(name: str, fp4: float | None) -> None:
+    """Dense: half of the figure with sparsity, and on the Ultra chips three times the rate of 8 bits."""
+    assert peaks_of(name).fp4_flops_per_s == fp4
+
+
+def test_the_clock_of_a_data_center_card_is_the_one_of_its_peaks() -> None:
+    """16-bit products of an SM: 1024 operations a cycle on Volta, Turing and GA10x, 2048 on GA100."""
+    for name, processors, operations in (("Tesla T4", 40, 1024), ("NVIDIA L4", 58, 1024), ("NVIDIA A100-SXM4-80GB", 108, 2048)):
+        found = peaks_of(name)
+        assert found.boost_clock_hz is not None and found.fp16_flops_per_s is not None
+        assert found.fp16_flops_per_s == pytest.approx(processors * operations * found.boost_clock_hz, rel=0.01)
 
 
 def test_each_entry_can_be_reached_by_its_own_name() -> None:
