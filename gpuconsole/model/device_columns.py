@@ -51,6 +51,8 @@ TENSOR = DeviceColumn("tensor active", "gpu.tensor_active_ratio", short="tensor"
 HBM = DeviceColumn(
     "HBM used", "gpu.hbm_used_bytes", short="HBM", top="gpu.hbm_total_bytes", lead="HBM", heading="HBM used/total", width=16, align="<"
 )
+UNIFIED_MEMORY = HBM._replace(title="unified used", short="unified", lead="unified memory", heading="unified memory")
+"""In place of HBM for a GPU that has the memory of the host: what its processes use of it."""
 HBM_BANDWIDTH = DeviceColumn(
     "HBM bandwidth", "gpu.dram_active_ratio", "gpu.hbm_bytes_per_s", short="HBM bw", full=1.0, lead="HBM bw", width=6, from_width=100
 )
@@ -96,5 +98,6 @@ NET = DeviceColumn("net", "host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s", 
 # --- fixed properties (`Device.facts`) with another title than their key -----------------------------------
 
 FACTS = {
+    "memory_kind": "memory kind",
     "pci": "PCI address", "numa_node": "NUMA node", "cpu_affinity": "CPU affinity", "ecc": "ECC", "mig": "MIG", "vbios": "VBIOS",
 }  # fmt: skip

@@ -56,6 +56,10 @@ UNKNOWN_GPU = "gpu:?"
 """The device of a job on a GPU that the console cannot tell from others."""
 
 
+UNIFIED = "unified"
+"""The kind of a memory that a GPU shares with the host."""
+
+
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """`id` is `gpu:0`, `gpu:1`, ... or `cpu`; a MIG slice is `gpu:0/mig:1`. A field is empty where the driver does not report the value.
 
@@ -76,6 +80,11 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_gpu(self) -> bool:
         """Whether the device is a GPU or a MIG slice."""
         return self.id.startswith("gpu")
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether the GPU has the memory of the host. Then `memory_bytes` is that of the host: never add both."""
+        return self.facts.get("memory_kind") == UNIFIED
 
     @property
     def is_mig(self) -> bool:

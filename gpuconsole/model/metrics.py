@@ -88,10 +88,14 @@ ACTIVITY = (
 )
 
 MEMORY = (
-    _nvml("hbm_used_bytes", "bytes", "Device memory in use by all processes"),
-    _nvml("hbm_free_bytes", "bytes", "Device memory that can still be allocated"),
+    _nvml("hbm_used_bytes", "bytes", "Device memory in use by all processes (unified memory: by those on the GPU)"),
+    _nvml(
+        "hbm_free_bytes",
+        "bytes",
+        "Device memory that can still be allocated (unified memory: by the host or the GPU)",
+    ),
     _nvml("hbm_reserved_bytes", "bytes", "Device memory that the driver reserves (0 where the driver does not report it separately)"),
-    _nvml("hbm_total_bytes", "bytes", "Device memory"),
+    _nvml("hbm_total_bytes", "bytes", "Device memory (unified memory: that of the host; never add both)"),
     _nvml("bar1_used_bytes", "bytes", "BAR1 memory in use: device memory mapped for the CPU and for other GPUs"),
     _nvml("bar1_total_bytes", "bytes", "BAR1 window"),
 )
@@ -100,7 +104,7 @@ POWER = (
     _nvml(
         "power_w",
         "W",
-        "Board power draw: a one-second average on Ampere and newer, except A100 and A30, which report the power at the moment of reading",
+        "Board power draw (a one-second average on Ampere and newer, but not on A100 and A30)",
     ),
     _field("power_instant_w", "W", "Board power draw at the moment of reading", AMPERE),
     _nvml("power_limit_w", "W", "Power limit in force"),

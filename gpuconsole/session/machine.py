@@ -194,7 +194,10 @@ class MachineState:
         return t - (self.t0 if self.t0 is not None else t)
 
     def memory_used(self, device: str) -> tuple[float, float] | None:
-        """Used and total bytes of memory on `device`; None if they are not measured."""
+        """Used and total bytes of memory on `device`; None if they are not measured. Of unified memory, what the host uses counts, too: a GPU cannot have it."""
+        if any(listed.id == device and listed.is_unified for listed in self.devices):
+            free, total = (self.readings.latest.get(series_key(f"gpu.hbm_{part}_bytes", device)) for part in ("free", "total"))
+            return (total - free, total) if free and total else None
         names = ("host.memory_used_bytes", "host.memory_total_bytes") if device == "cpu" else ("gpu.hbm_used_bytes", "gpu.hbm_total_bytes")
         used, total = (self.readings.latest.get(series_key(name, device)) for name in names)
         return (used, total) if used and total else None

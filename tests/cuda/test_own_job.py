@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.wire.events import JobKnown, ProbeDone
+from gpuconsole.wire.events import JobKnown, MemoryOwners, ProbeDone
 from tests.agent.listener import Listener, Watched
 from tests.cuda.conftest import Machines
 from tests.fakes.cuda.cards import uuid
@@ -47,6 +47,8 @@ def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(si
     seen = {name: signal for event in one.events if isinstance(event, ProbeDone) for name, signal in event.signals.items()}
     assert seen["h2d.pageable_copies"].value == 2, "the inputs and the targets of each step"
     assert seen["h2d.pageable_bytes"].value == 4096 * (512 * 4 + 8)
+    later = [event.signals for event in one.events if isinstance(event, MemoryOwners) and event.signals]
+    assert later and 0 < later[-1]["memory.allocated_peak_bytes"].value <= later[-1]["memory.reserved_peak_bytes"].value
     shares = one.shares(SKIPPED)
     passes = shares["forward"] + shares["backward"]
     assert passes > 0.5, "the device is the limit, though the host is in a pass for a small part of a step"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
+from gpuconsole.model.device_columns import HBM, UNIFIED_MEMORY
+from gpuconsole.model.machine import UNIFIED
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
 from gpuconsole.report.screen.chart import History
 from tests.tui.fake_session import gpu_view, steps
@@ -66,3 +70,23 @@ def test_series_without_values_in_sight_are_not_called_none() -> None:
     zero = {key: 0.0 if "pcie" in key else value for key, value in gpu_view().latest.items()}
     painted = text(paint_devices(gpu_view(latest=zero), lambda key, columns, seconds: [None] * columns, 60, 30, all_eight=True, boxed=True))
     assert "none" not in "".join(row for row in painted.splitlines() if "PCIe" in row)
+
+
+def test_the_tile_of_unified_memory_has_its_own_name() -> None:
+    def titles(**facts: str) -> list[str]:
+        view = gpu_view()
+        devices = [msgspec.structs.replace(device, facts=facts) if device.is_gpu else device for device in view.devices]
+        return [tile.title for tile in tiles(msgspec.structs.replace(view, devices=devices), all_eight=True)]
+
+    assert titles()[2] == HBM.title and titles(memory_kind=UNIFIED)[2] == UNIFIED_MEMORY.title
+    assert "HBM" not in UNIFIED_MEMORY.title + UNIFIED_MEMORY.lead + UNIFIED_MEMORY.short_title
+
+
+def test_traffic_that_the_driver_samples_for_20_ms_says_so() -> None:
+    view = gpu_view()
+    key = series_key("gpu.pcie_rx_bytes_per_s", view.device)
+    titles = [
+        [tile.title for tile in tiles(msgspec.structs.replace(view, substitutes=source), all_eight=True)]
+        for source in ({}, {key: "nvml"}, {key: "nvml.field"})
+    ]
+    assert [row[4] for row in titles] == ["PCIe", "PCIe, 20 ms", "PCIe"]

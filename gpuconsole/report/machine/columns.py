@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
@@ -50,6 +50,14 @@ def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
     """The link whose activity matters: NVLink where a GPU reports its traffic, otherwise PCIe."""
     known = any(series_key(device_columns.NVLINK.metric, gpu) in view.latest for gpu in gpus)
     return device_columns.NVLINK if known else device_columns.PCIE
+
+
+def for_devices(view: View, column: DeviceColumn, devices: Collection[str]) -> DeviceColumn:
+    """The column with the words of these devices: their memory may be that of the host."""
+    if column is not device_columns.HBM:
+        return column
+    unified = {device.id for device in view.devices if device.is_unified}
+    return device_columns.UNIFIED_MEMORY if devices and unified.issuperset(devices) else column
 
 
 def trouble(view: View, device: str) -> str:
@@ -136,7 +144,8 @@ def device_line(view: View, device: Device, width: int) -> Row:
         name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
         if why := trouble(view, device.id):
             return line_of([name, (GAP + why, "alert")])
-        figures = [*named(view, shown(GPU_LINE, width), device.id)]
+        columns = [for_devices(view, column, (device.id,)) for column in shown(GPU_LINE, width)]
+        figures = [*named(view, columns, device.id)]
     else:
         why = view.no_gpu_reason
         name = (f"CPU (no GPU: {why})" if why else "CPU" if any(other.is_gpu for other in view.devices) else "CPU (no GPU)", style)
@@ -150,7 +159,9 @@ def device_line(view: View, device: Device, width: int) -> Row:
 def properties(device: Device) -> dict[str, str]:
     """The fixed properties by title; empty: the driver does not report the property."""
     return {
-        "memory": units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else "",
+        "memory": units.size_bytes(device.memory_bytes).strip() + (", unified with the host" * device.is_unified)
+        if device.memory_bytes
+        else "",
         "uuid": device.uuid,
         "PCIe": device.pcie,
         "NVLink": device.nvlink,

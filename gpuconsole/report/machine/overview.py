@@ -12,7 +12,7 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, shaded, spark, wrap
-from gpuconsole.report.machine.columns import GAP, cell, heading, link_column, named, read, shown
+from gpuconsole.report.machine.columns import GAP, cell, for_devices, heading, link_column, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
@@ -161,7 +161,7 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(listed))))
     ids = max(6, *(cell_width(gpu.id) for gpu in gpus))
     names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
-    columns = shown(COLUMNS, width)
+    columns = [for_devices(view, column, [gpu.id for gpu in gpus]) for column in shown(COLUMNS, width)]
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
     used = cell_width("  ".join(heads) + GAP)
     traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)

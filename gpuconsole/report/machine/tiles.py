@@ -10,7 +10,7 @@ from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
-from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, measured, read, trouble
+from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, for_devices, measured, read, trouble
 from gpuconsole.report.screen.chart import HOLD_S, SPARK_COLUMN_S, History, Window, hold_s, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -57,7 +57,7 @@ def tiles(view: View, all_eight: bool) -> list[Tile]:
     """The tiles of the view's device."""
     serves = view.run is not None and view.run.serves
     if facts.device(view).is_gpu:
-        eight = [_column_tile(view, column) for column in GPU_TILES]
+        eight = [_column_tile(view, for_devices(view, column, (view.device,))) for column in GPU_TILES]
     else:
         eight = host_tiles(view)
         eight.insert(3, _requests(view) if serves else _flops(view))
@@ -92,13 +92,14 @@ def _rate(view: View, column: DeviceColumn, reading: Reading) -> Tile:
 
 
 def _traffic(view: View, column: DeviceColumn, reading: Reading) -> Tile:
-    """Two directions of traffic, both in the unit of the larger rate."""
+    """Two directions of traffic, both in the unit of the larger rate. Without GPM the driver looks at the bus for 20 ms: bursts between are not seen."""
     assert column.ways is not None
     first, second, unit = units.rates(reading.value, reading.beside, "B/s")
     directions = zip((column.metric, column.beside), column.ways, (first, second), strict=True)
     traces = tuple(_trace(view, metric, way, figure=f"{way} {rate} {unit}") for metric, way, rate in directions)
     reported = column.beside if reading.value is None and reading.beside is not None else column.metric
-    return _tile(view, reported, column.title, figure(column, reading), traces)
+    sampled = view.substitutes.get(series_key(reported, facts.device_of(view, reported))) == "nvml" and not reported.startswith("host.")
+    return _tile(view, reported, f"{column.title}, 20 ms" if sampled else column.title, figure(column, reading), traces)
 
 
 def _tile(view: View, metric: str, title: str, text: str, traces: tuple[Trace, ...], short: str = "") -> Tile:

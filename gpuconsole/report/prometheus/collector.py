@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from gpuconsole import __version__
-from gpuconsole.model.machine import Device
+from gpuconsole.model.machine import UNIFIED, Device
 from gpuconsole.model.metrics import CATALOGUE, FIELDS, XID_FIELD
 from gpuconsole.model.metrics import Metric as Declared
 from gpuconsole.model.text import visible as _visible
@@ -100,6 +100,8 @@ class ScrapeCollector(Collector):
             # The counters of dcgm-exporter have no `_total`, which prometheus-client adds to counters.
             family = Metric(field.field, f"Same meaning as in DCGM. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
             for device, values in gpus:
+                if device.is_unified and field.field.startswith("DCGM_FI_DEV_FB_"):
+                    continue  # DCGM has no figures of unified memory
                 if field.metric in values and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
                     family.add_sample(field.field, self._dcgm_labels(device), _tidy(values[field.metric] / field.factor))
             if family.samples:
@@ -128,6 +130,7 @@ class ScrapeCollector(Collector):
         info = InfoMetricFamily("gpuconsole_device", OWN["gpuconsole_device_info"])
         for device in scrape.devices:
             facts = {"uuid": device.uuid, "model": device.name, "pcie": device.pcie, "nvlink": device.nvlink}
+            facts |= {"memory": UNIFIED} if device.is_unified else {}
             driver = scrape.driver if device.is_gpu else ""
             labels = {"device": device.id, **facts, "driver": driver}
             info.add_metric([], {name: visible(text) for name, text in labels.items()})

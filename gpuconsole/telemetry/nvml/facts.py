@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import peaks_of
-from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import CallFailed, call
+from gpuconsole.telemetry.nvml.shared_memory import Memory, memory_of
 
 UNKNOWN_NAME = "unknown GPU"
 ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
@@ -17,25 +17,29 @@ _MASK_WORDS = 64  # of 64 bits: CPUs up to 4096
 _NODE_SCOPE = 0
 
 
-def describe(device: str, handle: Any, nvlinks: int | None) -> Device:
+def describe(device: str, handle: Any, nvlinks: int | None, memory: Memory) -> Device:
     """`nvlinks`: number of active NVLinks; None: unknown."""
     name = str(fact("nvmlDeviceGetName", handle) or UNKNOWN_NAME)
     return Device(
         id=device,
         name=name,
         uuid=str(fact("nvmlDeviceGetUUID", handle) or ""),
-        memory_bytes=_memory_bytes(handle),
+        memory_bytes=memory.total,
         peaks=peaks_of(name),
         pcie=_pcie(handle),
         nvlink=_nvlink_text(nvlinks),
-        facts={label: text for label, text in ((label, read(handle)) for label, read in _FACTS.items()) if text},
+        facts={
+            label: text
+            for label, text in (*((label, read(handle)) for label, read in _FACTS.items()), ("memory_kind", memory.kind))
+            if text
+        },
     )
 
 
 def describe_slice(device: str, handle: Any) -> Device:
     """A MIG slice as a device. Its peaks are unknown: the datasheet describes the whole GPU."""
     name = str(fact("nvmlDeviceGetName", handle) or "MIG slice")
-    return Device(device, name, _memory_bytes(handle), str(fact("nvmlDeviceGetUUID", handle) or ""))
+    return Device(device, name, memory_of(handle, in_slices=True).total, str(fact("nvmlDeviceGetUUID", handle) or ""))
 
 
 def is_mig_on(handle: Any) -> bool:
@@ -112,14 +116,6 @@ _FACTS: dict[str, Callable[[Any], str]] = {
     "mig": _mode("nvmlDeviceGetMigMode", _ON_OFF),
     "compute_mode": _mode("nvmlDeviceGetComputeMode", _COMPUTE_MODES),
 }
-
-
-def _memory_bytes(handle: Any) -> int:
-    try:
-        total = ask(MEMORY, handle)["gpu.hbm_total_bytes"]
-    except CallFailed:
-        return 0
-    return int(total) if is_plausible("gpu.hbm_total_bytes", total) else 0
 
 
 def _pcie(handle: Any) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpuconsole.model.machine import Device
+from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
 from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, is_plausible
@@ -15,6 +15,17 @@ from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_
 from gpuconsole.telemetry.nvml.gpm import C2C, GpmReader, gpm_metrics
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, driver_is_at_least, meter
 from gpuconsole.telemetry.nvml.links import LinksReader, link_states
+from gpuconsole.telemetry.nvml.shared_memory import (
+    NO_RESERVE,
+    NO_SIZES,
+    PROCESSES,
+    SOURCE,
+    WITHOUT_FILES,
+    memory_of,
+    unified_values,
+    used_by,
+    without_files,
+)
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
 SLOW_S = 10.0
@@ -54,11 +65,17 @@ class Gpu:
         except CallFailed as failure:
             self._lose(failure)
         self.nvlinks = sum(states) if states is not None else None
-        self.device: Device = describe(device, handle, self.nvlinks)
+        self._memory = memory_of(handle, self._mig)
+        self.device: Device = describe(device, handle, self.nvlinks, self._memory)
+        unified = self.device.is_unified
         self._fast: tuple[_Reader, ...] = (
             GpmReader(handle, gpm_metrics()),
             FieldReader(handle, FAST_FIELDS + reason_fields()),
-            CallReader(handle, FAST_CALLS, lambda question: may_ask(device, question)),
+            CallReader(
+                handle,
+                tuple(asked for asked in FAST_CALLS if not (unified and asked is MEMORY)),
+                lambda question: may_ask(device, question),
+            ),
         )
         self._slow: tuple[_Reader, ...] = (FieldReader(handle, SLOW_FIELDS), CallReader(handle, SLOW_CALLS))
         self._links = LinksReader(handle, len(states or ()))
@@ -90,6 +107,7 @@ class Gpu:
         try:
             self._read_from(self._fast, values)
             self._derive(values)
+            self._share_memory(values)
             if time.monotonic() - self._slow_read_t >= SLOW_S:
                 self._slow_read_t = time.monotonic()
                 self._read_from(self._slow, values)
@@ -172,6 +190,30 @@ class Gpu:
             self.reasons[name] = "the datasheet bandwidth of this device is not known"
         elif source in self.reasons:  # otherwise both are unchanged
             self.reasons[name] = self.reasons[source]
+
+    def _share_memory(self, values: dict[str, float]) -> None:
+        """The memory of a GPU that shares it with the host. The used part of unified memory comes with the processes: see `add_processes`."""
+        if self.device.is_unified:
+            read, source = unified_values(), SOURCE
+            self.reasons["gpu.hbm_reserved_bytes"] = NO_RESERVE
+        elif self._memory.node is not None:
+            read, source = without_files(values, self._memory.node), WITHOUT_FILES
+        else:
+            return
+        values |= read
+        self.substitutes |= dict.fromkeys(read, source)
+
+    def add_processes(self, processes: list[Process], values: dict[str, float]) -> None:
+        """The processes of the GPU were listed: with unified memory, the GPU uses the sum of theirs."""
+        name = "gpu.hbm_used_bytes"
+        if not self.device.is_unified:
+            return
+        used = used_by(processes)
+        if used is None:
+            self.reasons[name] = NO_SIZES
+            return
+        self.reasons.pop(name, None)
+        values[name], self.substitutes[name] = used, PROCESSES
 
     def _words(self, failure: CallFailed) -> str:
         return _MIG if self._mig and failure.code == NOT_SUPPORTED else str(failure)

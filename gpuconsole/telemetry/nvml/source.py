@@ -131,8 +131,10 @@ class NvmlSource:
         else:
             gpu.refuse("gpu.xid_errors", refusal)
         if gpu.loss is None and processes is not None and device not in processes.reasons:
-            values["gpu.processes"] = float(sum(process.device.partition("/")[0] == device for process in processes.processes))
+            of_gpu = [process for process in processes.processes if process.device.partition("/")[0] == device]
+            values["gpu.processes"] = float(len(of_gpu))
             gpu.reasons.pop("gpu.processes", None)
+            gpu.add_processes(of_gpu, values)
 
     def _processes(self, t: float) -> Processes:
         processes: list[Process] = []
