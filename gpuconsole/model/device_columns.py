@@ -56,6 +56,7 @@ UNIFIED_MEMORY = HBM._replace(title="unified used", short="unified", lead="unifi
 HBM_BANDWIDTH = DeviceColumn(
     "HBM bandwidth", "gpu.dram_active_ratio", "gpu.hbm_bytes_per_s", short="HBM bw", full=1.0, lead="HBM bw", width=6, from_width=100
 )
+UNIFIED_BANDWIDTH = HBM_BANDWIDTH._replace(title="memory bandwidth", short="mem bw", lead="memory bw")
 POWER = DeviceColumn("power", "gpu.power_w", top="gpu.power_limit_w", width=7)
 TEMPERATURE = DeviceColumn(
     "temperature", "gpu.temperature_c", short="temp", top="gpu.temperature_slowdown_c", full=100.0, hot=True, width=4, align="<"

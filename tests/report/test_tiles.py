@@ -7,9 +7,10 @@ import re
 import msgspec
 import pytest
 
-from gpuconsole.model.device_columns import HBM, UNIFIED_MEMORY
 from gpuconsole.model.machine import UNIFIED
 from gpuconsole.model.metrics import series_key
+from gpuconsole.report.machine.columns import device_line
+from gpuconsole.report.machine.overview import paint_overview
 from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
 from gpuconsole.report.screen.chart import History
 from tests.tui.fake_session import gpu_view, steps
@@ -72,14 +73,15 @@ def test_series_without_values_in_sight_are_not_called_none() -> None:
     assert "none" not in "".join(row for row in painted.splitlines() if "PCIe" in row)
 
 
-def test_the_tile_of_unified_memory_has_its_own_name() -> None:
-    def titles(**facts: str) -> list[str]:
+def test_memory_that_a_gpu_shares_with_the_host_is_called_so_in_each_view() -> None:
+    for facts in ({}, {"memory_kind": UNIFIED}):
         view = gpu_view()
         devices = [msgspec.structs.replace(device, facts=facts) if device.is_gpu else device for device in view.devices]
-        return [tile.title for tile in tiles(msgspec.structs.replace(view, devices=devices), all_eight=True)]
-
-    assert titles()[2] == HBM.title and titles(memory_kind=UNIFIED)[2] == UNIFIED_MEMORY.title
-    assert "HBM" not in UNIFIED_MEMORY.title + UNIFIED_MEMORY.lead + UNIFIED_MEMORY.short_title
+        view = msgspec.structs.replace(view, devices=devices)
+        line = text([device_line(view, devices[0], 140)])
+        overview = text(paint_overview(view, (), lambda key, columns: [None] * columns, 140, 30))
+        names = " ".join(tile.title for tile in tiles(view, all_eight=True))
+        assert [(UNIFIED in shown, "HBM" in shown) for shown in (line, overview, names)] == [(bool(facts), not facts)] * 3
 
 
 def test_traffic_that_the_driver_samples_for_20_ms_says_so() -> None:

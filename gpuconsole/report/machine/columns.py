@@ -24,6 +24,8 @@ GPU_LINE = (
     device_columns.POWER_CAP,
     device_columns.SM_CLOCK,
 )
+UNIFIED_COLUMNS = {device_columns.HBM: device_columns.UNIFIED_MEMORY, device_columns.HBM_BANDWIDTH: device_columns.UNIFIED_BANDWIDTH}
+"""Columns of a GPU that has the memory of the host, which is no HBM."""
 HOST_LINE = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.RUN_QUEUE_DELAY)
 GAP = "   "
 """Between two figures of a line."""
@@ -54,10 +56,8 @@ def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
 
 def for_devices(view: View, column: DeviceColumn, devices: Collection[str]) -> DeviceColumn:
     """The column with the words of these devices: their memory may be that of the host."""
-    if column is not device_columns.HBM:
-        return column
     unified = {device.id for device in view.devices if device.is_unified}
-    return device_columns.UNIFIED_MEMORY if devices and unified.issuperset(devices) else column
+    return UNIFIED_COLUMNS.get(column, column) if devices and unified.issuperset(devices) else column
 
 
 def trouble(view: View, device: str) -> str:

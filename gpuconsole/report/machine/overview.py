@@ -197,7 +197,8 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
 def _arrangement(view: View, gpus: Sequence[Device], room: int, each: int) -> tuple[list[DeviceColumn], int, bool]:
     """The histories of each GPU, the most useful first; the cells of each; and whether they stand below one another in the `each` rows of a GPU,
     which shows a longer time. Side by side, only those that have room."""
-    wanted = [device_columns.SM, device_columns.HBM_BANDWIDTH, link_column(view, [gpu.id for gpu in gpus])]
+    ids = [gpu.id for gpu in gpus]
+    wanted = [device_columns.SM, for_devices(view, device_columns.HBM_BANDWIDTH, ids), link_column(view, ids)]
     if each >= LEAST_ROWS_FOR_GAP * len(wanted):
         return wanted, max(0, room - TRACE_TITLE), True
     gap = len(TRACE_GAP)
