@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
 """The exclusive parts of a step. A mark names a phase by its index here."""
 
+COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "other")
+
 COUNTS, SETTLING, PROBE = 0, 1, 2
 """Kinds of a step: it counts; it follows a change or a pause; it belongs to a probe."""
 
@@ -65,6 +67,40 @@ class Exchange(NamedTuple):
     compute_s: float
     comm_s: float
     exposed_s: float
+
+
+class CollectiveKind(NamedTuple):
+    """The collectives of one kind in some steps: see hooks/evidence/collectives.py. `bytes`: of their data. `seconds`: of the `timed` ones among them.
+    `place`: the line of the program that calls most of them, as `file:line`; empty where it is not known."""
+
+    kind: str
+    calls: int
+    bytes: int
+    seconds: float
+    timed: int
+    place: str
+
+
+class Arrival(NamedTuple):
+    """One call of a collective. `size`: processes of the group; 0: not known. `sequence`: the group's own count, the same in all its processes. `kind`: its place in
+    COLLECTIVE_KINDS. `at_us`: microseconds on the host's clock (CLOCK_REALTIME). `lasts_s`: on the GPU; 0: not known."""
+
+    group: str
+    size: int
+    sequence: int
+    kind: int
+    at_us: int
+    lasts_s: float
+    bus_bytes: float
+
+
+class Collectives(NamedTuple):
+    """What a read of torch's record of collectives has given. `kinds`: the calls of `steps` steps. `reason`: why there are none."""
+
+    steps: int
+    kinds: list[CollectiveKind]
+    arrivals: list[Arrival]
+    reason: str
 
 
 # --- messages to the console --------------------------------------------------------------------------------

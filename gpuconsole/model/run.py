@@ -84,6 +84,41 @@ class Exchange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     exposed_s: float
 
 
+COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "other")
+
+
+class CollectiveKind(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The collectives of one kind in some steps: see agent.protocol.CollectiveKind."""
+
+    kind: str
+    calls: int
+    bytes: int
+    seconds: float
+    timed: int
+    place: str
+
+
+class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One call of a collective: see agent.protocol.Arrival."""
+
+    group: str
+    size: int
+    sequence: int
+    kind: int
+    at_us: int
+    lasts_s: float
+    bus_bytes: float
+
+
+class Collectives(msgspec.Struct, array_like=True, frozen=True):
+    """What a read of torch's record of collectives has given: see agent.protocol.Collectives."""
+
+    steps: int
+    kinds: list[CollectiveKind]
+    arrivals: list[Arrival]
+    reason: str
+
+
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     mean: float
     std: float

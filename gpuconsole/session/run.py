@@ -17,6 +17,7 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.memory import MOST_FAILURES, MemoryFailure
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
+from gpuconsole.session.collectives import CollectivesRecord, why_not_compared
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.exchanges import Exchanges, exposed_of_each, least_exposed_s
 from gpuconsole.session.figures.account import steady_from, wall_shares
@@ -56,6 +57,8 @@ LEAST_STEPS = 3
 SAMPLED_STEPS = 30
 RECENT_STEPS = 200
 COMM = PHASES.index("comm")
+COLLECTIVES = "comm.collectives"
+"""The key in `Run.unavailable` for the reason why the processes of a job are not compared by their collectives."""
 
 
 class Ranks:
@@ -68,10 +71,13 @@ class Ranks:
         self._last: dict[int, Steps] = {}
         self.exchanges: dict[int, Exchanges] = {}
         """What each process of a user's job has timed of its exchanges of gradients, by rank."""
+        self.collectives: dict[int, CollectivesRecord] = {}
+        """What torch has recorded of the collectives of each process of a user's job, by rank."""
 
     def join(self, event: RankJoined) -> None:
         self._joined[event.rank] = event
         self.exchanges[event.rank] = Exchanges()
+        self.collectives[event.rank] = CollectivesRecord()
         self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
 
     def carry_on(self, before: Ranks) -> None:
@@ -104,6 +110,11 @@ class Ranks:
             self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
             self._memory[event.rank] = event.memory_bytes
             self.exchanges[event.rank].add(event.exchanges, event.counters)
+            self.collectives[event.rank].add(event.collectives)
+
+    def why_not_compared(self, device: str) -> str:
+        """Why the processes of a job on `device` are not compared by their collectives; empty where they are."""
+        return why_not_compared(self.collectives, device, len({event.host for event in self.joined}))
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
         """A summary of each process over its last `limit` steps, by rank."""
@@ -390,6 +401,10 @@ class RunRecord:
     def _add_steps(self, event: Steps) -> None:
         """Add steps of any process. The steps of the leading process represent the run."""
         self.ranks.add(event)
+        if event.collectives is not None:
+            self.run.unavailable.pop(COLLECTIVES, None)
+            if reason := self.ranks.why_not_compared(self.run.device):
+                self.run.unavailable[COLLECTIVES] = reason
         if self.run.is_job:
             self._count_work(event)
         if not self.ranks.leads(event.rank):

@@ -214,6 +214,7 @@ class SegmentFold:
                 OUTSIDE_STEPS: float(self._outside_steps),
             },
             event.exchanges,
+            event.collectives,
         )
 
     def _without_waits(self, step: Step) -> Step:

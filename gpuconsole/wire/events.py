@@ -22,7 +22,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process, Reached
 from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import Exchange, RunState, Step
+from gpuconsole.model.run import Collectives, Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
@@ -161,7 +161,7 @@ class Steps(Event, frozen=True):
 
     `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
     began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory. `exchanges`: those that
-    DistributedDataParallel has timed in a user's job. `not_finite`: the losses that are NaN or infinite, by the place of their step in `steps`, because JSON
+    DistributedDataParallel has timed in a user's job. `collectives`: what torch has recorded there, in some messages. `not_finite`: the losses that are NaN or infinite, by the place of their step in `steps`, because JSON
     has no number for such a loss. The steps have these losses too.
     """
 
@@ -174,6 +174,7 @@ class Steps(Event, frozen=True):
     rank: int = 0
     counters: dict[str, float] = {}
     exchanges: list[Exchange] = []
+    collectives: Collectives | None = None
     not_finite: dict[int, NotFinite] = {}
 
     def __post_init__(self) -> None:
@@ -247,6 +248,7 @@ class Segments(Event, frozen=True):
     rank: int = 0
     counters: dict[str, float] = {}
     exchanges: list[Exchange] = []
+    collectives: Collectives | None = None
 
 
 class AgentOff(Event, frozen=True):

@@ -30,6 +30,13 @@ AGENT = Path(gpuconsole.agent.__file__).parent
 
 def test_phases_kinds_and_the_fields_of_a_step_are_the_consoles() -> None:
     assert protocol.PHASES == run.PHASES
+    assert protocol.COLLECTIVE_KINDS == run.COLLECTIVE_KINDS
+    for ours, theirs in (
+        (protocol.Arrival, run.Arrival),
+        (protocol.CollectiveKind, run.CollectiveKind),
+        (protocol.Collectives, run.Collectives),
+    ):
+        assert ours._fields == theirs.__struct_fields__
     assert (protocol.COUNTS, protocol.SETTLING, protocol.PROBE) == (run.COUNTS, run.SETTLING, run.PROBE)
     assert protocol.MarkedStep._fields == marks.MarkedStep.__struct_fields__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
-from gpuconsole.model.run import PHASES, Exchange, Step, Summary
+from gpuconsole.model.run import COLLECTIVE_KINDS, PHASES, Arrival, CollectiveKind, Collectives, Exchange, Step, Summary
 from gpuconsole.session.segments import BACKWARD, COMM, FORWARD, GAP, OPTIMIZER, RawStep, SegmentFold
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, RankJoined, RunOpened, Started, Steps
@@ -201,3 +202,77 @@ def test_collectives_between_backward_pass_and_optimizer_may_exchange_gradients(
     assert (fold._outside_calls, fold._outside_s, fold._outside_steps) == (2, 2.0, 1)
     step(FORWARD, GAP, COMM, GAP, BACKWARD, OPTIMIZER)
     assert fold._outside_calls == 3
+
+
+STEP_S, STEPS = 0.1, 40
+"""Of a job without a timer."""
+
+
+def recorded(
+    late_s: float, device: str = "cpu", lasts_s: float = 0.0, hosts: tuple[str, str] = ("here", "here"), reason: str = ""
+) -> tuple[dict[str, Signal], dict[str, Finding], dict[str, str]]:
+    """Signals, conclusions and reasons of a job with FSDP in two processes. In each step of STEP_S: a gather, for which process 1 comes `late_s` later,
+    and a scatter. `lasts_s`: of a collective on the GPU without a wait; 0: not known."""
+    state = SessionState()
+    state.apply(Devices(0.0, [Device(device, "a device")]))
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {}, device))
+    for rank in (0, 1):
+        state.apply(RankJoined(0.0, rank, hosts[rank], 100 + rank, rank == 0))
+    state.apply(Started(0.0, {**KNOBS, "sharding": "zero3"}, {"world_size": 2.0, "threads": 1.0}, {}))
+    gather, scatter = (COLLECTIVE_KINDS.index(kind) for kind in ("all_gather", "reduce_scatter"))
+    phases = tuple((dict.fromkeys(PHASES, 0.0) | {"forward": 0.05, "backward": 0.05}).values())
+    for rank in (0, 1):
+        steps = [Step(index, STEP_S * (index + 1), STEP_S, 16, 0, phases, (0.0,) * len(PHASES)) for index in range(STEPS)]
+        arrivals = []
+        for index in range(STEPS):
+            for number, kind, wait_s in ((0, gather, late_s), (1, scatter, 0.0)):
+                at_s = 1e6 + STEP_S * index + 0.01 + (0.03 + late_s) * number + wait_s * rank
+                lasts = lasts_s + wait_s * (1 - rank) if lasts_s else 0.0
+                arrivals.append(Arrival("0", 2, 2 * index + number, kind, round(1e6 * at_s), lasts, 5e7))
+        kinds = [CollectiveKind(COLLECTIVE_KINDS[kind], STEPS, 100_000_000 * STEPS, 0.0, 0, "train.py:9") for kind in (gather, scatter)]
+        read = Collectives(0, [], [], reason) if reason else Collectives(STEPS, kinds, arrivals, "")
+        state.apply(Steps(STEP_S * STEPS, steps, 0.0, 0.0, 0.0, 1e6, 0, rank, {"work.steps": float(STEPS)}, [], read))
+    record = state.record
+    assert record is not None
+    record.steady_t = 0.0
+    signals = run_signals(record, Summary(), 4, None)
+    return signals, {finding.rule: finding for finding in evaluate(Case.of(record.run, signals))}, record.run.unavailable
+
+
+@pytest.mark.parametrize(("device", "lasts_s"), [("cpu", 0.0), ("gpu:0", 0.002)])
+def test_the_late_process_of_a_sharded_job_is_named_with_kind_and_bytes(device: str, lasts_s: float) -> None:
+    signals, findings, unavailable = recorded(0.04, device, lasts_s)
+    straggler = findings["comm.straggler"]
+    assert straggler.state == "fires" and "rank 1" in straggler.summary and "all_gather" in straggler.summary
+    assert straggler.recoverable_ratio == pytest.approx(0.4, rel=0.1)
+    assert signals["comm.late_s"].value == pytest.approx(0.04, rel=0.1)
+    evidence = {item.signal: item for item in straggler.evidence}
+    assert evidence["comm.late_kind_bytes"].value == 1e8 and "train.py:9" in evidence["comm.late_kind_bytes"].source
+    assert evidence["comm.late_kind_calls"].value == 1.0
+    assert "comm.collectives" not in unavailable
+
+
+def test_the_time_of_all_collectives_bounds_the_exposed_time() -> None:
+    signals, findings, _ = recorded(0.0, "gpu:0", lasts_s=0.002)
+    assert signals["comm.collectives_s"].value == pytest.approx(0.004, rel=0.05)
+    assert signals["comm.bus_bytes_per_s"].value == pytest.approx(5e7 / 0.002)
+    assert signals["comm.bytes_per_step"].value == 2e8
+    assert findings["comm.exposed"].state == findings["comm.straggler"].state == "clear"
+    _, findings, _ = recorded(0.0, "gpu:0", lasts_s=0.02)
+    exposed = findings["comm.exposed"]
+    assert exposed.state == "cant_tell" and "40 ms" in exposed.summary, "it may be hidden"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"device": "gpu:0"}, "TORCH_NCCL_ENABLE_TIMING"),
+        ({"hosts": ("a", "b")}, "hosts"),
+        ({"reason": "torch keeps none"}, "torch keeps none"),
+    ],
+)
+def test_where_processes_cannot_be_compared_nobody_is_accused(fields: dict[str, Any], reason: str) -> None:
+    signals, findings, unavailable = recorded(0.04, **fields)
+    assert "comm.slowest_rank" not in signals
+    assert findings["comm.straggler"].state == findings["comm.exposed"].state == "cant_tell"
+    assert reason in unavailable["comm.collectives"]

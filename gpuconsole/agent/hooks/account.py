@@ -14,6 +14,7 @@ from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..protocol import Message
 from . import described, passes
+from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
 from .evidence.steps import iterations, own_updates
 from .guard import switch
@@ -62,6 +63,7 @@ class SegmentAccount:
         return {
             "packed": pack(steps),
             "exchanges": exchanges.take(),
+            "collectives": flight_recorder.take(),
             "cpu_s": self.times.cpu_s(),
             "runq_s": self.times.runq_s(),
             "overhead_s": self._marks * self._mark_s + recorder.own_s + sampler.cpu_s + sending_s,

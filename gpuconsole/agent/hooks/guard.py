@@ -169,6 +169,7 @@ PARTS = {
     "memory": "the memory of parameters, gradients and optimizer",
     "stacks": "the lines of the program that take time",
     "communication": "exchanges of gradients",
+    "collectives": "the record of collectives",
     "copies": "copies to the GPU, and waits for it",
 }
 """What the agent does not measure any longer once a part is off, by part."""

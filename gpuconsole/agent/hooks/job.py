@@ -41,6 +41,7 @@ from .account import LightSteps, SegmentAccount, StepSampler
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.arithmetic import Arithmetic
+from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
 from .evidence.loading import loading
 from .evidence.loading_parts import window
@@ -651,6 +652,7 @@ class Agent:
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
         exchanges.look()
+        switch.attempt("collectives.look", flight_recorder.look, self._world_size)
         switch.attempt("stacks.sample", sampler.go_on)
         switch.attempt("compiled.look", self._leave_out_compiling)
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
@@ -829,6 +831,7 @@ class Agent:
         modes.reset()
         window.forget()
         exchanges.reset()
+        flight_recorder.reset()
 
     def _join(self) -> None:
         if self._connection is None or self._was_closed():

@@ -191,6 +191,8 @@ SETTINGS = Group(
         Touch("torch._inductor.config", "cpp_cache_precompile_headers", "compiled code in a private folder", When.TRIAL, until=Until.CHANGE),
         Touch("torch._inductor.runtime.caching.memoizers", "_disk_cache", "the same", When.TRIAL, until=Until.CHANGE),
         Touch("torch._dynamo.config", "suppress_errors", "a change of `torch_compile`: what cannot be compiled runs as before", When.TRIAL, until=Until.CHANGE),
+        Touch("gc", "isenabled", "no collection of the program's objects because of ours, while torch's record of collectives is read", When.NOW_AND_THEN,
+              "Another thread sees a garbage collector that is off, for about 18 ms in 32 s."),
         Touch("tempfile", "tempdir", "the check that torch's own folder of compiled code is private", When.TRIAL,
               "A later change of `TMPDIR` has no effect, as after any call of `tempfile.gettempdir`.", Until.EXIT),
         Touch("torch.backends", "cuda.matmul.fp32_precision mkldnn.matmul.fp32_precision cudnn.benchmark",
@@ -322,6 +324,9 @@ READS = Group(
         Touch("/proc", "self/stat self/status self/fd PID/schedstat meminfo driver/nvidia/gpus", "CPU time of workers; files that workers would share; memory", When.NOW_AND_THEN,
               "A descriptor is open for a moment."),
         Touch("DDP logger", "_get_ddp_logging_data", "the exchange of gradients", When.STEP),
+        Touch("torch._C._distributed_c10d", "_dump_fr_trace _dump_nccl_trace", "calls and bytes of the collectives, and the process that comes last, in a job of several processes", When.STEP,
+              "A read takes about 9 µs of CPU time for each entry of torch's record, 18 ms for the usual 2000, and at most a thousandth of the time: the larger the record, the rarer the reads. Nothing"
+              " waits. No variable is set: torch keeps the record by itself.", fails="Where torch keeps no record, the console says why."),
         Touch("torch._dynamo.utils", "counters", "compilations and their seconds", When.STEP),
         Touch("torch", "is_grad_enabled compiler.is_compiling _C._current_graph_task_id cuda.is_current_stream_capturing", "what a call belongs to", When.TORCH),
         Touch("torch", "is_anomaly_enabled is_anomaly_check_nan_enabled are_deterministic_algorithms_enabled _C._autograd._profiler_enabled backends.cudnn.deterministic",
@@ -333,7 +338,8 @@ READS = Group(
         Touch("wandb, mlflow, IPython", "run active_run get_ipython", "open runs of trackers; cells of a notebook", When.STEP,
               "Never imported by us. Nothing is logged."),
         Touch("sys", "argv orig_argv ps1", "the name of the script; the kind of each Python process", When.ALWAYS),
-        Touch("os.environ", "RANK WORLD_SIZE LOCAL_WORLD_SIZE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF", "the rank; the allocator's settings", When.TORCH),
+        Touch("os.environ", "RANK WORLD_SIZE LOCAL_WORLD_SIZE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF TORCH_FR_BUFFER_SIZE TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_CUDA_EVENT_CACHE",
+              "the rank; the allocator's settings; whether torch's record of collectives can be read", When.TORCH),
         Touch("source files of the program", "crc32", "a patch of the right line after an edit", When.MADE, "16 bits of each line are kept, no text."),
     ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import comm
-from gpuconsole.diagnosis.rule import Case, Confidence, Finding, Knobs, Rule, Suggestion, high_if, percent, speedup_interval
+from gpuconsole.diagnosis.rule import CantTell, Case, Confidence, Finding, Knobs, Rule, Suggestion, high_if, percent, speedup_interval
 
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
@@ -18,7 +18,7 @@ class CommExposed(Rule):
     reads = (
         "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s", "comm.pass_s", "comm.pass_alone_s",
         "comm.exposed_spread_s", "comm.bytes_per_step", "optimizer_ratio", "comm.exchange_large_s", "comm.exchange_now_s",
-        "comm.outside_ratio",
+        "comm.outside_ratio", "comm.collectives_s",
     )  # fmt: skip
     text = """Probe P7 runs passes on a resident batch with and without communication, alternately and on all processes at once (DDP: no_sync(); sharded
 models and split matrices: collectives that return local data). The exposed time is the time of a pass with communication minus the time of
@@ -26,7 +26,8 @@ the slowest process without it: no computation hides this part. In ordinary step
 other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
 In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
 of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
-With FSDP it is not known. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
+With FSDP it is not known: NCCL's durations in
+torch's own record of collectives (TORCH_NCCL_ENABLE_TIMING=1 in the environment of the job) give an upper bound. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
 Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""
@@ -34,7 +35,10 @@ gather parameters in every pass."""
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio, limit = comm.exposed_ratio(case), comm.EXPOSED
+        limit = comm.EXPOSED
+        if not case.has("comm.exposed_s") and case.has("comm.collectives_s"):
+            return self._at_most(case)
+        ratio = comm.exposed_ratio(case)
         evidence = case.evidence(("comm.exposed_s", limit * case.value("step_s")), "comm.pass_s", "comm.pass_alone_s", "step_s")
         evidence += case.if_known(("ranks.least_comm_ratio", limit))
         if ratio < limit:
@@ -53,6 +57,16 @@ gather parameters in every pass."""
         summary = f"{percent(ratio)} of a step is communication that computation does not hide ({exchanged})"
         level = ratio / limit
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=changes)
+
+    def _at_most(self, case: Case) -> Finding:
+        """The conclusion where only the time of all collectives is known, however much of it computation hides."""
+        taken, step, limit = case.value("comm.collectives_s"), case.value("step_s"), comm.EXPOSED * case.value("step_s")
+        if taken < limit:
+            return self.clear(taken / limit, case.evidence(("comm.collectives_s", limit), "step_s"))
+        raise CantTell(
+            f"communication takes {1e3 * taken:.0f} ms of a step of {1e3 * step:.0f} ms; how much of it computation hides is not known."
+            " f (torch.profiler) shows it for one process"
+        )
 
 
 def _gradients(case: Case) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.families import comm
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent, short_of, speedup_interval
+from gpuconsole.model.run import COLLECTIVE_KINDS
 
 GAIN = Threshold("gain", 0.05, "ratio", "below 5 % of a step the wait is not worth a finding")
 PREDICTION_ERROR = 0.3
@@ -17,12 +18,17 @@ class CommStraggler(Rule):
     knobs = ("straggler_ms",)
     reads = (
         "step_s", "comm.straggler_ratio", "comm.straggler_spread", "ranks.busy_ratio", "comm.late_s", "comm.pass_alone_s",
-        "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest", "comm.outside_ratio",
+        "comm.slowest_rank", "comm.late_in_backward_ratio", "ranks.busiest", "comm.outside_ratio", "comm.late_before", "comm.late_kind_calls",
+        "comm.late_kind_bytes",
     )  # fmt: skip
     text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process is visible. Step times are
 equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the step breakdown: the time
 of a step without communication, per process. A slow link is different: it makes no pass without communication longer.
-In a user's job the timer of DistributedDataParallel gives the time of a pass up to its last gradient, per process."""
+In a user's job the timer of DistributedDataParallel gives the time of a pass up to its last gradient, per process. Without it (FSDP, tensor
+parallelism, collectives of the program) torch's own record of collectives tells which process comes last, and before which kind of collective. On a CPU
+the times of the calls are compared: what a process takes from the last arrival at one collective to its own arrival at the next one. With NCCL the
+durations are compared: the process that arrives last has the shortest one. They are known where TORCH_NCCL_ENABLE_TIMING=1 is in the environment
+of the job. gpuconsole does not set it: it can keep collectives and matrix products from running together."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
@@ -43,7 +49,8 @@ In a user's job the timer of DistributedDataParallel gives the time of a pass up
             suspect = "loader"
         else:
             rank, lost, suspect = int(case.value("comm.slowest_rank")), lost_alone, "device"
-            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
+            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else _before(case)
+            evidence += case.if_known("comm.late_kind_calls", "comm.late_kind_bytes")
         share = min(0.9, lost)
         if share < GAIN:
             return self.clear(short_of(share / GAIN), evidence, f"rank {rank} is late by {percent(share)} of a step")
@@ -54,3 +61,9 @@ In a user's job the timer of DistributedDataParallel gives the time of a pass up
         even = case.suggest({"straggler_ms": 0.0}, gain, why, code) if case.knobs.get("straggler_ms") else None
         confidence = high_if(ratio >= 1 + 2 * (limit - 1))
         return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=[even])
+
+
+def _before(case: Case) -> str:
+    """The kind of collective in which the others wait, where torch's record tells it."""
+    place = int(case.get("comm.late_before", -1.0))
+    return f" before {COLLECTIVE_KINDS[place]}" if place >= 0 else ""

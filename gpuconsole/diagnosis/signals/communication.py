@@ -1,13 +1,15 @@
 """Signals of the communication in a user's job, in place of those of probes P7, P8 and P10: nothing is tried.
 
 Where the job uses DistributedDataParallel (DDP), they come from DDP's own timer (agent/hooks/evidence/communication.py). Else they come from the
-collectives that the training thread calls itself. A job with sharded models (FSDP) has neither: its collectives run within the passes.
+collectives that the training thread calls itself. In a job with sharded models (FSDP) or
+split matrices the collectives run within the passes: torch's own record of them tells their kinds and the last process (signals/collectives.py).
 """
 
 from __future__ import annotations
 
 import statistics
 
+from gpuconsole.diagnosis.signals.collectives import LATE_BEFORE, collective_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Exchange
 from gpuconsole.session.exchanges import LEAST, Exchanges, in_common
@@ -21,7 +23,19 @@ TIMER = "DistributedDataParallel's own timer"
 
 
 def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
-    """The signals of the job's communication. `signals`: those of the run so far. Empty for one process."""
+    """The signals of the job's communication. `signals`: those of the run so far. Empty for one process.
+
+    What DDP or the account of the steps tell comes first: they know the phase. Torch's record of collectives tells the rest."""
+    recorded, timed = collective_signals(record, signals), _timed_signals(record, signals)
+    slowest = timed.get("comm.slowest_rank")
+    if slowest is not None and "comm.slowest_rank" in recorded and slowest.value != recorded["comm.slowest_rank"].value:
+        for name in LATE_BEFORE:
+            recorded.pop(name, None)
+    return recorded | timed
+
+
+def _timed_signals(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
+    """What DDP has timed, or the account of the steps."""
     processes = record.ranks.exchanges
     if len(processes) < 2:
         return {}
