@@ -70,15 +70,13 @@ class Exchange(NamedTuple):
 
 
 class CollectiveKind(NamedTuple):
-    """The collectives of one kind in some steps: see hooks/evidence/collectives.py. `bytes`: of their data. `seconds`: of the `timed` ones among them.
-    `place`: the line of the program that calls most of them, as `file:line`; empty where it is not known."""
+    """The collectives of one kind in some steps: see hooks/evidence/collectives.py. `bytes`: of their data. `seconds`: of the `timed` ones among them."""
 
     kind: str
     calls: int
     bytes: int
     seconds: float
     timed: int
-    place: str
 
 
 class Arrival(NamedTuple):

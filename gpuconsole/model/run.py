@@ -95,7 +95,6 @@ class CollectiveKind(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bytes: int
     seconds: float
     timed: int
-    place: str
 
 
 class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -37,17 +37,16 @@ class CollectivesRecord:
         return sum(read.steps for read in self._reads)
 
     def kinds(self) -> dict[str, CollectiveKind]:
-        """The calls of those steps by kind, in the order of COLLECTIVE_KINDS, with the place of the kind in the last read."""
+        """The calls of those steps by kind, in the order of COLLECTIVE_KINDS."""
         sums: dict[str, CollectiveKind] = {}
         for kind in sorted((kind for read in self._reads for kind in read.kinds), key=lambda kind: COLLECTIVE_KINDS.index(kind.kind)):
-            before = sums.get(kind.kind, CollectiveKind(kind.kind, 0, 0, 0.0, 0, ""))
+            before = sums.get(kind.kind, CollectiveKind(kind.kind, 0, 0, 0.0, 0))
             sums[kind.kind] = CollectiveKind(
                 kind.kind,
                 before.calls + kind.calls,
                 before.bytes + kind.bytes,
                 before.seconds + kind.seconds,
                 before.timed + kind.timed,
-                kind.place or before.place,
             )
         return sums
 

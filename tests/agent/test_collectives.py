@@ -32,7 +32,6 @@ def test_the_late_process_of_a_sharded_job_is_named_with_the_collective(tmp_path
     assert "rank 1" in straggler["summary"] and "all_gather" in straggler["summary"]
     assert signals["comm.slowest_rank"]["value"] == 1
     assert signals["comm.late_s"]["value"] == pytest.approx(0.04, rel=0.25)
-    assert "sharded_late.py:" in signals["comm.all_gather_calls"]["source"]
     layers, shards = 4, 256 * 256 + 256
     assert signals["comm.all_gather_bytes"]["value"] == pytest.approx(signals["comm.all_gather_calls"]["value"] * shards * 4, rel=0.01)
     assert signals["comm.all_gather_calls"]["value"] >= layers

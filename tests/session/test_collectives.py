@@ -29,7 +29,7 @@ def processes(work: Work, count: int = 80, ranks: int = 2, timed: bool = False, 
     calls[ranks - 1] = calls[ranks - 1][skew:]
     made = {rank: CollectivesRecord() for rank in calls}
     for rank, record in made.items():
-        record.add(Collectives(16, [CollectiveKind("all_gather", 64, 6400, 0.0, 0, "train.py:3")], calls[rank], ""))
+        record.add(Collectives(16, [CollectiveKind("all_gather", 64, 6400, 0.0, 0)], calls[rank], ""))
     return made
 
 
@@ -71,9 +71,9 @@ def test_the_shortest_duration_is_the_collective_without_waiting() -> None:
 
 def test_sums_by_kind() -> None:
     record = processes(lambda rank, number: 0.0)[0]
-    record.add(Collectives(4, [CollectiveKind("all_gather", 16, 1600, 0.0, 0, "train.py:9")], [], ""))
+    record.add(Collectives(4, [CollectiveKind("all_gather", 16, 1600, 0.0, 0)], [], ""))
     gather = record.kinds()["all_gather"]
-    assert (record.steps, gather.calls, gather.bytes, gather.place) == (20, 80, 8000, "train.py:9")
+    assert (record.steps, gather.calls, gather.bytes) == (20, 80, 8000)
 
 
 def test_why_processes_are_not_compared() -> None:

@@ -49,7 +49,7 @@ def _by_kind(record: RunRecord) -> dict[str, Signal]:
         return {}
     found: dict[str, Signal] = {}
     for name, kind in process.kinds().items():
-        source = f"{RECORDER}, n={kind.calls} in {steps} steps" + (f", most of them at {kind.place}" if kind.place else "")
+        source = f"{RECORDER}, n={kind.calls} in {steps} steps"
         found[f"comm.{name}_calls"] = Signal(kind.calls / steps, "", source)
         found[f"comm.{name}_bytes"] = Signal(kind.bytes / steps, "B", source)
         if kind.timed:

@@ -1,10 +1,12 @@
 """The collectives of a job of several processes, of any kind of parallelism (FSDP, tensor parallelism, DeepSpeed, a loop of the program's own): from the
 record that torch itself keeps of them, its flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp).
 
-Torch 2.13 keeps the last 2000 collectives of a process; the agent switches nothing on. An entry has the kind, the group and its count of collectives, which is the same in all processes, sizes, the
-frames of the call, and the time of the call on the host's clock. With NCCL it also has the duration on the GPU where the user has set
+Torch 2.13 keeps the last 2000 collectives of a process; the agent switches nothing on. An entry has the kind, the group and its count of collectives, which is the same in all processes, sizes, and
+the time of the call on the host's clock. With NCCL it also has the duration on the GPU where the user has set
 TORCH_NCCL_ENABLE_TIMING=1. The agent never sets this variable: it makes torch record a timing event before each collective, which can keep collectives and matrix products
 from running together (pytorch#143890), and torch's own comment says that it makes a hang of the watchdog more likely.
+
+The record has the lines of the program too. They are not read: for them torch imports 822 modules of its own into the program, which takes 0.9 s.
 
 A read copies the whole record: about 9 µs of CPU time for each entry, 18 ms for 2000. So it takes place between two steps, at most once in SLOT_S seconds, and
 so seldom that it takes at most BUDGET of the time. All processes of a host read after the same full multiple of SLOT_S on its clock, so that they pause
@@ -22,14 +24,16 @@ import os
 import pickle
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from ...protocol import COLLECTIVE_KINDS, Arrival, CollectiveKind, Collectives
 from .. import described
 from ..guard import switch
-from ..watch import is_program, place_name, recorder
+from ..watch import recorder
 
 SLOT_S = 4.0
 BUDGET = 1e-3
@@ -68,9 +72,9 @@ class Entry(NamedTuple):
     lasts_s: float
     together: bool
     """Whether all processes of the group take part."""
-    place: str
 
 
+@lru_cache(maxsize=256)
 def kind_of(name: str) -> str:
     """The kind of a collective by torch's name of it, such as `nccl:_all_gather_base` or `gloo:all_reduce`."""
     plain = name.lower().replace("_", "").replace("-", "")
@@ -81,6 +85,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind in COLLECTIVE_KINDS[:5] if kind.replace("_", "") in plain), "other")
 
 
+@lru_cache(maxsize=256)
 def bus_factor(kind: str, size: int) -> float:
     """Bytes on the busiest link over the bytes of the data, as nccl-tests define the bus bandwidth, for a group of `size` processes."""
     if size < 2:
@@ -91,21 +96,7 @@ def bus_factor(kind: str, size: int) -> float:
 
 
 def _bytes(sizes: Iterable[Iterable[int]], types: Iterable[str]) -> int:
-    total = 0
-    for shape, name in zip(sizes, types, strict=False):
-        elements = 1
-        for length in shape:
-            elements *= length
-        total += elements * BYTES.get(name, 1)
-    return total
-
-
-def _place(frames: Iterable[Mapping[str, Any]]) -> str:
-    """The line of the program that has called, as `file:line`; empty where there is none."""
-    for frame in frames:
-        if is_program(str(frame["filename"])):
-            return place_name(str(frame["filename"]), int(frame["line"]))
-    return ""
+    return sum(prod(shape) * BYTES.get(name, 1) for shape, name in zip(sizes, types, strict=False))
 
 
 def entries_of(dump: Mapping[str, Any], world_size: int) -> list[Entry]:
@@ -133,7 +124,6 @@ def entries_of(dump: Mapping[str, Any], world_size: int) -> list[Entry]:
                 entry["time_created_ns"],
                 entry["duration_ms"] / 1e3 if entry.get("duration_ms") else 0.0,
                 not apart,
-                _place(entry.get("frames", ())),
             )
         )
     return entries
@@ -241,8 +231,7 @@ class FlightRecorder:
 
 def _sum(kind: str, calls: list[Entry]) -> CollectiveKind:
     timed = [entry.lasts_s for entry in calls if entry.lasts_s]
-    place = Counter(entry.place for entry in calls).most_common(1)[0][0]
-    return CollectiveKind(kind, len(calls), sum(entry.bytes for entry in calls), sum(timed), len(timed), place)
+    return CollectiveKind(kind, len(calls), sum(entry.bytes for entry in calls), sum(timed), len(timed))
 
 
 def _loaded(dump: Any, world_size: int) -> list[Entry]:
@@ -252,7 +241,7 @@ def _loaded(dump: Any, world_size: int) -> list[Entry]:
     if collects:
         gc.disable()
     try:
-        return entries_of(_Plain(io.BytesIO(dump(includeStackTraces=True))).load(), world_size)
+        return entries_of(_Plain(io.BytesIO(dump(includeStackTraces=False))).load(), world_size)
     finally:
         if collects:
             gc.enable()
