@@ -59,6 +59,34 @@ MESSAGES: list[tuple[dict[str, Any], events.Event]] = [
         events.MarkedSteps(2.0, [marks.MarkedStep(*STEP)], 1.0, 0.1, 0.01, 5e8, 2, 1, COUNTERS).added_up(),
     ),
     (
+        protocol.message(
+            "segments",
+            2.0,
+            packed="",
+            cpu_s=1.0,
+            runq_s=0.1,
+            overhead_s=0.01,
+            memory_bytes=5e8,
+            collectives=protocol.Collectives(
+                3,
+                [protocol.CollectiveKind("all_gather", 6, 600, 0.5, 5)],
+                [protocol.Arrival("0", 2, 7, 1, 1_795_885_907_041_758, 0.25, 50.0)],
+                "",
+            ),
+        ),
+        events.Segments(
+            2.0,
+            "",
+            1.0,
+            0.1,
+            0.01,
+            5e8,
+            collectives=run.Collectives(
+                3, [run.CollectiveKind("all_gather", 6, 600, 0.5, 5)], [run.Arrival("0", 2, 7, 1, 1_795_885_907_041_758, 0.25, 50.0)], ""
+            ),
+        ),
+    ),
+    (
         protocol.message("knobsset", 1.0, request=2, step=30, knobs={"batch_size": 8}, error=None),
         events.KnobsSet(1.0, 2, 30, {"batch_size": 8}),
     ),

@@ -192,7 +192,7 @@ SETTINGS = Group(
         Touch("torch._inductor.runtime.caching.memoizers", "_disk_cache", "the same", When.TRIAL, until=Until.CHANGE),
         Touch("torch._dynamo.config", "suppress_errors", "a change of `torch_compile`: what cannot be compiled runs as before", When.TRIAL, until=Until.CHANGE),
         Touch("gc", "isenabled", "no collection of the program's objects because of ours, while torch's record of collectives is read", When.NOW_AND_THEN,
-              "Another thread sees a garbage collector that is off, for about 18 ms in 32 s."),
+              "Another thread sees a garbage collector that is off, for about 28 ms in 32 s."),
         Touch("tempfile", "tempdir", "the check that torch's own folder of compiled code is private", When.TRIAL,
               "A later change of `TMPDIR` has no effect, as after any call of `tempfile.gettempdir`.", Until.EXIT),
         Touch("torch.backends", "cuda.matmul.fp32_precision mkldnn.matmul.fp32_precision cudnn.benchmark",
@@ -325,7 +325,7 @@ READS = Group(
               "A descriptor is open for a moment."),
         Touch("DDP logger", "_get_ddp_logging_data", "the exchange of gradients", When.STEP),
         Touch("torch._C._distributed_c10d", "_dump_fr_trace _dump_nccl_trace", "calls and bytes of the collectives, and the process that comes last, in a job of several processes", When.STEP,
-              "A read takes about 9 µs of CPU time for each entry of torch's record, 18 ms for the usual 2000, and at most a thousandth of the time: the larger the record, the rarer the reads. Nothing"
+              "A read takes about 14 µs of CPU time for each entry of torch's record, 28 ms for the usual 2000, and at most a thousandth of the time: the larger the record, the rarer the reads. Nothing"
               " waits. No variable is set: torch keeps the record by itself.", fails="Where torch keeps no record, the console says why."),
         Touch("torch._dynamo.utils", "counters", "compilations and their seconds", When.STEP),
         Touch("torch", "is_grad_enabled compiler.is_compiling _C._current_graph_task_id cuda.is_current_stream_capturing", "what a call belongs to", When.TORCH),

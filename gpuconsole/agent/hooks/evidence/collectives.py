@@ -8,7 +8,7 @@ from running together (pytorch#143890), and torch's own comment says that it mak
 
 The record has the lines of the program too. They are not read: for them torch imports 822 modules of its own into the program, which takes 0.9 s.
 
-A read copies the whole record: about 9 µs of CPU time for each entry, 18 ms for 2000. So it takes place between two steps, at most once in SLOT_S seconds, and
+A read copies the whole record: about 14 µs of CPU time for each entry, 28 ms for 2000 (benchmarks/own_job/collectives.py). So it takes place between two steps, at most once in SLOT_S seconds, and
 so seldom that it takes at most BUDGET of the time. All processes of a host read after the same full multiple of SLOT_S on its clock, so that they pause
 together, and report the same collectives.
 
