@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_own_job import Ran, watched
+from tests.agent.test_own_job import Ran, plain, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exchanging")]
 
@@ -16,10 +16,12 @@ JOB_S = 20
 """A read every 4 s at first."""
 
 
+def torchrun(kind: str, seconds: float) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(seconds))
+
+
 def job(folder: Path, kind: str, environment: dict[str, str] | None = None) -> Ran:
-    ran = watched(
-        folder, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(JOB_S), environment=environment
-    )
+    ran = watched(folder, *torchrun(kind, JOB_S), environment=environment)
     assert ran.code == 0, ran.err
     return ran
 
@@ -38,13 +40,17 @@ def test_the_late_process_of_a_sharded_job_is_named_with_the_collective(tmp_path
     assert "comm.collectives" not in ran.run["unavailable"]
 
 
-def test_processes_that_are_even_are_not_accused(tmp_path: Path) -> None:
+def test_processes_that_are_even_are_not_accused_and_compute_as_alone(tmp_path: Path) -> None:
     ran = job(tmp_path, "even")
+    alone = plain(tmp_path, *torchrun("even", 4))
+    losses, others = ran.out.splitlines()[0].split(), alone.out.split()
+    both = min(len(losses), len(others))
+    assert alone.code == 0 and both >= 20 and losses[:both] == others[:both]
     findings = {finding["rule"]: finding for finding in ran.run["findings"]}
     assert findings["comm.straggler"]["state"] == "clear"
 
 
 def test_without_a_record_the_reason_is_given(tmp_path: Path) -> None:
-    ran = job(tmp_path, "off", {"TORCH_FR_BUFFER_SIZE": "0"})
+    ran = job(tmp_path, "late", {"TORCH_FR_BUFFER_SIZE": "0"})
     assert "comm.slowest_rank" not in ran.run["signals"]
     assert "TORCH_FR_BUFFER_SIZE" in ran.run["unavailable"]["comm.collectives"]

@@ -138,6 +138,10 @@ def test_sharded_models_have_no_figure() -> None:
     signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.001), {"sharding": "zero3"}, {"exchange.bytes": 0.0}, per_step=0)
     assert "comm.exposed_s" not in signals
     assert findings["comm.exposed"].state == "cant_tell" and findings["comm.exposed"].missing == ("comm.exposed_s",)
+    signals, findings = job(lambda rank, iteration: (0.01, 0.02, 0.03), {"sharding": "zero3"}, {"exchange.bytes": 0.0}, per_step=0)
+    assert signals["comm.exposed_s"].value == pytest.approx(0.03)
+    assert findings["comm.exposed"].state == "fires", "so much is exposed at least"
+    assert findings["comm.straggler"].state == "cant_tell"
 
 
 def reduced(outside: float, steps: float = 1.0, least: float = 0.6, **more: float) -> Case:
@@ -261,6 +265,31 @@ def test_the_time_of_all_collectives_bounds_the_exposed_time() -> None:
     _, findings, _ = recorded(0.0, "gpu:0", lasts_s=0.02)
     exposed = findings["comm.exposed"]
     assert exposed.state == "cant_tell" and "40 ms" in exposed.summary, "it may be hidden"
+
+
+def test_torchs_record_decides_which_process_is_late_where_most_of_a_step_is_communication() -> None:
+    """The time without communication is short, so its ratio is large and its place is not known."""
+    late = {
+        "comm__straggler_ratio": 1.6,
+        "comm__late_s": 0.0375,
+        "comm__slowest_rank": 1.0,
+        "comm__late_before": 1.0,
+        "ranks__busy_ratio": 8.0,
+    }
+    found = check(
+        "comm.straggler",
+        case(
+            {**KNOBS, "sharding": "zero3"},
+            step_s=0.1,
+            comm__pass_alone_s=0.1,
+            comm__straggler_spread=0.1,
+            comm__late_in_backward_ratio=0.0,
+            ranks__busiest=1.0,
+            **late,
+        ),
+    )
+    assert found.state == "fires" and "all_gather" in found.summary and "data" not in found.summary
+    assert found.recoverable_ratio == pytest.approx(0.375)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ of the job. gpuconsole does not set it: it can keep collectives and matrix produ
         lost_alone = int(case.knobs.get("gradient_accumulation_steps", 1)) * case.get("comm.late_s", 0.0) / case.value("step_s")
         lost_outside = 1 - 1 / outside  # of the whole step, its passes included
         in_passes = alone >= limit and lost_alone >= GAIN and lost_alone >= lost_outside / 2
+        before = _before(case)
+        if before:  # torch's record compares whole steps
+            in_passes, outside = alone >= limit and lost_alone >= GAIN, 1.0
         before_passes = not in_passes and outside >= limit
         ratio = outside if before_passes else alone
         level = (ratio - 1) / (limit - 1)
@@ -49,7 +52,7 @@ of the job. gpuconsole does not set it: it can keep collectives and matrix produ
             suspect = "loader"
         else:
             rank, lost, suspect = int(case.value("comm.slowest_rank")), lost_alone, "device"
-            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else _before(case)
+            where = " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else before
             evidence += case.if_known("comm.late_kind_calls", "comm.late_kind_bytes")
         share = min(0.9, lost)
         if share < GAIN:

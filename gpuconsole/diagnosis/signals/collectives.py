@@ -16,7 +16,7 @@ LARGE_BYTES = 25e6
 """Latency limits smaller collectives on every link (25 MB is the default bucket of DistributedDataParallel)."""
 MOST = 0.95
 LATE_BEFORE = ("comm.late_before", "comm.late_kind_calls", "comm.late_kind_bytes")
-"""The signals about the collectives in which the others wait."""
+"""The signals about the collectives in which the others wait. Where they are known, the other signals of the last process are of the same source."""
 
 
 def collective_signals(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:

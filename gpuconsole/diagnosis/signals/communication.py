@@ -19,34 +19,40 @@ LARGE_MB = 25.0
 LESS_EXACT = 0.1
 HIDDEN = 0.01
 """Share of step time. Below it the exposed time says nothing about the link."""
+AT_LEAST = 0.10
+"""Share of step time from which rules call communication exposed (families/comm.py)."""
+OF_SHARDED = ("comm.exposed_s", "comm.pass_s", "comm.bytes_per_step")
 TIMER = "DistributedDataParallel's own timer"
 
 
 def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
     """The signals of the job's communication. `signals`: those of the run so far. Empty for one process.
 
-    What DDP or the account of the steps tell comes first: they know the phase. Torch's record of collectives tells the rest."""
-    recorded, timed = collective_signals(record, signals), _timed_signals(record, signals)
-    slowest = timed.get("comm.slowest_rank")
-    if slowest is not None and "comm.slowest_rank" in recorded and slowest.value != recorded["comm.slowest_rank"].value:
-        for name in LATE_BEFORE:
-            recorded.pop(name, None)
-    return recorded | timed
-
-
-def _timed_signals(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
-    """What DDP has timed, or the account of the steps."""
+    DDP's timer comes first, because it knows the phase. Then torch's record of collectives says which process comes last, and the account how long the
+    host waits in the collectives."""
     processes = record.ranks.exchanges
     if len(processes) < 2:
         return {}
+    recorded = collective_signals(record, signals)
     ranks = sorted(processes)
     timed = [processes[rank] for rank in ranks]
     models = [model for model in timed[0].by_model if len(in_common(timed, model)) >= LEAST]
     if models:
-        return _of_exchanges(record, ranks, timed, models, signals)
-    if any(timed) or record.facts.get("exchange.bytes") or record.run.knobs.get("sharding") != "ddp":
-        return {}
-    return _of_collectives(record, signals)
+        others = {name: signal for name, signal in recorded.items() if name not in LATE_BEFORE}
+        return others | _of_exchanges(record, ranks, timed, models, signals)
+    if any(timed) or record.facts.get("exchange.bytes"):
+        return recorded
+    return _of_account(record, signals) | recorded
+
+
+def _of_account(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
+    """What the account tells of the collectives that the training thread calls. With FSDP on a CPU the host waits in some of them, within
+    the passes: their time is a lower bound, which says something only where it is large. On a GPU the host runs ahead there."""
+    passive = _of_collectives(record, signals)
+    if record.run.knobs.get("sharding") == "ddp":
+        return passive
+    large = "comm.exposed_s" in passive and passive["comm.exposed_s"].value >= AT_LEAST * signals["step_s"].value
+    return {name: passive[name] for name in OF_SHARDED if name in passive} if large and not signals["is_gpu"].value else {}
 
 
 def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
