@@ -279,7 +279,7 @@ def test_torchs_record_decides_which_process_is_late_where_most_of_a_step_is_com
     found = check(
         "comm.straggler",
         case(
-            {**KNOBS, "sharding": "zero3"},
+            knobs={**KNOBS, "sharding": "zero3"},
             step_s=0.1,
             comm__pass_alone_s=0.1,
             comm__straggler_spread=0.1,

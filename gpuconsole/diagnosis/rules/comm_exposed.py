@@ -26,8 +26,9 @@ the slowest process without it: no computation hides this part. In ordinary step
 other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
 In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
 of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
-With FSDP it is not known: NCCL's durations in
-torch's own record of collectives (TORCH_NCCL_ENABLE_TIMING=1 in the environment of the job) give an upper bound. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
+With FSDP
+on a CPU this time is a lower bound. With FSDP on a GPU it is not known: NCCL's durations in torch's own record of collectives
+(TORCH_NCCL_ENABLE_TIMING=1 in the environment of the job) give an upper bound. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
 Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""

@@ -21,7 +21,7 @@ HIDDEN = 0.01
 """Share of step time. Below it the exposed time says nothing about the link."""
 AT_LEAST = 0.10
 """Share of step time from which rules call communication exposed (families/comm.py)."""
-OF_SHARDED = ("comm.exposed_s", "comm.pass_s", "comm.bytes_per_step")
+OF_SHARDED = ("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "comm.bytes_per_step")
 TIMER = "DistributedDataParallel's own timer"
 
 
@@ -42,7 +42,8 @@ def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict
         return others | _of_exchanges(record, ranks, timed, models, signals)
     if any(timed) or record.facts.get("exchange.bytes"):
         return recorded
-    return _of_account(record, signals) | recorded
+    account = _of_account(record, signals)
+    return account | recorded | {name: account[name] for name in ("comm.pass_alone_s",) if name in account}
 
 
 def _of_account(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
