@@ -69,7 +69,7 @@ class Late(NamedTuple):
 
 TIMING = "NCCL's collectives have no durations without TORCH_NCCL_ENABLE_TIMING=1 in the environment of the job"
 HOSTS = "the clocks of several hosts are not compared"
-GROUPS = "no collective of this job has all its processes"
+GROUPS = "no collective has exactly the processes that are watched"
 Matched = list[dict[int, Arrival]]
 """For each collective, in the order of the calls, the call of each process by rank."""
 

@@ -1,16 +1,16 @@
 """The collectives of a job of several processes, of any kind of parallelism (FSDP, tensor parallelism, DeepSpeed, a loop of the program's own): from the
 record that torch itself keeps of them, its flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp).
 
-Torch 2.13 keeps the last 2000 collectives of a process; the agent switches nothing on. An entry has the kind, the group and its count of collectives, which is the same in all processes, sizes, and
-the time of the call on the host's clock. With NCCL it also has the duration on the GPU where the user has set
-TORCH_NCCL_ENABLE_TIMING=1. The agent never sets this variable: it makes torch record a timing event before each collective, which can keep collectives and matrix products
-from running together (pytorch#143890), and torch's own comment says that it makes a hang of the watchdog more likely.
+Torch 2.13 keeps the last 2000 collectives of a process; the agent switches nothing on. An entry has the kind, the group and its count of collectives,
+which is the same in all processes, sizes, and the time of the call on the host's clock. With NCCL it also has the duration on the GPU, where the user has
+set TORCH_NCCL_ENABLE_TIMING=1. The agent never sets this variable: it makes torch record a timing event before each collective, which can keep
+collectives and matrix products from running together (pytorch#143890), and torch's own comment says that it makes a hang of the watchdog more likely.
 
 The record has the lines of the program too. They are not read: for them torch imports 822 modules of its own into the program, which takes 0.9 s.
 
-A read copies the whole record: about 14 µs of CPU time for each entry, 28 ms for 2000 (benchmarks/own_job/collectives.py). So it takes place between two steps, at most once in SLOT_S seconds, and
-so seldom that it takes at most BUDGET of the time. All processes of a host read after the same full multiple of SLOT_S on its clock, so that they pause
-together, and report the same collectives.
+A read copies the whole record: about 14 µs of CPU time for each entry, 28 ms for 2000 (benchmarks/own_job/collectives.py). So it takes place between two
+steps, at most once in SLOT_S seconds, and so seldom that it takes at most BUDGET of the time. All processes of a host read after the same full
+multiple of SLOT_S on its clock, so that they pause together, and report the same collectives.
 
 With NCCL a read asks the events of collectives that are not over. Torch frees these events in another thread unless it keeps them in a cache, as it does
 since EVENTS_CACHED: before, nothing is read.
