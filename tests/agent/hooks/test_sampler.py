@@ -31,7 +31,9 @@ class StepwiseSampler(Sampler):
 
     def take(self) -> list[tuple[str, str, float, str, list[str]]]:
         recorder.index += 1
-        return super().take()
+        return [
+            sample for sample in super().take() if not any("StepwiseSampler" in line for line in sample[4])
+        ]  # this method is a line, too
 
 
 @pytest.fixture
