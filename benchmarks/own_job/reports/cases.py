@@ -39,7 +39,7 @@ CASES: dict[str, Case] = {
     "average": Case(("lucidrains/ema-pytorch#5", "ultralytics/yolov5#5241"), HOST),
     "histograms": Case(("wandb/wandb#1819", "wandb/wandb#3701"), ("host.logging_io",), needs=("tensorboard",), same_fix=True),
     "python_thread": Case(("ultralytics/yolov3#1578",), ("host.gil",)),
-    "metrics_reduced": Case(("Lightning-AI/pytorch-lightning#17988",), ("comm.outside_backward",), ranks=2),
+    "metrics_reduced": Case(("Lightning-AI/pytorch-lightning#17988",), ("comm.outside_backward",), ("comm.exposed",), ranks=2),
     "rank0_loads": Case(("huggingface/accelerate#2162", "huggingface/accelerate#1245"), LOADING, ("comm.straggler", "comm.outside_backward"), ranks=2),
     "weighted_sampler": Case(("pytorch/pytorch#94131", "ufoym/imbalanced-dataset-sampler#21"), ("input.epoch_restart",), line=False),
     "new_iterator": Case(("pytorch/pytorch#12831", "wmcnally/golfdb#22"), ("input.epoch_restart",)),
