@@ -26,6 +26,7 @@ def job(folder: Path, kind: str, environment: dict[str, str] | None = None) -> R
     return ran
 
 
+@pytest.mark.rates
 def test_the_late_process_of_a_sharded_job_is_named_with_the_collective(tmp_path: Path) -> None:
     ran = job(tmp_path, "late")
     signals, findings = ran.run["signals"], {finding["rule"]: finding for finding in ran.run["findings"]}
@@ -40,6 +41,7 @@ def test_the_late_process_of_a_sharded_job_is_named_with_the_collective(tmp_path
     assert "comm.collectives" not in ran.run["unavailable"]
 
 
+@pytest.mark.rates
 def test_processes_that_are_even_are_not_accused_and_compute_as_alone(tmp_path: Path) -> None:
     ran = job(tmp_path, "even")
     alone = plain(tmp_path, *torchrun("even", 4))

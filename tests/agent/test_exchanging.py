@@ -98,6 +98,7 @@ def test_exposed_communication_is_named_and_shown_as_a_phase_of_its_own(tmp_path
         assert both >= 20 and ours[:both] == others[:both]
 
 
+@pytest.mark.rates
 def test_a_job_that_computes_is_not_accused(tmp_path: Path) -> None:
     found = job(tmp_path, "computing")
     assert found.findings["comm.exposed"]["state"] == found.findings["comm.straggler"]["state"] == "clear"

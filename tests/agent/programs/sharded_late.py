@@ -41,4 +41,5 @@ while True:
             break
 if dist.get_rank() == 0:
     print(*losses)
+dist.barrier()  # a process that ends first takes the connections of the other one with it
 dist.destroy_process_group()
