@@ -16,12 +16,12 @@ NODES = "/sys/devices/system/node"
 GPUS = "/proc/driver/nvidia/gpus"
 """The driver's folder of each GPU by its PCI address; `numa_status` in it names the NUMA node of its memory."""
 LIKE_HOST = (0.9, 1.02)
-"""The memory of a GPU over MemTotal, where it is the host's: the driver may keep a part for itself."""
+"""Limits of the memory of a GPU over MemTotal. Between these limits the GPU has unified memory. The driver may reserve a part of the memory."""
 _ENTRY = re.compile(r"(\w+(?:\(\w+\))?):\s+(\d+) kB")
 
 
 def host_bytes() -> tuple[float, float] | None:
-    """Return MemAvailable and MemTotal of the host in bytes; None where the system does not tell."""
+    """Return MemAvailable and MemTotal of the host in bytes; None if /proc/meminfo does not have both."""
     entries = _entries(HOST)
     if "MemAvailable" not in entries or "MemTotal" not in entries:
         return None
@@ -50,10 +50,16 @@ def _available(properties: Any, total: float) -> float:
     return host[0] if low * host[1] <= total <= high * host[1] else 0.0
 
 
+def pci_address(properties: Any) -> tuple[int, int, int] | None:
+    """Return domain, bus and device of a GPU from torch's properties of it; None where torch does not report them."""
+    domain, bus, device = (getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
+    return (domain, bus, device) if type(domain) is type(bus) is type(device) is int else None
+
+
 def _node_of(properties: Any) -> int | None:
-    """Return the NUMA node that the memory of a GPU is; None where it is none, or the driver does not tell."""
-    parts = [part for name in ("domain", "bus", "device") if isinstance(part := getattr(properties, f"pci_{name}_id", None), int)]
-    if len(parts) < 3:
+    """Return the number of the NUMA node that consists of the GPU's memory; None where there is no such node, or the driver does not report it."""
+    parts = pci_address(properties)
+    if parts is None:
         return None
     address = "{:04x}:{:02x}:{:02x}.0".format(*parts)
     try:

@@ -70,7 +70,7 @@ class Exchange(NamedTuple):
 
 
 class CollectiveKind(NamedTuple):
-    """The collectives of one kind in some steps: see hooks/evidence/collectives.py. `bytes`: of their data. `seconds`: of the `timed` ones among them."""
+    """Sums over the collectives of one kind. `bytes`: of their data. `timed`: the collectives whose duration is known. `seconds`: the sum of these durations."""
 
     kind: str
     calls: int

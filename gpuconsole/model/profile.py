@@ -34,6 +34,11 @@ FLOPS_NOTE = "FLOPs from shapes: 2mnk for matrix products, the same way for conv
 BYTES_NOTE = "bytes from shapes: each input is read once and each output is written once"
 
 
+def _rate(amount: float | None, seconds: float) -> float | None:
+    """Return an amount per second; None where either is 0 or not known."""
+    return amount / seconds if amount and seconds else None
+
+
 class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
     """One class of kernels over the window.
 
@@ -51,11 +56,11 @@ class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def flops_per_s(self) -> float | None:
-        return self.flops / self.counted_s if self.flops and self.counted_s else None
+        return _rate(self.flops, self.counted_s)
 
     @property
     def bytes_per_s(self) -> float | None:
-        return self.bytes / self.counted_s if self.bytes and self.counted_s else None
+        return _rate(self.bytes, self.counted_s)
 
     @property
     def intensity(self) -> float | None:
@@ -85,11 +90,11 @@ class TopOp(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def flops_per_s(self) -> float | None:
-        return self.flops / self.counted_s if self.flops and self.counted_s else None
+        return _rate(self.flops, self.counted_s)
 
     @property
     def bytes_per_s(self) -> float | None:
-        return self.bytes / self.counted_s if self.bytes and self.counted_s else None
+        return _rate(self.bytes, self.counted_s)
 
 
 class CopyKind(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -75,29 +75,29 @@ Matched = list[dict[int, Arrival]]
 
 
 def matched(processes: Mapping[int, CollectivesRecord]) -> list[Matched]:
-    """The collectives in which all `processes` take part, as far as all have reported them, by read of the first process."""
+    """Return the collectives of all `processes` that each process has reported, for each read of the process with the lowest rank."""
     if len(processes) < 2:
         return []
     first, *others = sorted(processes)
-    known = {rank: {key: call for read in processes[rank].reads() for key, call in read.items()} for rank in others}
+    calls_of = {rank: {key: call for read in processes[rank].reads() for key, call in read.items()} for rank in others}
     seen: set[tuple[str, int]] = set()
     reads = []
     for read in processes[first].reads():
         common: Matched = []
         for key, call in sorted(read.items(), key=lambda item: item[1].at_us):
-            if key in seen or call.size != len(processes) or any(key not in known[rank] for rank in others):
+            if key in seen or call.size != len(processes) or any(key not in calls_of[rank] for rank in others):
                 continue
             seen.add(key)
-            common.append({first: call} | {rank: known[rank][key] for rank in others})
+            common.append({first: call} | {rank: calls_of[rank][key] for rank in others})
         if len(common) >= LEAST:
             reads.append(common)
     return reads
 
 
 def is_timed(reads: list[Matched]) -> bool:
-    """Whether the durations of most of the collectives are known in all processes."""
-    known = [all(call.lasts_s > 0 for call in calls.values()) for read in reads for calls in read]
-    return bool(known) and sum(known) > len(known) / 2
+    """Return whether all processes have reported a duration of most of the collectives."""
+    has_durations = [all(call.lasts_s > 0 for call in calls.values()) for read in reads for calls in read]
+    return bool(has_durations) and sum(has_durations) > len(has_durations) / 2
 
 
 def why_not_compared(processes: Mapping[int, CollectivesRecord], device: str, hosts: int) -> str:

@@ -8,6 +8,7 @@ import platform
 import sys
 from typing import Any
 
+from ..free_memory import pci_address
 from ..protocol import Knobs
 from . import changes
 from .changes.control import Control
@@ -213,9 +214,8 @@ def device_pci() -> str:
     place = device()
     if not place.startswith("cuda"):
         return ""
-    properties = sys.modules["torch"].cuda.get_device_properties(place)
-    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    return "" if any(type(part) is not int for part in parts) else ":".join(f"{part:x}" for part in parts)
+    parts = pci_address(sys.modules["torch"].cuda.get_device_properties(place))
+    return "" if parts is None else ":".join(f"{part:x}" for part in parts)
 
 
 @unseen

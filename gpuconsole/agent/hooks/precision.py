@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
-from .guard import ask, unseen
+from .guard import ask, unseen, without_failures
 from .structure import children, parameters_of
 
 MOST_WRAPPERS = 16
@@ -30,8 +30,10 @@ def precision_within(module: Any) -> str:
     """`bf16` or `fp16` where a pass of `module` is set to it within the module: by autocast around its forward function, or by the mixed precision of FSDP or
     DDP. Empty otherwise."""
     kind = _kind_of_device(module)
-    wrapped = [module, *children(module)[:1]]  # DDP holds the model of the program, whose forward function accelerate has wrapped
-    return next((found for one in wrapped if (found := _of_shards(one) or _of_wrappers(one, kind))), "")
+    models = [module, *children(module)[:1]]  # DDP holds the model of the program, whose forward function accelerate has wrapped
+    with without_failures():
+        return next((precision for model in models if (precision := _of_shards(model) or _of_wrappers(model, kind))), "")
+    return ""
 
 
 def _kind_of_device(module: Any) -> str:
@@ -47,7 +49,7 @@ def _of_shards(module: Any) -> str:
     if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
         state = getattr(module, "_get_fsdp_state", lambda: None)()  # FSDP 2 has no public way to its policy (torch 2.13)
         holders.append(getattr(state, "_mp_policy", None))
-    return next((found for holder in holders if (found := BY_DTYPE.get(str(ask(holder, "param_dtype")), ""))), "")
+    return next((precision for holder in holders if (precision := BY_DTYPE.get(str(ask(holder, "param_dtype")), ""))), "")
 
 
 def _of_wrappers(module: Any, kind: str) -> str:
@@ -55,28 +57,28 @@ def _of_wrappers(module: Any, kind: str) -> str:
     autocast = sys.modules["torch"].autocast
     waiting, seen = [ask(module, "__dict__", {}).get("forward")], set[int]()
     while waiting and len(seen) < MOST_WRAPPERS:
-        one = waiting.pop()
-        if id(one) in seen:
+        wrapper = waiting.pop()
+        if id(wrapper) in seen:
             continue
-        seen.add(id(one))
-        if issubclass(type(one), autocast):
-            if one.device == kind and one._enabled:
-                return BY_DTYPE.get(str(one.fast_dtype), "")
+        seen.add(id(wrapper))
+        if issubclass(type(wrapper), autocast):
+            if wrapper.device == kind and wrapper._enabled:
+                return BY_DTYPE.get(str(wrapper.fast_dtype), "")
         else:
-            waiting += _inside(one)
+            waiting += _inside(wrapper)
     return ""
 
 
-def _inside(one: Any) -> Iterator[Any]:
-    """What a function holds: the function of a method, the variables around it, and the function that it wraps."""
-    if type(one) is MethodType:
-        yield one.__func__
-    elif type(one) is FunctionType:
-        for cell in one.__closure__ or ():
+def _inside(wrapper: Any) -> Iterator[Any]:
+    """Yield what a wrapper holds: the function of a method, the variables around a function, and the function that it wraps."""
+    if type(wrapper) is MethodType:
+        yield wrapper.__func__
+    elif type(wrapper) is FunctionType:
+        for cell in wrapper.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:  # a variable that has no value yet
                 continue
-        yield one.__dict__.get("__wrapped__")
-    elif "model_forward" in (held := ask(one, "__dict__", {})):  # accelerate's ConvertOutputsToFp32
+        yield wrapper.__dict__.get("__wrapped__")
+    elif "model_forward" in (held := ask(wrapper, "__dict__", {})):  # accelerate's ConvertOutputsToFp32
         yield held["model_forward"]

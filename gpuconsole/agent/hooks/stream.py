@@ -39,7 +39,7 @@ class StreamClock:
         """Of the steps at whose end the device had caught up: how far the host was ahead of the device at most in each, and their length. A host that was ahead
         within a step has waited for the device: a synchronisation, in whatever function."""
         self._caught_up: set[int] = set()
-        """The identities of the events of these steps, until their times are known."""
+        """The numbers of these steps, until their times are known."""
         self._losses = torch.empty(LOSSES, dtype=torch.float32, device="cpu", pin_memory=True)
         self._free_losses = list(range(LOSSES))
         recorder.on_stream, recorder.read, recorder.settle = True, self.record, self.settle
@@ -71,7 +71,7 @@ class StreamClock:
             if len(events) > 1 and events[-1] is not None and events[-2] is not None:
                 if events[-2].query():
                     self.caught_up += 1
-                    self._caught_up.add(id(events))
+                    self._caught_up.add(recorder.index)
                 self.steps += 1
         except Exception as problem:
             if switch.part_off("stream.look", problem):
@@ -109,6 +109,7 @@ class StreamClock:
                     return settled, steps[position:]
                 has_all = len(events) == len(step[2]) + 1
                 settled.append(self._resolved(step, events) if has_all else self._with_loss(step, events))
+            self._caught_up.discard(step[0])
         return settled, []
 
     def _resolved(self, step: RawStep, events: list[Any]) -> RawStep:
@@ -116,9 +117,7 @@ class StreamClock:
         spans = [before.elapsed_time(after) * 1e-3 if before is not after else 0.0 for before, after in itertools.pairwise(events)]
         elapsed = list(itertools.accumulate(spans))
         start = step[3][-1] - elapsed[-1]
-        readings: Any = step[9]
-        if id(readings) in self._caught_up:
-            self._caught_up.discard(id(readings))
+        if step[0] in self._caught_up:
             self.ahead_s += max(0.0, *(start + t - ended for t, ended in zip(elapsed, step[3], strict=True)))
             self.caught_up_s += elapsed[-1]
         distinct = {id(event): event for event in events[:-1]}  # the last event may begin the next step

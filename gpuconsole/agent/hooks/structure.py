@@ -59,7 +59,7 @@ class Structure:
 
 
 def _shape_of_transformer(config: Any) -> dict[str, float]:
-    layers, width = (next((value for name in names if isinstance(value := ask(config, name), int)), 0) for names in (LAYERS, WIDTHS))
+    layers, width = _number(config, LAYERS), _number(config, WIDTHS)
     return {"layers": float(layers), "width": float(width)} if layers and width else {}
 
 
@@ -78,8 +78,12 @@ def _stored(module: Any) -> int:
 
 def _number_of_experts(config: Any) -> tuple[int, int]:
     """The experts of a layer, and those that one token goes through; 0 where a configuration does not say so."""
-    count, active = (next((value for name in names if type(value := ask(config, name)) is int), 0) for names in (EXPERTS, ACTIVE_EXPERTS))
-    return count, active
+    return _number(config, EXPERTS), _number(config, ACTIVE_EXPERTS)
+
+
+def _number(config: Any, names: tuple[str, ...]) -> int:
+    """Return the first of these settings that is a number; 0 where none is."""
+    return next((value for name in names if type(value := ask(config, name)) is int), 0)
 
 
 def _stacked_experts(weights: list[Any], config: Any) -> list[Any]:

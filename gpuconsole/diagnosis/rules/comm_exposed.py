@@ -26,9 +26,8 @@ the slowest process without it: no computation hides this part. In ordinary step
 other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
 In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
 of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
-With FSDP
-on a CPU this time is a lower bound. With FSDP on a GPU it is not known: NCCL's durations in torch's own record of collectives
-(TORCH_NCCL_ENABLE_TIMING=1 in the environment of the job) give an upper bound. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
+With FSDP on a CPU this time is a lower bound. With FSDP on a GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
+TORCH_NCCL_ENABLE_TIMING=1 is in the environment of the job. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
 Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""
@@ -60,7 +59,7 @@ gather parameters in every pass."""
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=changes)
 
     def _at_most(self, case: Case) -> Finding:
-        """The conclusion where only the time of all collectives is known, however much of it computation hides."""
+        """Judge by the time of all collectives. How much of this time computation hides is not known."""
         taken, step, limit = case.value("comm.collectives_s"), case.value("step_s"), comm.EXPOSED * case.value("step_s")
         if taken < limit:
             return self.clear(taken / limit, case.evidence(("comm.collectives_s", limit), "step_s"))

@@ -7,7 +7,7 @@ from gpuconsole.diagnosis.rule import Case, Finding, Rule
 
 SLOWS = {
     "CUDA_LAUNCH_BLOCKING": "CUDA_LAUNCH_BLOCKING=1 makes the host wait for each kernel: the GPU is idle while the host prepares the next one",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "PYTORCH_NO_CUDA_MEMORY_CACHING=1 takes memory from the driver for each tensor, and gives it back: both wait for the GPU",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "with PYTORCH_NO_CUDA_MEMORY_CACHING=1 torch asks the driver for the memory of each tensor, and the driver waits for the GPU",
 }
 """Switches for debugging. No job needs them in each run."""
 MAY_SLOW = {
@@ -25,12 +25,12 @@ class HostEnvironment(Rule):
     clear_title = "No switch of the environment slows the job"
     thresholds = (host.ON,)
     reads = (*(f"environment.{name}" for name in (*SLOWS, *MAY_SLOW)), "is_gpu")
-    text = """The agent reads a few variables of the environment of the job. Two are for debugging, and slow each step: CUDA_LAUNCH_BLOCKING (CUDA C++ Programming
-Guide: "should never be used as a way to make production software run reliably") and PYTORCH_NO_CUDA_MEMORY_CACHING. The finding fires for these. What they cost is
-not known before the job runs without them. Three are needed by some jobs, and slow others: NVIDIA_TF32_OVERRIDE=0, NCCL_P2P_DISABLE=1 and
-TORCH_NCCL_BLOCKING_WAIT=1. For these the finding is a note. While CUDA_LAUNCH_BLOCKING is set, rules about kernel launches and about waits for the GPU have no
-conclusion: the host then waits for each kernel. What helps: unset the variable, and start the job again."""
-    ignore = "You look for the kernel that fails, and unset the variable afterwards."
+    text = """The agent reads a few variables of the environment of the job. Two are for debugging, and slow each step: CUDA_LAUNCH_BLOCKING (CUDA's
+programming guide: "This feature is provided for debugging purposes only") and PYTORCH_NO_CUDA_MEMORY_CACHING. The finding fires for these two. Their cost is
+known only when the job has run without them. Some jobs need one of three others, which slow other jobs: NVIDIA_TF32_OVERRIDE=0, NCCL_P2P_DISABLE=1 and
+TORCH_NCCL_BLOCKING_WAIT=1. For these three the finding is a note. CUDA_LAUNCH_BLOCKING makes the host wait for each kernel. So rules about kernel launches and
+about waits for the GPU have no conclusion while it is set. What helps: unset the variable, and start the job again."""
+    ignore = "You need the variable, or you look for the kernel that fails and unset the variable afterwards."
 
     def judge(self, case: Case) -> Finding:
         case.value("environment.CUDA_LAUNCH_BLOCKING")  # not known before the agent has described the job

@@ -126,7 +126,8 @@ def _kernel_cells(op: TopOp, steps: int, roof: Roof | None, on_gpu: bool) -> lis
 
 
 def of_peak(op: TopOp, roof: Roof) -> float | None:
-    """The share of the rate that the device can reach at the intensity of a kernel (its roofline); None where its work or the peak is not known."""
+    """Return the rate of a kernel over the highest rate that the device can reach at the kernel's FLOPs per byte (the roofline). None where the FLOPs and bytes of
+    the kernel, or the peak, are not known."""
     if not op.bytes_per_s:
         return None
     if op.flops_per_s and op.flops and op.bytes:

@@ -81,8 +81,8 @@ def used_by(processes: list[Process]) -> float | None:
 
 
 def without_files(values: dict[str, float], node: int, nodes: Path = NODES) -> dict[str, float]:
-    """Return the used and the free bytes of a GPU whose memory is a NUMA node, with cached files as free memory. `values`: what NVML reports. Empty where the
-    system does not tell."""
+    """Return the used and the free bytes of a GPU whose memory is a NUMA node. Cached files count as free memory. `values`: the figures of NVML. Empty if the kernel
+    does not report the cached files of the node."""
     used, free = values.get("gpu.hbm_used_bytes"), values.get("gpu.hbm_free_bytes")
     try:
         text = (nodes / f"node{node}" / "meminfo").read_text(encoding="ascii", errors="replace")

@@ -112,3 +112,17 @@ def test_a_forward_function_that_holds_itself_ends_the_search() -> None:
 
     made.forward = forward
     assert precision_within(made) == ""
+
+
+class Hostile:
+    """Raises whatever it is asked."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def test_an_object_that_raises_costs_the_figure_only() -> None:
+    made: Any = model()
+    made.__dict__["forward"] = Hostile()
+    made.__dict__["mixed_precision"] = Hostile()
+    assert precision_within(made) == ""

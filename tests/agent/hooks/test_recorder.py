@@ -64,7 +64,7 @@ class Event:
 def test_a_step_of_a_trial_on_a_gpu_has_two_events_and_its_loss() -> None:
     events: list[Event] = []
     recorder, clock = Recorder(), StreamClock.__new__(StreamClock)
-    clock._free = []
+    clock._free, clock._caught_up = [], set()
 
     def read() -> Event:
         events.append(Event())
@@ -86,3 +86,29 @@ def test_a_step_of_a_trial_on_a_gpu_has_two_events_and_its_loss() -> None:
     assert len(settled) == len(rest) == 1 and clock._free == events[:2]
     codes, ends, loss, readings = settled[0][2], settled[0][3], settled[0][6], settled[0][9]
     assert len(codes) == len(ends) == 7 and ends == sorted(ends) and loss == 2.5 and readings is None
+
+
+class AtTime:
+    """An event that the GPU has passed at a time, in seconds."""
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: AtTime) -> float:
+        return (later.at_s - self.at_s) * 1e3
+
+
+@pytest.mark.parametrize(("issued_s", "ahead_s"), [((0.1, 0.2, 1.0), 0.7), ((0.4, 0.9, 1.0), 0.0)])
+def test_a_host_that_waits_within_a_step_was_ahead_of_the_gpu(issued_s: tuple[float, ...], ahead_s: float) -> None:
+    """The GPU passes the marks at 0.4, 0.9 and 1.0 s. In the first case the host has issued all work by 0.2 s, and then waits, in whatever function."""
+    clock = StreamClock.__new__(StreamClock)
+    clock._free, clock._caught_up, clock.ahead_s, clock.caught_up_s = [], {7, 8}, 0.0, 0.0
+    events = [AtTime(at_s) for at_s in (0.0, 0.4, 0.9, 1.0)]
+    step = (7, 0.0, [FORWARD, BACKWARD, OPTIMIZER], list(issued_s), 1, 0, None, 0, 0, events)
+    without_times = (8, 0.0, [FORWARD], [2.0], 1, 0, None, 0, 0, [AtTime(1.0), None])
+    clock._settled([step, without_times], wait=False)  # type: ignore[list-item]
+    assert clock.ahead_s == pytest.approx(ahead_s) and clock.caught_up_s == pytest.approx(1.0)
+    assert not clock._caught_up, "no step is left over, also none whose times are not known"

@@ -73,10 +73,10 @@ def formulas() -> dict[str, Callable[..., float]]:
     """The formulas of operators by name, without the name of their overload: torch's own, and those of operators that torch leaves out."""
     from torch.utils.flop_counter import flop_registry
 
-    known = {operator.__name__: formula for operator, formula in flop_registry.items() if hasattr(operator, "__name__")}
-    known |= {name: known[other] for name, other in LIKE.items() if name not in known and other in known}
+    of_torch = {operator.__name__: formula for operator, formula in flop_registry.items() if hasattr(operator, "__name__")}
+    like_others = {name: of_torch[other] for name, other in LIKE.items() if other in of_torch}
     own = {"_grouped_mm": grouped_product, "_scaled_grouped_mm": grouped_product, "_scaled_grouped_mm_v2": grouped_product}
-    return {**own, "_scaled_mm_v2": scaled_product, **known}
+    return {**own, "_scaled_mm_v2": scaled_product, **like_others, **of_torch}
 
 
 # --- one step ------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class StepCount:
         import torch
         from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-        count, known = self, formulas()
+        count, formula_of = self, formulas()
         self.flops: float | None = 0.0
         self.reason = NO_FORMULA
         self.convolved = self.masked = self.recomputed = 0.0
@@ -123,7 +123,7 @@ class StepCount:
                 if packet is None or packet.__name__ in PRODUCTS:
                     count.note_special(packet)
                 elif count.flops is not None:
-                    formula = known.get(packet.__name__) if func.namespace == "aten" else None
+                    formula = formula_of.get(packet.__name__) if func.namespace == "aten" else None
                     if formula is None:
                         if func.namespace not in NAMESPACES or packet.__name__ in UNKNOWN:
                             count.unknown.add(f"{func.namespace}::{packet.__name__}")
@@ -214,7 +214,7 @@ class StepCount:
 def has_products(loss: Any) -> bool:
     """Whether the graph of `loss`, a tensor or several, has one of PRODUCTS; also where the graph is too large to be searched."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
-    nodes = [node for one in losses if (node := getattr(one, "grad_fn", None)) is not None]
+    nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()

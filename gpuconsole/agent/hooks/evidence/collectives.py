@@ -12,8 +12,8 @@ A read copies the whole record: about 14 µs of CPU time for each entry, 28 ms f
 steps, at most once in SLOT_S seconds, and so seldom that it takes at most BUDGET of the time. All processes of a host read after the same full
 multiple of SLOT_S on its clock, so that they pause together, and report the same collectives.
 
-With NCCL a read asks the events of collectives that are not over. Torch frees these events in another thread unless it keeps them in a cache, as it does
-since EVENTS_CACHED: before, nothing is read.
+With NCCL, a read queries the CUDA events of collectives that have not ended. Older versions of torch free these events in another thread at any time. From
+version EVENTS_CACHED on, torch keeps them in a cache. So with NCCL the agent reads nothing in older versions.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from ...forks import in_forked_children
 from ...protocol import COLLECTIVE_KINDS, Arrival, CollectiveKind, Collectives
 from .. import described
 from ..guard import switch
@@ -234,17 +235,36 @@ def _sum(kind: str, calls: list[Entry]) -> CollectiveKind:
     return CollectiveKind(kind, len(calls), sum(entry.bytes for entry in calls), sum(timed), len(timed))
 
 
+class _Pause:
+    """Pauses the garbage collector, where the program has it on."""
+
+    def __init__(self) -> None:
+        self._paused = False
+        in_forked_children(self.end)
+
+    def begin(self) -> None:
+        if gc.isenabled():
+            self._paused = True
+            gc.disable()
+
+    def end(self) -> None:
+        """Let the collector work again. A child that another thread of the program forks during the pause does so at once."""
+        if self._paused:
+            self._paused = False
+            gc.enable()
+
+
+_pause = _Pause()
+
+
 def _loaded(dump: Any, world_size: int) -> list[Entry]:
-    """Copy and read the record. Its containers are gone at the end. Without a pause of the garbage collector they would make it look through all objects of
+    """Copy and read the record. All its containers are freed at the end. Without the pause, these containers would start collections that look at all objects of
     the program, which takes 100 ms."""
-    collects = gc.isenabled()
-    if collects:
-        gc.disable()
+    _pause.begin()
     try:
         return entries_of(_Plain(io.BytesIO(dump(includeStackTraces=False))).load(), world_size)
     finally:
-        if collects:
-            gc.enable()
+        _pause.end()
 
 
 flight_recorder = FlightRecorder()

@@ -39,8 +39,8 @@ def memory_parts() -> Signals:
 
 
 def peaks(figures: Counted, states: float) -> Signals:
-    """Return the peaks of torch's allocator since the program began, and the limit, as signals. `states`: the bytes of parameters, gradients and optimizer
-    states; the rest of the peak counts as activations."""
+    """Return the peaks of torch's allocator since the start of the program, and the size of the GPU's memory, as signals in bytes. `states`: the bytes of
+    parameters, gradients and optimizer states. The rest of the peak counts as activations."""
     values = {
         "memory.activations_bytes": max(0.0, figures.peak - states),
         "memory.allocated_peak_bytes": figures.peak,

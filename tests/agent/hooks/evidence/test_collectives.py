@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import sys
 from types import SimpleNamespace
@@ -160,3 +161,26 @@ def test_a_pickle_that_names_a_class_is_refused() -> None:
     with pytest.raises(pickle.UnpicklingError):
         collectives._loaded(lambda includeStackTraces: pickle.dumps(SimpleNamespace()), 2)
     assert gc.isenabled()
+
+
+# --- the garbage collector of the program --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_garbage_collector_is_as_before_also_in_a_child_that_is_forked_meanwhile(on: bool) -> None:
+    seen: list[int] = []
+
+    def copy(includeStackTraces: bool) -> bytes:
+        assert not gc.isenabled()
+        child = os.fork()
+        if not child:
+            os._exit(int(gc.isenabled()))
+        seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return pickle.dumps({"pg_config": {}, "entries": []})
+
+    try:
+        (gc.enable if on else gc.disable)()
+        collectives._loaded(copy, 2)
+        assert gc.isenabled() == on and seen == [int(on)]
+    finally:
+        gc.enable()
