@@ -9,10 +9,10 @@ import pytest
 from textual.pilot import Pilot
 
 from gpuconsole.model.machine import Peaks
-from gpuconsole.model.profile import OpClass
+from gpuconsole.model.profile import OpClass, TopOp
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.run.models import NO_PEAK, Roof, paint_roofline, roof_of
-from gpuconsole.report.run.profile import paint_profile
+from gpuconsole.report.run.profile import of_peak, paint_profile
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.pages import ProfileScreen
@@ -137,3 +137,14 @@ def test_with_nothing_to_profile_it_says_what_to_do() -> None:
     stopped = gpu_view()
     run = msgspec.structs.replace(stopped.runs[-1], state="finished", unavailable={"profile": "torch.profiler cannot profile here: busy"})
     assert "No profile: torch.profiler cannot profile here: busy" in text(msgspec.structs.replace(stopped, runs=(run,)), 80)
+
+
+@pytest.mark.parametrize(
+    ("op_class", "bandwidth", "reached"),
+    [("elementwise", 1e10, 0.1), ("elementwise", None, None), ("gemm", None, 1e-3), ("gemm", 1e10, 0.1)],
+)
+def test_the_share_of_the_peak_needs_the_peak_that_limits_a_kernel(op_class: str, bandwidth: float | None, reached: float | None) -> None:
+    """1 FLOP/byte at 1 GB/s. Where the bandwidth is not known, nobody knows what a kernel reaches that memory limits."""
+    op = TopOp("kernel", op_class, 1.0, 0.1, 1, 1e9, 1e9, 1.0)  # type: ignore[arg-type]
+    share = of_peak(op, Roof(1e12, "", bandwidth, ""))
+    assert share == (None if reached is None else pytest.approx(reached))

@@ -97,18 +97,18 @@ def _class_cells(kernels: OpClass, part: float, steps: int) -> list[tuple[str, s
 
 def _longest(report: ProfileReport, roof: Roof | None = None) -> list[Part]:
     """A row for each of the longest kernels. `roof`: the peaks of the device, by which the reached share is known."""
-    on_gpu = any(op.blocks_per_sm is not None for op in report.top)
+    has_blocks, what = any(op.blocks_per_sm is not None for op in report.top), "operator" if report.stalls is None else "kernel"
     columns = [
-        Column("share", ">"), Column("a step", ">"), Column("kernel", least=28), Column("class", drop=2),
+        Column("share", ">"), Column("a step", ">"), Column(what, least=28), Column("class", drop=2),
         Column("FLOP/s", ">", drop=4), Column("bytes/s", ">", drop=5),
     ]  # fmt: skip
     columns += [Column("of peak", ">", drop=1)] if roof is not None else []
-    columns += [Column("blocks/SM", ">", drop=3), Column("launched by", drop=6)] if on_gpu else []
-    rows = [_kernel_cells(op, report.steps, roof, on_gpu) for op in report.top[:TOP]]
-    return [heading("Longest kernels"), Table(columns, rows)]
+    columns += [Column("blocks/SM", ">", drop=3), Column("launched by", drop=6)] if has_blocks else []
+    rows = [_kernel_cells(op, report.steps, roof, has_blocks) for op in report.top[:TOP]]
+    return [heading(f"Longest {what}s"), Table(columns, rows)]
 
 
-def _kernel_cells(op: TopOp, steps: int, roof: Roof | None, on_gpu: bool) -> list[tuple[str, str]]:
+def _kernel_cells(op: TopOp, steps: int, roof: Roof | None, has_blocks: bool) -> list[tuple[str, str]]:
     cells = [
         (units.quantity(op.share_ratio, "ratio"), "accent"),
         (f"{op.calls / steps:.0f}x", "accent"),
@@ -120,15 +120,19 @@ def _kernel_cells(op: TopOp, steps: int, roof: Roof | None, on_gpu: bool) -> lis
     if roof is not None:
         reached = of_peak(op, roof)
         cells.append((units.NA if reached is None else units.percent(reached).strip(), ""))
-    if on_gpu:
+    if has_blocks:
         cells += [(units.NA if op.blocks_per_sm is None else f"{op.blocks_per_sm:.1f}", "dim"), (op.launched_by or units.NA, "dim")]
     return cells
+
+
+LIMITED_BY_ARITHMETIC = ("gemm", "convolution", "attention")
+"""Classes of kernels for which the peak of arithmetic is a limit, also where the bandwidth of the memory is not known."""
 
 
 def of_peak(op: TopOp, roof: Roof) -> float | None:
     """Return the rate of a kernel over the highest rate that the device can reach at the kernel's FLOPs per byte (the roofline). None where the FLOPs and bytes of
     the kernel, or the peak, are not known."""
-    if not op.bytes_per_s:
+    if not op.bytes_per_s or (roof.bytes_per_s is None and op.op_class not in LIMITED_BY_ARITHMETIC):
         return None
     if op.flops_per_s and op.flops and op.bytes:
         return op.flops_per_s / roof.at(op.flops / op.bytes)
