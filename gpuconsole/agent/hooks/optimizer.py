@@ -209,21 +209,22 @@ def _without_self(plain: Any) -> Any:
 
 @wrappers_without_level
 def _spanned_step(plain: Any) -> Any:
-    """The function `plain` of an optimizer's step as a segment."""
+    """The function `plain` of an optimizer's step as a segment. The parameters are those of torch's own steps: see `alike`."""
 
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.compiles() or switch.failed:
-            return plain(self, *args, **kwargs)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if tracing.compiles() or switch.failed or not args:
+            return plain(*args, **kwargs)
+        self = args[0]
         if earlier and id(self) in earlier:
             adopt(self)
         if recorder.light and recorder.light == get_ident() and len(recorder.stack) == 1:
             recorder.stack.append(OPTIMIZER)
             passes.state.evaluated, passes.state.evaluates_again = None, type(self).__name__ == LBFGS
         elif tracing.is_compiling() or not begin(self):
-            return plain(self, *args, **kwargs)
+            return plain(*args, **kwargs)
         done = False
         try:
-            result = plain(self, *args, **kwargs)
+            result = plain(*args, **kwargs)
             done = True
             return result
         except RuntimeError as problem:

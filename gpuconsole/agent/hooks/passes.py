@@ -172,7 +172,7 @@ def begin_light(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         recorder.stack.append(FORWARD)
         if not state.sized:
             state.sized = True
-            if not repeats_closure():
+            if not state.evaluates_again or not repeats_closure():
                 count_samples(args, kwargs)
         return True
     except Exception as problem:

@@ -89,7 +89,8 @@ FUNCTIONS = Group(
         Touch("torch.autograd", "backward", "phase backward; loss; line of a failed allocation", When.IMPORT),
         Touch("torch.autograd", "grad", "phase backward", When.IMPORT),
         Touch(f"{OPTIMIZER}+", "step", "the end of a step; phase optimizer", When.MADE,
-              "A class that inherits `step` gets an attribute of its own, with the mark `_gpuconsole_watched`.",
+              "A class that inherits `step` gets an attribute of its own, with the mark `_gpuconsole_watched`."
+              " The local names of the code of torch's own `step` and `zero_grad`, which take `*args, **kwargs`, are ours.",
               fails="A class that lets nobody set attributes is not watched: its steps are not seen."),
         Touch(f"{OPTIMIZER}()", "step", "the same, where a scheduler of the learning rate has given the object a `step` of its own", When.BLOCK),
         Touch(f"{OPTIMIZER}()", "step", "nothing: a scheduler that the program makes wraps the `step` that it finds", When.MADE,

@@ -71,6 +71,8 @@ class Watch:
         """The samples of the newest training pass that counted."""
         self.batch_size = 0
         """The largest first dimension of the first tensor of a training pass."""
+        self.counted: tuple[Any, ...] = ()
+        """The shape and the number type of the last first tensor of a training pass, the size of the loader's batches then, and its samples and tokens."""
         self.loader_batch = 0
         """The size of the batches of the DataLoader that the training uses; 0: not known."""
         self.micro_batches = 1
@@ -175,9 +177,20 @@ switch.begin_anew.append(_begin_anew)
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens. Where the
     size of the loader's batches is known, a list of as many tensors, and a second dimension of that size, are such a batch. Where an argument raises an
-    exception, the pass has no samples that are known."""
+    exception, or torch.jit traces the pass, the pass has no samples that are known."""
     try:
-        with sys.modules["torch"]._C.DisableTorchFunction():  # a mode or a tensor class of the program would see that tensors are asked
+        torch = sys.modules["torch"]
+        if torch._C._get_tracing_state() is not None:  # torch.jit warns where a size is compared
+            return
+        value = args[0] if args else None
+        if type(value) is torch.Tensor and not torch._C._len_torch_function_stack():  # the usual pass: as the one before
+            counted = watch.counted
+            if counted and counted[0] == value.shape and counted[1] is value.dtype and counted[2] == watch.loader_batch:
+                recorder.samples += counted[3]
+                recorder.tokens += counted[4]
+                watch.newest_batch = counted[3]
+                return
+        with torch._C.DisableTorchFunction():  # a mode or a tensor class of the program would see that tensors are asked
             _count_samples(args, kwargs)
     except Exception as problem:
         if from_outside(problem):
@@ -187,7 +200,10 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The samples of a pass without gradients, as `count_samples` counts them; 0 where they are not known."""
     try:
-        with sys.modules["torch"]._C.DisableTorchFunction():
+        torch = sys.modules["torch"]
+        if torch._C._get_tracing_state() is not None:
+            return 0
+        with torch._C.DisableTorchFunction():
             samples = _samples_of(args, kwargs)[0]
             return samples if type(samples) is int else 0
     except Exception as problem:
@@ -201,11 +217,13 @@ def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not shape:
         return
     recorder.samples += samples
-    if type(samples) is int:  # a tensor while torch.jit traces
+    if type(samples) is int:  # a symbol of torch.export
         watch.newest_batch = samples
         watch.batch_size = max(watch.batch_size, samples)
-    if len(shape) == 2 and not value.dtype.is_floating_point:
-        recorder.tokens += shape[0] * shape[1]
+    tokens = shape[0] * shape[1] if len(shape) == 2 and not value.dtype.is_floating_point else 0
+    recorder.tokens += tokens
+    if type(samples) is int and args and value is args[0]:
+        watch.counted = (shape, value.dtype, watch.loader_batch, samples, tokens)
 
 
 def _samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:

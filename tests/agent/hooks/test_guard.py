@@ -176,3 +176,21 @@ def test_a_wrapper_shows_the_parameters_of_what_it_wraps() -> None:
     assert shown(1, 2, "y", 3, third=4.0, second_one=5) == original(1, 2, "y", 3, third=4.0, second_one=5)
     with pytest.raises(TypeError, match=r"^original\(\) missing 1 required positional argument: 'first'$"):
         shown(1)
+
+
+def test_a_wrapper_with_the_parameters_of_what_it_wraps_is_called_itself() -> None:
+    """A function around it would cost each step of the program its call."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> int:
+        return 1 + original(*args, **kwargs)
+
+    def original(*args: Any, **kwargs: Any) -> int:
+        return len(args) + len(kwargs)
+
+    shown = alike(wrapper, original)
+    assert shown is wrapper and shown(1, 2, a=3) == 4
+    assert (shown.__name__, shown.__code__.co_name, inspect.getfullargspec(shown)) == (
+        "original",
+        "original",
+        inspect.getfullargspec(original),
+    )

@@ -33,8 +33,8 @@ def make_batch():
 
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for _ in range(20):
-    x, y = make_batch()
+batches = torch.utils.data.DataLoader([sample for _ in range(20) for sample in zip(*make_batch(), strict=True)], batch_size=4)
+for x, y in batches:
     loss = F.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()
@@ -67,6 +67,7 @@ def scaled(x, by):
 
 print("fullgraph", scaled(x, 2.0).shape, torch._dynamo.explain(model)(x).graph_break_count)
 print("script", torch.jit.script(model)(x).shape, torch.jit.trace(model, x)(x).shape)
+print("traced with another size of batch", torch.jit.trace(model, torch.randn(5, 8))(x).shape)
 print("fx", [node.op for node in torch.fx.symbolic_trace(model).graph.nodes])
 print("export", [node.op for node in torch.export.export(model, (x,)).graph.nodes])
 print("vmap", torch.func.vmap(model)(x).shape)

@@ -71,6 +71,9 @@ for function in FUNCTIONS:
         print(name, getattr(function, name, "none"))
     if hasattr(function, "__code__"):
         code = function.__code__
-        print(code.co_varnames, code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_name, code.co_flags & 0x0C)
+        names = (
+            code.co_varnames if code.co_argcount else code.co_varnames[:2]
+        )  # a function of args and kwargs tells nothing by its local names
+        print(names, code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_name, code.co_flags & 0x0C)
 for wrong in (lambda: torch.optim.Optimizer([]), lambda: torch.save(), lambda: model.zero_grad(1, 2), lambda: DataLoader(batch=1)):
     print(shown(wrong))
