@@ -86,7 +86,15 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
     after_pass = sum(sample.weight for sample in samples if sample.part == "loss") / total
     is_loss = torch_ratio(samples) > 1 - LEAST_REST or loss_ratio >= after_pass / 2
     parts = SCRIPT if is_loss else (*SCRIPT, "loss")
-    own = [sample for sample in samples if sample.part in parts and sample.lines and not (sample.part == "loss" and is_torch(sample))]
+    whole = {sample.lines[0] for sample in samples if sample.part == "optimizer" and sample.lines}
+    own = [
+        sample
+        for sample in samples
+        if sample.part in parts
+        and sample.lines
+        and not (sample.part == "loss" and is_torch(sample))
+        and not (sample.callee and sample.lines[0] in whole)  # Python of the library that runs the loop, as in `trainer.fit()`
+    ]
     most = _largest(_with_called(own, samples, total))
     source = f"{total:.0f} stack samples of ordinary steps"
     signals = {

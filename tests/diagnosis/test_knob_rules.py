@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
@@ -160,3 +162,24 @@ def test_an_offer_of_cores_is_withdrawn_when_others_take_them() -> None:
     free, taken = (evaluate(case(knobs=knobs, **{**FASTER, **IDLE, "host__others_cpu_ratio": others})) for others in (0.1, 0.5))
     states = [next(one.state for one in steadied.update(found) if one.rule == "host.idle_cores") for found in (free, free, taken)]
     assert states == ["cant_tell", "fires", "clear"]
+
+
+def test_a_model_in_float64_is_named_by_what_is_multiplied_or_by_its_weights() -> None:
+    counted = replace(case(knobs={"precision": "fp64"}, precision__fp64_ratio=1.0), is_job=True)
+    finding = of("gpu.double_precision", counted)
+    assert (finding.state, finding.suggestions[0].changes) == ("fires", {"precision": "fp32"})
+    assert finding.recoverable_ratio == pytest.approx(0.95 / 3)
+    assert of("gpu.double_precision", replace(case(knobs={"precision": "fp64"}), is_job=True)).state == "fires"
+
+
+@pytest.mark.parametrize(
+    ("precision", "signals"),
+    [
+        ("fp32", {}),
+        ("fp32", {"precision__fp64_ratio": 0.2}),
+        ("fp64", {"precision__fp64_ratio": 1.0, "forward_ratio": 0.05, "backward_ratio": 0.1, "data_wait_ratio": 0.8}),
+        ("fp64", {"precision__fp64_ratio": 1.0, "is_gpu": 1.0, "host__caught_up_ratio": 1.0, "sync__wait_s": 0.0, "sync__calls": 0.0}),
+    ],
+)
+def test_float64_that_does_not_decide_the_time_of_a_step_is_left_alone(precision: str, signals: dict[str, float]) -> None:
+    assert of("gpu.double_precision", replace(case(knobs={"precision": precision}, **signals), is_job=True)).state == "clear"

@@ -72,6 +72,15 @@ def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
     assert signals["stack.line_cpu_ratio"].value == pytest.approx(0.75)
 
 
+def test_python_of_the_library_that_runs_the_loop_is_not_the_scripts_own() -> None:
+    """`trainer.fit()` holds the whole step; a callback of the script is its own."""
+    fit = "train.py:44 main"
+    inside = [sample(20, fit, "feed", callee="lightning.Trainer.fit"), sample(30, fit, "optimizer", callee="torch.Adam.step")]
+    assert signals_of([*inside, REST])["stack.script_ratio"].value == 0
+    callback = sample(25, "train.py:9 on_batch_end", "between", caller=fit)
+    assert signals_of([*inside, REST, callback])["stack.script_ratio"].value == pytest.approx(25 / 125)
+
+
 @pytest.mark.parametrize("part", ["comm", "logging", "checkpoint"])
 def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
     signal = side_work_signals([sample(30, "train.py:8 write", part, caller="train.py:50 main"), sample(70, "train.py:9 step")])[

@@ -68,5 +68,5 @@ CASES: dict[str, Case] = {
     "gradient_hooks": Case(("SeonghwanSeo/kfold#195", "Lightning-AI/pytorch-lightning#11471"), HOST),
     "denormals": Case(("pytorch/pytorch#23862", "chainer/chainer#2554"), ("host.slowing_down", *HOST), ("meta.not_steady",)),
     "outputs_kept": Case(("pai4451/ML2021#2", "dmlc/dgl#5302"), ("mem.leak_host",), line=False, memory=True),
-    "double": Case(("gazprom-neft/seismiqb#19", "dingo-gw/dingo#55"), ("gpu.fp32_no_tensor_core",), line=False),
+    "double": Case(("gazprom-neft/seismiqb#19", "dingo-gw/dingo#55"), ("gpu.double_precision",), line=False),
 }  # fmt: skip

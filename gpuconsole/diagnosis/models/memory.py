@@ -320,7 +320,8 @@ def states_of(inputs: ModelInputs) -> States | None:
         return states(inputs.tensors, optim, sharding, inputs.replicas, 0, inputs.tensor_parallel)
     if inputs.parameters is None or inputs.trained is None or inputs.tensor_parallel > 1:
         return None
-    return states_by_count(inputs.parameters, inputs.trained, optim, sharding, inputs.replicas)
+    kept = states_by_count(inputs.parameters, inputs.trained, optim, sharding, inputs.replicas)
+    return States(2 * kept.parameters, 2 * kept.gradients, 2 * kept.optimizer) if inputs.precision == "fp64" else kept
 
 
 def exchanged_bytes(inputs: ModelInputs) -> tuple[float, float] | None:
@@ -351,7 +352,8 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
             predicted, note = None, f"not predicted: no model for the optimizer {optim}"
         if part == "gradients" and inputs.knobs.get("sparse"):
             predicted, note = None, "not predicted: the size of sparse gradients depends on the rows in the batch"
-        figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=formula, note=note)
+        twice = "2 x " if inputs.precision == "fp64" else ""
+        figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=twice + formula, note=note)
         figures.append(inputs.with_measurement(figure, figure.name, NOT_YET))
     return figures
 

@@ -13,7 +13,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
-from gpuconsole.session.figures.peak import TF32_FACTS, Peak, convolved_ratio, tf32_ratio
+from gpuconsole.session.figures.peak import COUNTED_TYPES, TF32_FACTS, Peak, convolved_ratio, tf32_ratio
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.side_work import SideWork
 
@@ -101,6 +101,9 @@ def run_signals(
         signals["mfu_at_least"] = Signal(1.0, "", "operators of other libraries ran, whose FLOPs are not known")
     if summary.mfu_above_peak:
         signals["mfu_above_peak"] = Signal(1.0, "", "the FLOP/s are above the peak")
+    counted = {name: share for name in COUNTED_TYPES if (share := record.facts.get(f"flops_{name}_ratio"))}
+    if counted:
+        signals["precision.fp64_ratio"] = Signal(counted.get("fp64", 0.0), "ratio", "FLOPs of the counted step by number type")
     if not on_cpu and TF32_FACTS[0] in record.facts:
         convolved = convolved_ratio(run.knobs, record.facts)
         source = f"torch's settings of TF32 for convolutions ({percent(convolved)} of the FLOPs) and for other products"

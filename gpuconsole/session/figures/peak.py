@@ -23,10 +23,10 @@ WHOLE = 0.95
 """From this share of the FLOPs on, the words leave out the rest."""
 TF32_FACTS = "tf32_convolutions", "tf32_matmul"
 """Facts of a user's job: 1 where an fp32 convolution, or an fp32 matrix product, may use TF32. cuDNN's default is 1, cuBLAS's is 0."""
-COUNTED_TYPES = ("fp32", "bf16", "fp16", "fp8", "fp4", "int8")
+COUNTED_TYPES = ("fp64", "fp32", "bf16", "fp16", "fp8", "fp4", "int8")
 """Number types of products that the agent counts, in the facts `flops_bf16_ratio` and so on."""
-CHOSEN_TYPES = ("fp32", "bf16", "fp16")
-"""Those of them that the knob `precision` has."""
+CHOSEN_TYPES = ("fp64", "fp32", "bf16", "fp16")
+"""Those of them that the knob `precision` of a job may show."""
 MOST_UTILIZATION = 1.05
 """No GPU is faster than its datasheet by more than its clock is above that of the datasheet."""
 LINEAR = 0.5

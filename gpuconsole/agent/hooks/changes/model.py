@@ -115,6 +115,8 @@ class Precision(TriedChange):
         parameter = next((weight for root in _roots(watch) for weight in parameters_of(root)), None)
         if parameter is not None and str(parameter.dtype) in HALF:
             return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
+        if parameter is not None and parameter.dtype is torch.float64:
+            return "fp64"
         return "tf32" if device_of(watch) == "cuda" and MatmulPrecision.is_tf32() else "fp32"
 
     def why_fixed(self, watch: Watch) -> str:
@@ -126,8 +128,8 @@ class Precision(TriedChange):
             return "the program calls its model inside autocast: the precision is set there"
         if (found := _of_passes(watch)) and not self._value:
             return f"the passes of the model compute in {found}: the precision is set within the model"
-        if next(weight for root in _roots(watch) for weight in parameters_of(root)).dtype.itemsize < 4:
-            return "the weights of the model are in 16 bits: the precision was chosen when the model was made"
+        if (bits := 8 * next(weight for root in _roots(watch) for weight in parameters_of(root)).dtype.itemsize) != 32:
+            return f"the weights of the model are in {bits} bits: the precision was chosen when the model was made"
         return ""
 
     @unseen

@@ -228,6 +228,13 @@ def test_precisions_that_cannot_change() -> None:
     assert "inside autocast" in precision.why_fixed(job.watch)
 
 
+@pytest.mark.parametrize(("dtype", "name", "bits"), [(torch.float64, "fp64", 64), (torch.bfloat16, "bf16", 16)])
+def test_the_precision_of_weights_that_are_not_in_fp32_is_theirs_and_stays(dtype: torch.dtype, name: str, bits: int) -> None:
+    job, precision = Job(), Precision()
+    job.model.to(dtype)
+    assert precision.read(job.watch) == name and f"{bits} bits" in precision.why_fixed(job.watch)
+
+
 def test_outputs_of_all_kinds_are_fp32_again() -> None:
     half = torch.zeros(2, dtype=torch.bfloat16)
     found = model_changes.in_fp32({"a": half, "b": (half, [half, 3]), "c": torch.zeros(1, dtype=torch.int64)})
