@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.figure import Attainable, RatePair
 from gpuconsole.model.finding import Finding, Interval
@@ -17,6 +18,7 @@ from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.account import LOOKS
@@ -275,13 +277,31 @@ def test_the_last_trial_of_a_tuning_session_is_marked_as_what_it_compares() -> N
     """Its change goes back to the start, so "reverted" would say the opposite of what happened."""
     view = situation("tuning")
     assert view.tuning is not None
-    back = {"num_workers": view.tuning.certificate.start["num_workers"]}
+    kept = msgspec.structs.replace(view.trials[0], state="done", kept=True)
+    made = msgspec.structs.replace(view.tuning.certificate, attempts=[Attempt("input.too_few_workers", {}, kept)])
+    view = msgspec.structs.replace(view, tuning=msgspec.structs.replace(view.tuning, certificate=made))
+    back = {"num_workers": made.start["num_workers"]}
     done = msgspec.structs.replace(view.trials[-1], changes=back, speedup=Speedup(0.5, 0.45, 0.55), state="done")
     for trial, label in (
         (msgspec.structs.replace(done, state="running"), "all kept changes against the start"),
         (done, "all kept changes against the start 2.00x"),
     ):
         assert marks(msgspec.structs.replace(view, trials=(*view.trials[:-1], trial)))[-1].label == label
+
+
+def test_a_kept_trial_stays_what_it_is_once_a_tuning_session_begins() -> None:
+    """The reader pressed `t` after a proof of 1.57x: its mark became "all kept changes against the start 0.64x", and the lane of its blocks was inverted."""
+    view = situation("trial-finished")
+    before = marks(view)
+    proven = view.trials[-1]
+    assert proven.kept
+    made = Certificate(
+        created="", gpuconsole="", environment=Environment(), scenario="", device="cpu", start={**proven.changes, "batch_size": 16}, end={}
+    )
+    assert marks(msgspec.structs.replace(view, tuning=Tuning(made, 300.0, under_way=True))) == before
+    tried = msgspec.structs.replace(proven, id="9", changes={"precision": "bf16"}, kept=False, verdict="no_gain")
+    attempted = msgspec.structs.replace(made, attempts=[Attempt("gpu.fp32_no_tensor_core", {}, tried)])
+    assert marks(msgspec.structs.replace(view, tuning=Tuning(attempted, 300.0, under_way=True))) == before
 
 
 def test_the_throughput_after_a_kept_change_is_green_and_a_trial_has_the_colour_of_the_focus() -> None:

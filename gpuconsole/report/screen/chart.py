@@ -115,13 +115,16 @@ def marks(view: View) -> list[Mark]:
 
 
 def _goes_back(view: View, trial: Trial) -> bool:
-    """Whether a trial compares all changes that a tuning session has kept with its start: see `Certificate.proof`."""
+    """Whether a trial compares all changes that a tuning session has kept with its start: see `Certificate.proof`. While the session is under way, that is a
+    trial after the last one in which the session has kept a change: a trial from before the session may have the same changes."""
     if view.tuning is None:
         return False
     certificate = view.tuning.certificate
     if certificate.proof is not None:
         return trial.id == certificate.proof.id
-    return view.tuning.under_way and trial.changes.items() <= certificate.start.items()
+    kept = {attempt.trial.id for attempt in certificate.attempts if attempt.trial.kept}
+    later = list(itertools.takewhile(lambda entry: entry.id not in kept, reversed(view.trials))) if kept else []
+    return view.tuning.under_way and trial in later and trial.changes.items() <= certificate.start.items()
 
 
 def _figures(view: View, width: int) -> list[Segment]:
