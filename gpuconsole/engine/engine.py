@@ -136,7 +136,8 @@ class Engine(StateReader):
         view = self.build_view(
             device=device, probing=self.control.lock.activity, recording=False, recording_to=self._recorder.path, ended=False
         )
-        return view if self.remote is None else msgspec.structs.replace(view, remote=self.remote.activity)
+        activity = self.remote.activity if self.remote is not None else ""
+        return msgspec.structs.replace(view, asked=self.control.lock.asked, remote=activity)
 
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""

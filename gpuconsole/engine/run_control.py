@@ -40,6 +40,8 @@ class RunLock:
         self.activity = ""
         self.changing = False
         """Whether a change, a trial or a profile holds the lock or waits for it."""
+        self.asked: Knobs = {}
+        """The changes of a trial that was asked for and has not begun."""
         self._lock = asyncio.Lock()
         self._ending = 0
 
@@ -55,17 +57,18 @@ class RunLock:
                 yield
 
     @contextlib.asynccontextmanager
-    async def change(self) -> AsyncIterator[None]:
-        """Hold the lock for a change, a trial or a profile; a probe is waited for. Raises Busy when another change is under way."""
+    async def change(self, asked: Knobs | None = None) -> AsyncIterator[None]:
+        """Hold the lock for a change, a trial or a profile; a probe is waited for. `asked`: the changes of a trial. Raises Busy when another change is
+        under way."""
         if self.changing:
             raise Busy("a trial, a change or a profile is under way")
-        self.changing = True
+        self.changing, self.asked = True, asked or {}
         try:
             async with self._lock:
                 self._check_not_ending()
                 yield
         finally:
-            self.changing = False
+            self.changing, self.asked = False, {}
 
     @contextlib.asynccontextmanager
     async def end(self, break_off: Callable[[], None]) -> AsyncIterator[None]:

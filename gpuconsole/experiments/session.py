@@ -123,6 +123,8 @@ class Trials:
     def __init__(self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None]) -> None:
         self._control, self._state, self._emit = control, state, emit
         self._trial: LiveTrial | None = None
+        self._asked: asyncio.Task[Trial] | None = None
+        """The latest trial from the moment in which it was asked for."""
         self._work: asyncio.Task[Any] | None = None
         """The latest trial from its first moment to its report."""
         self._background = BackgroundTasks(emit)
@@ -134,10 +136,12 @@ class Trials:
         When the caller is cancelled, the trial is broken off. If the worker hangs, the trial ends only when the run is ended.
         """
         changes = self._control.check_trial(changes)
-        work = asyncio.create_task(self._run(changes, predicted, keep, limits))
+        work = self._asked = asyncio.create_task(self._run(changes, predicted, keep, limits))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
+            if work.cancelled():
+                raise SessionError(f"the trial of {describe_changes(changes)} was cancelled before it began") from None
             if self._trial is not None:
                 self._trial.break_off()
             else:  # it waits for the end of a probe
@@ -170,10 +174,14 @@ class Trials:
         return trial
 
     def cancel(self) -> None:
-        """End the trial as cancelled: its change is reverted, and the run goes on. Raises SessionError where no trial runs."""
-        if self._trial is None:
+        """End the trial as cancelled: its change is reverted, and the run goes on. A trial that has not begun does not begin. Raises SessionError where there
+        is none."""
+        if self._trial is not None:
+            self._trial.cancel()
+        elif self._control.lock.asked and self._asked is not None:
+            self._asked.cancel()
+        else:
             raise SessionError("no trial runs")
-        self._trial.cancel()
 
     def _break_off(self) -> None:
         if self._trial is not None:
@@ -181,7 +189,7 @@ class Trials:
 
     async def _run(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         control = self._control
-        async with control.lock.change():
+        async with control.lock.change(changes):
             self._work = asyncio.current_task()
             record, worker = control.running()  # the run may have ended during a probe
             run = run_now(self._state, record)
@@ -213,6 +221,7 @@ class Trials:
             self._emit(Note(time.monotonic(), f"{what}. The verdict is withdrawn: take the change back, or measure it again", "warning"))
 
     def _report(self, trial: Trial) -> None:
+        self._control.lock.asked = {}
         self._emit(TrialUpdate(time.monotonic(), trial))
 
     async def _forecast(

@@ -57,6 +57,7 @@ class View(msgspec.Struct, frozen=True):
     - `run_times`: for each run, when it was opened. `trial_times`: for each trial by id, when it began and when it was last reported.
     - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
     - `remote`: what an agent on the console's socket does (`RemoteApi.activity`).
+    - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or its first side starts.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
@@ -96,6 +97,7 @@ class View(msgspec.Struct, frozen=True):
     trial_times: dict[str, tuple[float, float]] = {}
     sides: tuple[tuple[float, int], ...] = ()
     remote: str = ""
+    asked: Knobs = {}
 
     @property
     def run(self) -> Run | None:

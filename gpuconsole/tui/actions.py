@@ -311,8 +311,9 @@ class Actions:
         self._app.tick()
 
     def request(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
-        """A request that takes its time."""
+        """A request that takes its time. The screen shows at once that it was made."""
         self._app.run_worker(self.finish(work, report), group="actions", exit_on_error=False)
+        self._app.call_later(self._app.tick)
 
     async def finish(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
         """The same, awaited."""

@@ -34,12 +34,12 @@ def _running(view: View) -> bool:
 
 
 def trial_runs(view: View) -> bool:
-    """Whether there is a trial to cancel."""
-    return not view.recording and facts.running_trial(view) is not None
+    """Whether there is a trial to cancel: it runs, or was asked for and has not begun."""
+    return not view.recording and (facts.running_trial(view) is not None or bool(view.asked))
 
 
 def _can_try(view: View) -> bool:
-    return _running(view) and facts.running_trial(view) is None and bool(facts.suggestions(view))
+    return _running(view) and not trial_runs(view) and bool(facts.suggestions(view))
 
 
 def _has_suggestion(view: View) -> bool:

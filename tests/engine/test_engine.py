@@ -104,6 +104,27 @@ def test_a_win_that_was_only_measured_can_be_kept_afterwards_and_nothing_else() 
 
 
 @pytest.mark.slow
+def test_a_trial_that_waits_for_a_probe_is_shown_as_requested_and_can_be_cancelled() -> None:
+    async def play(engine: LiveSession) -> None:
+        await running(engine)
+        async with engine.control.lock.probe("batch_elasticity"):
+            asked = asyncio.ensure_future(engine.try_change({"log_every": 20}))
+            await until(lambda: engine.view().asked == {"log_every": 20}, 5, "the trial is requested")
+            engine.cancel_trial()
+            with pytest.raises(SessionError, match="was cancelled before it began"):
+                await asked
+            assert not engine.view().asked and not engine.view().trials
+            again = asyncio.ensure_future(engine.try_change({"log_every": 20}))
+            await until(lambda: engine.view().asked == {"log_every": 20}, 5, "the trial is requested")
+        await until(lambda: bool(engine.view().trials), 30, "the trial has begun")
+        assert not engine.view().asked
+        engine.cancel_trial()
+        assert (await again).state == "cancelled"
+
+    with_engine(play)
+
+
+@pytest.mark.slow
 def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
     async def play(engine: LiveSession) -> None:
         await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})

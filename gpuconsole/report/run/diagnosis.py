@@ -138,7 +138,11 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         for suggestion, name in zip(finding.suggestions, own, strict=True):
             chosen = name == selected
             at = len(rows) if chosen else at
-            rows.append(_suggestion(suggestion, run, chosen, width, free=facts.active(view) and facts.running_trial(view) is None))
+            rows.append(
+                _suggestion(
+                    suggestion, run, chosen, width, free=facts.active(view) and facts.running_trial(view) is None and not view.asked
+                )
+            )
             rows += _effect(suggestion, run, width)
             owners += [name] * (len(rows) - len(owners))
         if gaps and number < len(firing):

@@ -109,6 +109,8 @@ def answer(view: View, selected: str) -> Answer:
             [("The first numbers follow the first steps.", "dim")],
         )
     trial = facts.running_trial(view)
+    if view.asked and trial is None:
+        return _asked(view, run)
     gap = unexplained(run) if run.steady_from_s is not None and not view.probing and not still_measuring(run) else None
     if trial is None and gap is not None and all(finding.note for finding in firing):
         return _not_explained(gap, _kept(view))
@@ -131,6 +133,14 @@ def answer(view: View, selected: str) -> Answer:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
     state = "Measuring: a probe runs" if view.probing and run.state == "running" else state_words(run)
     return Answer("dim", [(state, "title")], _rest(view, run))
+
+
+def _asked(view: View, run: Run) -> Answer:
+    """A trial was asked for and has not begun."""
+    waits = f"requested: waits for the probe {view.probing}" if view.probing else "requested: it begins in a moment"
+    return Answer(
+        "accent", [(f"Trial: {in_words(view.asked)}", "title")], [(describe_changes(view.asked, run.settings), ""), (waits, "accent")]
+    )
 
 
 def _not_explained(gap: Unexplained, kept: Trial | None) -> Answer:
@@ -304,6 +314,8 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, instal
         return 1, f"{keys['start']} starts the selected scenario. Choose one with a fault."
     if run is None:
         return 1, start
+    if view.asked and trial is None:
+        return 4, f"The trial waits for the measurement under way. {keys['cancel_trial']} cancels it."
     if trial is not None:
         return 4, "Wait for the verdict. Steps with and without the change alternate."
     if not facts.active(view):

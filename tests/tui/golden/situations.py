@@ -122,6 +122,8 @@ class Script:
 
     def __init__(self, gpus: int = 1) -> None:
         self.t = self.runq_s = 0.0
+        self.asked: Knobs = {}
+        self.probing = ""
         self.devices = [*map(gpu, range(gpus)), HOST]
         self.events: list[AnyEvent] = [
             Hello(0.0, "runtime", 1, "x", 1.8e9),
@@ -384,10 +386,18 @@ def second_scenario() -> Script:
     return script
 
 
+def requested() -> Script:
+    """A trial was asked for while a probe runs."""
+    script = finding()
+    script.asked, script.probing = {"num_workers": 4}, "batch_elasticity"
+    return script
+
+
 SITUATIONS: dict[str, Callable[[], Script]] = {
     "healthy": healthy,
     "unexplained": unexplained,
     "finding": finding,
+    "requested": requested,
     "trial": trial,
     "trial-finished": trial_finished,
     "kept": kept,
@@ -411,14 +421,15 @@ class FoldedSession(FakeSession):
         self._state = SessionState()
         for event in script.events:
             self._state.apply(event)
-        self._now = script.t
+        self._now, self._asked, self._probing = script.t, script.asked, script.probing
         self.shown = self._make()
 
     def _make(self) -> View:
-        return make_view(
-            self._state, now=self._now, environment=self._state.environment, device="gpu:0", probing="", recording=False, recording_to="",
+        made = make_view(
+            self._state, now=self._now, environment=self._state.environment, device="gpu:0", probing=self._probing, recording=False, recording_to="",
             ended=False,
         )  # fmt: skip
+        return msgspec.structs.replace(made, asked=self._asked)
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
         return bucketed(self._state, key, self._now, columns, seconds)
