@@ -143,7 +143,7 @@ class Trials:
             if work.cancelled():
                 raise SessionError(f"the trial of {describe_changes(changes)} was cancelled before it began") from None
             if self._trial is not None:
-                self._trial.break_off()
+                self._trial.cancel()
             else:  # it waits for the end of a probe
                 work.cancel()
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -185,7 +185,7 @@ class Trials:
 
     def _break_off(self) -> None:
         if self._trial is not None:
-            self._trial.break_off()
+            self._trial.cancel()
 
     async def _run(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         control = self._control

@@ -145,7 +145,7 @@ class Outcome:
 
 
 class LiveTrial:
-    """One trial on a running workload. `run` measures and settles; `break_off` ends the measurement early."""
+    """One trial on a running workload. `run` measures and settles; `cancel` ends the measurement early."""
 
     def __init__(
         self, trial: Trial, run: Run, control: RunControl, on_update: Callable[[Trial], None], *, keep: bool, limits: TrialLimits
@@ -160,7 +160,6 @@ class LiveTrial:
         self._cold = not run.applies_live(trial.changes)
         self._before: Knobs = {name: run.knobs[name] for name in trial.changes}
         self._measuring: asyncio.Task[Trial] | None = None
-        self._cancelled = False
         self._latest = trial
 
     async def run(self) -> Outcome:
@@ -168,10 +167,8 @@ class LiveTrial:
         self._on_update(self._trial)
         self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait([self._measuring])
-        if self._measuring.cancelled() and self._cancelled:
+        if self._measuring.cancelled():
             trial = msgspec.structs.replace(self._latest, state="cancelled", verdict="undecided")
-        elif self._measuring.cancelled():
-            trial = msgspec.structs.replace(self._trial, state="failed", verdict="undecided", error="broken off")
         else:
             trial = self._measuring.result()
         outcome = await (self._settle_two(trial) if self._cold else self._settle_one(trial))
@@ -179,12 +176,8 @@ class LiveTrial:
         return outcome
 
     def cancel(self) -> None:
-        """End the measurement because the user does not want the trial: it ends as cancelled. Nothing changes once it is measured."""
-        self._cancelled = True
-        self.break_off()
-
-    def break_off(self) -> None:
-        """End the measurement and continue the baseline. A second call changes nothing."""
+        """End the measurement and continue the baseline: the user does not want the trial, or ends the run. The trial ends as cancelled. Nothing changes once
+        it is measured, nor at a second call."""
         if self._measuring is not None:
             self._measuring.cancel()
 

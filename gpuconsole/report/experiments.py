@@ -140,7 +140,7 @@ def verdict_line(trial: Trial) -> str:
     if trial.state == "failed":
         return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
     if trial.state == "cancelled":
-        return f"{changes}: the trial was cancelled, the change is reverted"
+        return f"{changes}: the trial was cancelled, the change is taken back"
     note = f". {rhythm_note(trial)}" if trial.rhythm is not None else ""
     return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}{note}"
 
@@ -263,7 +263,7 @@ def _ticks(top: float, width: int) -> Row:
 INTRODUCTION = (
     "Press Enter to start. The tool tries the change with the largest predicted speedup per second of trial, in paired blocks. "
     "It keeps the change if it is faster, and diagnoses the run again. It stops when no remaining change promises 5 %. "
-    "It does not change the load on a server or what the model learns."
+    "It changes neither the load on a server nor what the model learns; a change that alters the numbers of a job of your own needs your permission (N)."
 )
 COLUMNS = (
     Column("change", least=20),

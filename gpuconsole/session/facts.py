@@ -80,12 +80,10 @@ def short_name(name: str) -> str:
     return name
 
 
-def agent_state(view: View) -> str:
-    """Whether the agent watches the user's own job: `on`, `off` or `not yet`; empty for other runs, and after the end of the job."""
+def agent_is_off(view: View) -> bool:
+    """Whether no agent watches the user's own job, which runs."""
     run = view.run
-    if run is None or not run.is_job or not active(view):
-        return ""
-    return "off" if AGENT in run.unavailable else "on" if run.job is not None else "not yet"
+    return run is not None and run.is_job and active(view) and AGENT in run.unavailable
 
 
 def throughput_metric(view: View) -> tuple[str, str]:

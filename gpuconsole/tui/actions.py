@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MESSAGE_S = 6.0
+ESCAPES_S = 1.0
+"""Seconds after another screen in which Escape cancels no trial."""
 SCREENS = {
     "scenarios": "scenarios.ScenariosScreen",
     "knobs": "knobs.KnobsScreen",
@@ -72,6 +75,8 @@ class Actions:
     def __init__(self, app: Console, api: SessionApi) -> None:
         self._app = app
         self._api = api
+        self._back_s = 0.0
+        """When the user last left a screen by Escape."""
 
     async def do(self, name: str) -> None:
         """Do the action of this id."""
@@ -242,8 +247,18 @@ class Actions:
         self._when_agreed(changes, lambda: self.request(self._api.try_change(changes, predicted), verdict_line))
 
     def cancel_trial(self) -> None:
-        if keys.trial_runs(self._api.view()):
+        """A second Escape out of another screen cancels no trial."""
+        if not keys.trial_runs(self._api.view()):
+            return
+        if time.monotonic() - self._back_s < ESCAPES_S:
+            self._back_s = 0.0
+            self.report("once more cancels the trial")
+        else:
             self.request_now(self._api.cancel_trial)
+
+    def went_back(self) -> None:
+        """The user has left a screen by Escape."""
+        self._back_s = time.monotonic()
 
     def tune(self) -> None:
         self.request(self._api.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")

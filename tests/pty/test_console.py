@@ -102,7 +102,7 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
 @pytest.mark.slow
 def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, "--set", "log_every=20") as terminal:
-        terminal.press("k")
+        terminal.press("S")
         terminal.wait_for("Settings", "log_every")
         terminal.press("/", "log_every", "enter")
         terminal.wait_for("filter: log_every")
@@ -139,7 +139,7 @@ def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tm
         terminal.press("q")
         assert terminal.wait_exit() == 0
     with Terminal("replay", "r.jsonl", "--speed", "20", cwd=tmp_path) as terminal:
-        terminal.wait_for("RECORDING", "▓ forward", "▒ backward", "train-gpt")
+        terminal.wait_for("REPLAY", "▓ forward", "▒ backward", "train-gpt")
         terminal.press("q")
         assert terminal.wait_exit() == 0
 
@@ -147,13 +147,13 @@ def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tm
 def test_the_demo_is_marked_as_a_recording_on_every_screen(tmp_path: Path) -> None:
     """The first seconds of the recorded session, its sub-screens, and two quick q: the first leaves the help, the second the console."""
     with Terminal("--demo", cwd=tmp_path) as terminal:
-        terminal.wait_for("RECORDING", "data-starved", "step 2 of 4", timeout_s=20)
+        terminal.wait_for("REPLAY", "data-starved", "step 2 of 4", timeout_s=20)
         for key, words in (("i", "Devices and metrics"), ("h", "History"), ("?", "Reading the screen")):
             terminal.press(key)
-            terminal.wait_for("RECORDING", words)
+            terminal.wait_for("REPLAY", words)
         terminal.press("x", "enter")  # nothing runs that could be changed
         terminal.press("q")
-        terminal.wait_for("RECORDING", "History")
+        terminal.wait_for("REPLAY", "History")
         terminal.press("q", "q")
         assert terminal.wait_exit() == 0
     assert RESTORED in terminal.raw and not list(tmp_path.iterdir())

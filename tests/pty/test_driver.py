@@ -39,7 +39,7 @@ def tour(*terminals: Terminal) -> Iterator[str]:
     for key, words in (
         ("?", "Reading the screen"),
         ("s", "A loader that cannot keep up"),
-        ("k", "prefetch_factor"),
+        ("S", "prefetch_factor"),
         ("d", "Details"),
     ):
         for pressed, shown_words in ((key, (words,)), ("escape", MAIN)):

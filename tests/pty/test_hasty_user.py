@@ -40,7 +40,7 @@ def test_keys_and_clicks_at_the_wrong_moment(tmp_path: Path) -> None:
         terminal.press("q")
         terminal.wait_for("q quit", timeout_s=20)
         terminal.wait_for("forward", "backward")
-        terminal.press("k", "enter")
+        terminal.press("S", "enter")
         terminal.wait_for("batch_size")
         terminal.press("7")
         terminal.resize(40, 12)

@@ -87,7 +87,7 @@ def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
         terminal.wait_for("No line of the output has these words.")
         terminal.press("escape", "escape")
         terminal.wait_for("─ tried", "exit code 3")
-        terminal.press("k")
+        terminal.press("S")
         terminal.wait_for("The settings of the job are known after its first steps.")
         terminal.press("escape")
         terminal.wait_for("─ tried", "exit code 3")
@@ -250,10 +250,10 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
     (tmp_path / "optimizing.py").write_text(OPTIMIZING)
     options = ("--device", "cpu", "--record", "r.jsonl", "--output", "all.txt")
     with Terminal("run", *options, "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
-        terminal.wait_for("agent on", "P allow probes", timeout_s=90)
+        terminal.wait_for("P allow probes", timeout_s=90)
         terminal.press("P")
         terminal.wait_for("Allow probes in your job?", "swap_optim", "copies of the parameters", "the same bits as without probes")
-        terminal.press("down", "enter")
+        terminal.press("enter")  # the no is selected
         terminal.wait_for("─ tried", "P allow probes")
         terminal.press("f")
         terminal.wait_for("Allow probes in your job?", "torch.profiler on a few of the job's own steps")
@@ -261,7 +261,7 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.wait_for("─ tried")
         terminal.press("\x10", *"allow probes", "enter")  # by the command palette
         terminal.wait_for("Allow probes in your job?")
-        terminal.press("enter")
+        terminal.press("up", "enter")
         terminal.wait_for("─ tried", "probes are allowed in your job")
         terminal.wait_gone("P allow probes")
         recording = tmp_path / "r.jsonl"
@@ -270,18 +270,18 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.wait_for("3 steps of", "operators by their own time", "optimizer", "gpuconsole-trace-optimizing.py-")
         terminal.press("escape")
         terminal.wait_for("─ tried")
-        terminal.press("k", "/", *"precision", "enter")
+        terminal.press("S", "/", *"precision", "enter")
         terminal.wait_for("filter: precision", "changes numerics", "losses and weights differ")
         terminal.press("enter")
         terminal.wait_for("enter takes the value")
         terminal.press(*["\x7f"] * 4, *"bf16", "enter")
         terminal.wait_for("fp32 -> bf16 (changes numerics): a applies, v tries")
         terminal.press("v")
-        terminal.wait_for("Alter the numbers of your job?", "precision fp32 -> bf16 changes numerics")
-        terminal.press("enter")
+        terminal.wait_for("Alter the numbers of your job?", "precision fp32 -> bf16 changes numerics", "> No: keep the numbers.")
+        terminal.press("up", "enter")
         terminal.wait_for("trial precision", "changes numerics")
         (tmp_path / "end").touch()
-        terminal.wait_gone("agent on")
+        terminal.wait_gone("  running ")
         terminal.press("q")
         assert terminal.wait_exit() == 0
         text = "".join(terminal.text.splitlines())  # the terminal breaks a long line within a word
@@ -299,7 +299,7 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
     with contextlib.ExitStack() as stack:
         terminal = stack.enter_context(Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path))
         stack.callback((tmp_path / "end").touch)  # the job would outlive a test that fails
-        terminal.wait_for("starved.py", "agent on", "data wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
+        terminal.wait_for("starved.py", "data wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
         terminal.press("N")
         terminal.wait_for("Alter the numbers of your job?")
         terminal.press("escape")
@@ -311,7 +311,7 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
         terminal.wait_for("Kept in the job: num_workers", "The patch for your code is printed in any case", "Leave the job")
         terminal.press("escape")
         (tmp_path / "end").touch()
-        terminal.wait_gone("agent on")
+        terminal.wait_gone("  running ")
         terminal.press("q")
         assert terminal.wait_exit() == 0
         assert "patch written: git apply p.diff" in terminal.text
@@ -322,6 +322,6 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
     assert (tmp_path / "later.diff").read_text() == (tmp_path / "p.diff").read_text()
     assert json.loads((tmp_path / "s.json").read_text())["runs"][-1]["changes"]["num_workers"] >= 2
     with Terminal("replay", "r.jsonl", "--speed", "30", cwd=tmp_path) as terminal:
-        terminal.wait_for("RECORDING", "starved.py", "data wait", "kept")
+        terminal.wait_for("REPLAY", "starved.py", "data wait", "kept")
         terminal.press("q")
         assert terminal.wait_exit() == 0

@@ -220,7 +220,7 @@ def test_the_keys_of_the_answer_are_those_that_work_now() -> None:
     for name, expected in (
         ("finding", "Enter try   d details   ↓ next finding"),
         ("trial", "Esc cancel   d details"),
-        ("failed", "s scenarios   k settings"),
+        ("failed", "s scenarios   S settings"),
         ("healthy", "d details"),
     ):
         assert rows(situation(name))[0].endswith(expected)

@@ -250,7 +250,7 @@ def test_a_scenario_of_the_command_line_starts_at_once() -> None:
 
 def test_knobs_are_edited_then_applied_or_tried() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await pilot.press("k", "enter", "x", "enter")
+        await pilot.press("S", "enter", "x", "enter")
         await shows(app, "batch_size: 'x' is not allowed; allowed: int 1..65536")
         await pilot.press("backspace", "1", "6", "enter")
         await shows(app, "8 -> 16")
@@ -288,7 +288,7 @@ def test_text_from_outside_is_plain_and_harmless() -> None:
         api.error = HOSTILE
         await pilot.press("u")
         await shows(app, "[/b] \\x1b[2J\\x07\\u202e")
-        for key in ("s", "k", "d", "i", "h"):
+        for key in ("s", "S", "d", "i", "h"):
             await pilot.press(key)
             await pilot.pause()
             assert not any(char in text_of(app) for char in "\x1b\x07\u202e\r")
@@ -333,6 +333,18 @@ def test_quit_closes_the_session(key: str) -> None:
         assert app.return_value == 0
 
     assert on_screen(view(), body).calls[-1] == ("close",)
+
+
+def test_the_second_escape_out_of_a_screen_cancels_no_trial() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await shows(app, "Esc cancel")
+        await pilot.press("d", "escape", "escape")
+        await until(lambda: any(note.message == "once more cancels the trial" for note in app._notifications))
+        assert ("cancel_trial",) not in api.calls
+        await pilot.press("escape")
+        await until(lambda: ("cancel_trial",) in api.calls)
+
+    on_screen(trial_view(), body)
 
 
 def test_escape_cancels_a_trial_and_does_nothing_without_one() -> None:

@@ -31,13 +31,16 @@ from tests.tui.test_app import on_screen, shows, text_of
 from tests.tui.test_paint import text
 from tests.waiting import until
 
+SAME = {"choose_previous": "up", "choose_next": "down"}
+"""The suggestions of the main screen are a list too."""
+
 
 def test_a_letter_has_one_meaning_everywhere() -> None:
     meanings: dict[str, set[str]] = {}
     for action in keys.ACTIONS:
         for key in action.keys.split(","):
             if len(key) == 1:
-                meanings.setdefault(key, set()).add(action.id)
+                meanings.setdefault(key, set()).add(SAME.get(action.id, action.id))
     assert {key: found for key, found in meanings.items() if len(found) > 1} == {}
 
 
@@ -172,7 +175,7 @@ def test_keys_of_the_configuration(table: None) -> None:
     [
         ({"histroy": "H"}, "there is no action 'histroy' (did you mean 'history'?)"),
         ({"history": "hyper"}, "history: there is no key 'hyper'"),
-        ({"history": "k"}, "history: the key 'k' is taken by knobs"),
+        ({"history": "k"}, "history: the key 'k' is taken by choose_previous"),
         ({"filter": "q"}, "filter: the key 'q' is taken by quit"),
     ],
 )
@@ -245,7 +248,7 @@ def test_every_action_works_on_every_screen(screen: str) -> None:
 
 def test_after_apply_the_heading_no_longer_offers_the_change() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await pilot.press("k", "enter", "backspace", "1", "6", "enter")
+        await pilot.press("S", "enter", "backspace", "1", "6", "enter")
         await shows(app, "8 -> 16: a applies, v tries")
         await pilot.press("a")
         await until(lambda: ("set_knobs", {"batch_size": 16}) in api.calls)

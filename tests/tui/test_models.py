@@ -123,7 +123,7 @@ def many_knobs() -> View:
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await pilot.press("k")
+        await pilot.press("S")
         await shows(app, f"3 set, {len(CATALOGUE) - 3} at their default")
         rows = text_of(app).splitlines()
         first = next(n for n, row in enumerate(rows) if row.startswith("> batch_size"))
@@ -150,7 +150,7 @@ def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_oth
 
 def test_a_knob_stays_chosen_when_its_row_moves() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await pilot.press("k", "down")
+        await pilot.press("S", "j")
         await shows(app, "> optim")
         run = msgspec.structs.replace(api.shown.runs[-1], knobs={**api.shown.runs[-1].knobs, "optim": "adamw_fused"})
         api.shown = msgspec.structs.replace(api.shown, runs=(run,))
@@ -164,7 +164,7 @@ def test_a_typed_value_never_goes_to_another_knob_than_the_one_that_is_edited() 
 
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         before = api.shown
-        await pilot.press("k")
+        await pilot.press("S")
         await shows(app, "> batch_size")
         await pilot.press("enter", "backspace", "1", "6")
         await shows(app, "batch_size: int 1..65536")
@@ -215,7 +215,7 @@ def test_keys_that_come_faster_than_the_focus_moves_are_not_lost_and_mean_nothin
         await until(lambda: app.screen.query_one(Input).value == "")
         at_once(app, "logging\n")
         await until(lambda: ("start", "logging-heavy", {}) in api.calls)
-        await pilot.press("k")
+        await pilot.press("S")
         await until(lambda: isinstance(app.screen, KnobsScreen))
         at_once(app, "\n16\n")
         await shows(app, "8 -> 16")

@@ -166,7 +166,7 @@ def test_states_are_told() -> None:
     assert "failed: out of memory at batch_size 64" in text(paint_diagnosis(failed_view(), "", 100, 10, True))
     assert "Press s" in text(paint_diagnosis(view(), "", 100, 10, True))
     assert "measured   1.52x [1.40, 1.66]" in text(paint_running(trial_view().trials[-1], {}, 100))
-    assert "RECORDING" in text(paint_header(cpu_view(recording=True), 80, 2))
+    assert "REPLAY" in text(paint_header(cpu_view(recording=True), 80, 2))
     first = msgspec.structs.replace(trial_view().trials[-1], state="running", speedup=Speedup(6.88, 0.0, 14783.0), resolution_ratio=45.16)
     shown = text(paint_running(first, {}, 120))
     assert "measured   6.88x, not sure yet" in shown and "14783" not in shown and "can detect" not in shown

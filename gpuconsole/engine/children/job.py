@@ -80,7 +80,7 @@ WITHOUT_TORCH = {"jax": "JAX", "tensorflow": "TensorFlow"}
 SHOWN = "devices and processes are shown"
 NO_STEP_YET = "the job has imported torch, and has made no optimizer step"
 NO_STEP = f"{NO_STEP_YET}: neither inference nor updates by torch.func are measured"
-NO_PYTHON_YET = "the job has started; its Python has not"
+NO_PYTHON_YET = "Python of the job starts"
 FIRST_PYTHON_S = 10.0
 """Seconds until a job without a Python process is no longer expected to start one."""
 START_PERIOD_S = 0.5

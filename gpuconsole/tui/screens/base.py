@@ -51,6 +51,7 @@ class BackScreen(Screen[None]):
         StylesCache.get_inner_outer.cache_clear()
 
     def action_back(self) -> None:
+        self.actions.went_back()
         self.dismiss()
 
     def show(self, view: View) -> None:
@@ -149,7 +150,7 @@ class ListScreen(BackScreen):
             self._filter.value = self.needle = ""
             self._close_filter()
         else:
-            self.dismiss()
+            super().action_back()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input is self._filter and event.value.strip() != self.needle:

@@ -36,7 +36,7 @@ class LeaveScreen(ListScreen):
     """Leave the job, end the job, or stay. A second `q` leaves the job: that harms nothing."""
 
     NAME = "leave_job"
-    TITLE_TEXT = "Quit"
+    TITLE_TEXT = "Your job runs"
 
     def lines(self, width: int, height: int) -> Lines:
         job = self.api.job
@@ -94,7 +94,7 @@ class Question(NamedTuple):
 
 
 class ConsentScreen(ListScreen):
-    """A question with two answers. Enter takes the selected answer; Escape means no."""
+    """A question with two answers. Enter takes the selected answer, at first the no: a habit of pressing Enter agrees to nothing. Escape means no."""
 
     NAME = "consent"
     TITLE_TEXT = "Your job"
@@ -102,6 +102,7 @@ class ConsentScreen(ListScreen):
     def __init__(self, api: SessionApi, actions: Requests, question: Question) -> None:
         super().__init__(api, actions)
         self._question = question
+        self.list_zone.select(NO)
 
     def lines(self, width: int, height: int) -> Lines:
         rows = [*lay_out(self._question.about, width), line(width)]

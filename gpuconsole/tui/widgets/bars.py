@@ -20,7 +20,7 @@ GAP = 3
 """Cells between two keys."""
 Place = tuple[int, int, keys.Action]
 """The first cell, the cell after the last, and the action."""
-RECORDING: Segment = (" RECORDING ", "mark")
+REPLAY: Segment = (" REPLAY ", "mark")
 GUIDED = ("main", "scenarios")
 """The screens with a hint line during the first steps of a session."""
 TITLE = "step {} of {}  "
@@ -136,7 +136,7 @@ class TitleBar(Zone):
             spread(
                 width,
                 [(self._title, "heading"), ("   ", ""), (self._message, self._style)],
-                [(" ", ""), RECORDING] if self._recorded else [],
+                [(" ", ""), REPLAY] if self._recorded else [],
             ),
             line(width),
         ]

@@ -38,7 +38,7 @@ def _devices(view: View) -> list[Device]:
 
 def _title(view: View, width: int) -> Row:
     """Program, host and device at the left, the run and its throughput at the right. What matters least is left out first."""
-    left: list[list[Segment]] = [[("gpuconsole", "title"), *([("  ", ""), (" RECORDING ", "mark")] if view.recording else [])]]
+    left: list[list[Segment]] = [[("gpuconsole", "title"), *([("  ", ""), (" REPLAY ", "mark")] if view.recording else [])]]
     right = [_trouble(view) or _activity(view)]
     room = width - 1 - row_width(line_of(left[0])) - row_width(line_of(right[0]))
     no_gpu = not any(device.is_gpu for device in view.devices)
@@ -114,8 +114,8 @@ def _activity(view: View) -> list[Segment]:
     if (several := facts.processes(run)) > 1:
         parts.append((f"  {several} processes", ""))
     parts.append((f"  {state} {units.clock(facts.clock_s(view))}", style))
-    if agent := facts.agent_state(view):
-        parts.append((f"  agent {agent}", "alert" if agent == "off" else "dim"))
+    if facts.agent_is_off(view):
+        parts.append(("  no agent", "alert"))
     if run.state != "failed" and run.validity is not None and doubtful(run):
         parts.append((f"  {run.validity.verdict}", "alert"))
     return parts
