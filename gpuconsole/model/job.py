@@ -78,6 +78,8 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     device: str = ""
     device_uuid: str = ""
     device_pci: str = ""
+    cores: str = ""
+    """The cores on which the training thread may run, as `0-31,64-95`; empty where they are not known."""
     frameworks: dict[str, str] = {}
     sites: list[Site] = []
     trackers: list[TrackerRun] = []

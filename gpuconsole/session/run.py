@@ -9,7 +9,7 @@ from collections import deque
 import msgspec
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job import AGENT, EFFECT, FIXED, VARIES
+from gpuconsole.model.job import AGENT, EFFECT, FIXED, VARIES, JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
@@ -73,6 +73,8 @@ class Ranks:
         """What each process of a user's job has timed of its exchanges of gradients, by rank."""
         self.collectives: dict[int, CollectivesRecord] = {}
         """What torch has recorded of the collectives of each process of a user's job, by rank."""
+        self.about: dict[int, JobFacts] = {}
+        """What the agent in each process of a user's job says of the program, by rank."""
 
     def join(self, event: RankJoined) -> None:
         self._joined[event.rank] = event
@@ -84,6 +86,7 @@ class Ranks:
         """The same processes continue with a new run. Earlier steps do not count."""
         for event in before.joined:
             self.join(event)
+        self.about = dict(before.about)
 
     def clear(self) -> None:
         """Delete the steps, but keep the list of processes."""
@@ -333,7 +336,9 @@ class RunRecord:
                 self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
                 self.run.traceback = _last_lines(event.detail)
             case JobKnown():
-                self.run.job = event.facts
+                self.ranks.about[event.rank] = event.facts
+                if self.ranks.leads(event.rank):
+                    self.run.job = event.facts
             case OutOfMemory():
                 self._memory_failed(event.failure)
             case MemoryLines() if event.held.failed or self.ranks.leads(event.rank):

@@ -198,7 +198,7 @@ class SessionState(MachineState):
         if isinstance(event, Steps) and record.ranks.repeats(event):
             return
         record.apply(event)
-        if isinstance(event, JobKnown) and not record.seen_steps:  # the session supposed the first GPU
+        if isinstance(event, JobKnown) and record.ranks.leads(event.rank) and not record.seen_steps:  # the session supposed the first GPU
             record.run.device = self._device_of(record, event.facts) or record.run.device
         device, serving = record.run.device, record.serving
         match event:

@@ -227,7 +227,8 @@ class JobProcess(Event, frozen=True):
 
 
 class JobKnown(Event, frozen=True):
-    """What the agent knows about the program; replaces what was known before. The knobs in force and the facts come with `Started`."""
+    """What the agent in the process `rank` knows about the program; replaces what was known before. That of the leading process stands for the run. The knobs in
+    force and the facts come with `Started`."""
 
     rank: int
     facts: JobFacts

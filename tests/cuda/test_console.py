@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.conftest import Cli
 from tests.cuda.conftest import Machines
 
 pytestmark = pytest.mark.slow
+PROGRAM = Path(__file__).parents[1] / "agent" / "programs" / "on_gpu.py"
 
 
 def test_a_run_is_on_the_simulated_card_and_says_so(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
@@ -38,6 +41,26 @@ def test_the_user_chooses_the_card_by_the_environment(simulated: Machines, cli: 
     assert used[0] == 0 and used[1] > 1e9, "it was measured where it ran"
     refused = cli("run", "chatty-logging", "--device", "gpu:0", "--headless", env=env)
     assert refused.returncode == 2 and "gpu:0 is hidden from CUDA programs by CUDA_VISIBLE_DEVICES=1" in refused.stderr
+
+
+def test_a_job_on_cores_of_another_node_than_its_card_is_told_so(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
+    """The driver says which cores are beside the card; the agent says on which cores the job may run."""
+    elsewhere = next((core for core in range(63, -1, -1) if core not in os.sched_getaffinity(0)), None)
+    if elsewhere is None:
+        pytest.skip("this process may run on each of the first 64 cores")
+    found = {}
+    for name, cores in (("beside", sum(2**core for core in os.sched_getaffinity(0) if core < 64)), ("elsewhere", 2**elsewhere)):
+        machine = simulated(f"card l4 cores={cores}", "values none")
+        job = ("--", sys.executable, str(PROGRAM), "40")
+        shown = cli("run", "--headless", "--snapshot", f"{name}.json", *job, env=machine.environment(STAMPS=str(tmp_path / "stamps.json")))
+        assert shown.returncode == 0, shown.stderr
+        findings = json.loads((tmp_path / f"{name}.json").read_text())["runs"][0]["findings"]
+        found[name] = next(finding for finding in findings if finding["rule"] == "host.numa_node")
+    assert found["beside"]["state"] == "clear" and found["elsewhere"]["state"] == "fires"
+    own = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    assert f"NUMA node 0 with cores {elsewhere}" in found["elsewhere"]["evidence"][0]["source"]
+    assert len(own) > 3 or f"cores {own.replace(',', '-')}" in found["elsewhere"]["evidence"][0]["source"]
+    assert "numactl --cpunodebind=0 --membind=0" in found["elsewhere"]["summary"]
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ class GpuJob:
     card has them. `caught_up`: the share of sampled steps at whose end the GPU had nothing left to do; `ahead`: how far the host was ahead of the GPU
     within these, as a share of the step. `runq`: the share of time in which the
     training thread waits for a core. `observed`: what the agent observes in a few steps. `memory`: shares of the memory of the card: parameters,
-    gradients, optimizer, allocated peak, reserved peak, in use by NVML. `others`: share of the cores that other programs use.
+    gradients, optimizer, allocated peak, reserved peak, in use by NVML. `others`: share of the cores that other programs use. `on_cores`: the cores on which the processes may run; 0-15 are beside the GPUs.
     """
 
     card: str
@@ -128,6 +128,7 @@ class GpuJob:
     processes: int = 1
     profile: ProfileReport | None = None
     cores: int = 16
+    on_cores: str = "0-15"
     others: float | None = None
 
     @property
@@ -166,12 +167,17 @@ def watched(job: GpuJob, probes: bool = False, other_gpu: bool = False, later: t
     says which one is the job's. `later`: what the agent sends after its first observations."""
     state = SessionState()
     total = CARDS[job.card]["hbm_total_bytes"]
-    cards = [Device(f"gpu:{n}", job.card, int(total), f"GPU-{n + 1}", peaks_of(job.card)) for n in range(1 + other_gpu)]
+    near = {"numa_node": "0", "cpu_affinity": "0-15"}
+    cards = [
+        Device(f"gpu:{n}", job.card, int(total), f"GPU-{n + 1}", peaks_of(job.card), facts=near)
+        for n in range(max(job.processes, 1 + other_gpu))
+    ]
     state.apply(Devices(0.0, cards, cuda="13.0"))
     state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "gpu:0"))
     for rank in range(job.processes):
         state.apply(RankJoined(1.0, rank, "host", rank + 1, rank == 0, world_size=job.processes))
-    state.apply(JobKnown(1.0, 0, JobFacts("train.py", device="cuda:0", device_uuid="" if other_gpu else "1")))
+        uuid = "" if other_gpu else f"{rank + 1}"
+        state.apply(JobKnown(1.0, rank, JobFacts("train.py", device=f"cuda:{rank}", device_uuid=uuid, cores=job.on_cores)))
     knobs: Knobs = {**KNOBS, "nproc": job.processes, **job.knobs}
     state.apply(Started(1.0, knobs, {**job.facts, "world_size": float(job.processes)}))
     if not other_gpu:

@@ -213,6 +213,7 @@ JOBS = {
     "CUDA_LAUNCH_BLOCKING": Label(
         replace(LAUNCH_BOUND, facts={**LAUNCH_BOUND.facts, "environment.CUDA_LAUNCH_BLOCKING": 1.0}), "host.environment"
     ),
+    "cores of another NUMA node": Label(gpt(H100, 0.45, BF16_H100, on_cores="16-31,48-63"), "host.numa_node", note=True),
     "fp32 and a mask, no GPM": Label(
         gpt(A100, 0.62, 19.5e12, knobs={"precision": "fp32", "batch_size": 16}, caught_up=1.0, ahead=0.6), "gpu.fp32_no_tensor_core"
     ),

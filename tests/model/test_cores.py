@@ -25,6 +25,14 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no
     return make
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0-2,7", {0, 1, 2, 7}), ("5", {5}), ("", set()), ("all", set()), ("3-", set()), ("2-1", set())],
+)
+def test_the_cores_that_a_text_names(text: str, expected: set[int]) -> None:
+    assert cores.named_cores(text) == expected
+
+
 V1 = "5:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/system.slice\n"
 
 

@@ -136,6 +136,14 @@ def test_the_facts_of_a_gpu(machine: Machine) -> None:
         }
 
 
+def test_a_gpu_whose_node_the_firmware_does_not_name(machine: Machine) -> None:
+    _, environment = machine("gpus 1", "gpu 0 numa_node -1")
+    with SamplerChild(environment) as child:
+        child.rounds()
+        facts = child.devices.devices[0].facts
+        assert "numa_node" not in facts and facts["cpu_affinity"] == "0-1"
+
+
 def test_every_nvlink_of_a_gpu(machine: Machine) -> None:
     script = ["nvlinks 2", "gpm 62 100", "gpm 63 200", "gpm 64 300", "link_field 0 161 7", "link_field 1 162 8", "link_field 1 163 9"]
     _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in script))

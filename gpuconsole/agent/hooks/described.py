@@ -63,6 +63,20 @@ def processes_here() -> int:
 
 
 @unseen
+def cores() -> str:
+    """The cores on which the kernel lets the calling thread run, as `0-31,64-95`; empty where the system does not tell them."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    spans: list[list[int]] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if spans and core == spans[-1][1] + 1:
+            spans[-1][1] = core
+        else:
+            spans.append([core, core])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+@unseen
 def observed_knobs() -> Knobs:
     """The settings of the program, under the names of the knob catalogue; only those that were seen."""
     knobs: Knobs = {}
@@ -233,6 +247,7 @@ def job_facts() -> dict[str, Any]:
         "device": device(),
         "device_uuid": device_uuid(),
         "device_pci": device_pci(),
+        "cores": cores(),
         "frameworks": versions,
         "sites": sites(),
         "trackers": open_runs(),

@@ -338,6 +338,7 @@ READS = Group(
         Touch("C library", "mallinfo2", "memory of the process", When.STEP),
         Touch("torch.cuda", "memory_stats_as_nested_dict mem_get_info get_device_properties", "owners and peaks of GPU memory", When.STEP, "Nothing waits."),
         Touch("/sys/devices/system/node", "meminfo", "free memory of a GPU whose memory is a NUMA node", When.STEP, "A descriptor is open for a moment."),
+        Touch("os", "sched_getaffinity", "whether the training thread may run on cores beside its GPU", When.STEP),
         Touch("wandb, mlflow, IPython", "run active_run get_ipython", "open runs of trackers; cells of a notebook", When.STEP,
               "Never imported by us. Nothing is logged."),
         Touch("sys", "argv orig_argv ps1", "the name of the script; the kind of each Python process", When.ALWAYS),

@@ -1,4 +1,4 @@
-"""Telemetry of the run's GPU as signals for the rules: clocks, power, links, other processes, errors, growth of memory.
+"""Telemetry of the run's GPU as signals for the rules: clocks, power, links, NUMA node, other processes, errors, growth of memory.
 
 Clocks and links count only in readings under load, because an idle GPU lowers both to save power. The activity of the GPU counts in all readings
 of the steady steps. A run on a CPU has only `is_gpu`.
@@ -11,7 +11,9 @@ import re
 import statistics
 from collections.abc import Callable, Iterable
 
+from gpuconsole.model.cores import named_cores
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.job import JobFacts
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.series import Weighed
@@ -52,6 +54,8 @@ ACTIVITY = {
     "gpu.dram_active_ratio": ("dram_active_ratio", "memory bandwidth in use over its maximum"),
 }
 """For each signal its metric, and what it means."""
+PLACES = 4
+"""The processes of a job that the source of a signal names."""
 LIST_AGE_S = 5.0
 UNNAMED_BYTES = 500e6
 """More than the driver uses in addition to its reserve; about the size of an empty CUDA context."""
@@ -90,6 +94,7 @@ class HardwareWatch:
             | nvlink_signals(readings, state, record, ours)
             | sharing
             | self._error_signals(state, device.partition("/")[0])
+            | numa_signals(state, record)
             | growth_signals(state, record)
         )
 
@@ -364,6 +369,42 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
             min(1.0, sum(process.sm_ratio or 0.0 for process in others)), "ratio", "NVML, share of the SMs' time in the last seconds"
         )
     return signals
+
+
+def numa_signals(state: SessionState, record: RunRecord) -> Signals:
+    """`host.off_node_processes`, `hw.numa_node`: the processes of a user's job that may run on no core of the NUMA node of their GPU, and that node. Empty where the
+    driver names no node, or several, and where the cores of a process are not known."""
+    off_node: dict[str, int] = {}
+    beside: dict[str, int] = {}
+    unknown = False
+    for rank, job in sorted(record.ranks.about.items()):
+        device = _gpu_of(state, record, rank, job) or Device("", "")
+        node, near = device.facts.get("numa_node", ""), device.facts.get("cpu_affinity", "")
+        own, local = named_cores(job.cores), named_cores(near)
+        if not node.isdigit() or not own or not local:
+            unknown = True
+            continue
+        place = f"process {rank} on cores {job.cores}, {device.id} at NUMA node {node} with cores {near}"
+        (beside if own & local else off_node)[place] = int(node)
+    if not off_node and (unknown or not beside):
+        return {}
+    places = off_node or beside
+    named = "; ".join(itertools.islice(places, PLACES)) + ("; ..." if len(places) > PLACES else "")
+    return {
+        "host.off_node_processes": Signal(float(len(off_node)), "", f"os.sched_getaffinity of the training thread, and NVML: {named}"),
+        "hw.numa_node": Signal(float(next(iter(places.values()))), "", "NVML, nvmlDeviceGetMemoryAffinity: the first of these GPUs"),
+    }
+
+
+def _gpu_of(state: SessionState, record: RunRecord, rank: int, job: JobFacts) -> Device | None:
+    """The whole GPU of a process of a job: by its uuid, or by its process id in the list of the driver; for a job of one process, the GPU of the job."""
+    by_uuid = (device.id for device in state.devices if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid)
+    joined = record.ranks.joined
+    here = len({process.host for process in joined}) <= 1  # a process id of another machine means nothing
+    by_process = (record.device_of[process.pid] for process in joined if here and process.rank == rank and process.pid in record.device_of)
+    only = [record.run.device] if len(joined) <= 1 else []
+    name = next(itertools.chain(by_uuid, by_process, only), "").partition("/")[0]
+    return next((device for device in state.devices if device.id == name), None)
 
 
 def growth_signals(state: SessionState, record: RunRecord) -> Signals:

@@ -517,7 +517,7 @@ class JobChild(Child):
                             "warning",
                         )
                     )
-            case Started() | JobKnown() | Stacks() if rank:
+            case Started() | Stacks() if rank:
                 return  # the leader's stands for the run
             case _:
                 self._on_event(event)

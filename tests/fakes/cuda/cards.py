@@ -24,7 +24,7 @@ CONTEXT_BYTES = 450e6
 @dataclass(frozen=True)
 class Card:
     """One card. FLOP/s are dense peaks of the datasheet, bandwidths are bytes/s: of the memory, of the link to the host in one direction,
-    and to another card. `power_w`, `clock_hz`: the limits. `capability`: the compute capability."""
+    and to another card. `power_w`, `clock_hz`: the limits. `capability`: the compute capability. `cores`: a bit for each core beside the card, of the first 64."""
 
     name: str
     memory: float
@@ -44,6 +44,7 @@ class Card:
     pcie_generation: int
     nvlinks: int = 0
     context: float = CONTEXT_BYTES
+    cores: float = 2.0**53 - 1
 
     @property
     def has_gpm(self) -> bool:

@@ -183,6 +183,7 @@ def _facts(index: int, card: Card) -> list[str]:
         f"architecture {ARCHITECTURES[major]}",
         f"capability_major {major}",
         f"capability_minor {minor}",
+        f"affinity_low {card.cores:.0f}",
     ]
 
 

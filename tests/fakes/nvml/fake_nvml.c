@@ -258,6 +258,7 @@ int nvmlDeviceGetCpuAffinity(Gpu *g, unsigned words, unsigned long *mask) {
 int nvmlDeviceGetMemoryAffinity(Gpu *g, unsigned words, unsigned long *mask, int scope) {
     (void)scope;
     ENTER(g);
+    if (g->numa_node < 0) return NOT_SUPPORTED; /* the firmware names no node */
     memset(mask, 0, words * sizeof *mask);
     mask[0] = 1ul << (int)g->numa_node;
     return OK;
