@@ -36,6 +36,7 @@ SCREENS = {
     "processes": "Processes",
     "device": "Device",
     "topology": "Links",
+    "profile": "Profile",
     "tuning": "Tuning",
 }
 MOVES = ("up", "down", "page_up", "page_down", "first", "last", "back")

@@ -158,11 +158,14 @@ class RunProbe:
 
 @dataclass(frozen=True)
 class Profile:
-    """Run `steps` steps under the profiler. The trace goes, gzipped, to the path `keep`."""
+    """Run `steps` steps under the profiler. The trace goes, gzipped, to the path `keep`. In a user's job of several processes: only in the process `rank`, before
+    the step `at_step`; the others leave out the steps in which they wait for it."""
 
     request: int
     steps: int
     keep: str
+    rank: int = 0
+    at_step: int = 0
 
 
 @dataclass(frozen=True)

@@ -202,11 +202,11 @@ class Engine(StateReader):
     def probe_only_for(self, knobs: Collection[str]) -> None:
         self.diagnosis.tunable = knobs
 
-    async def profile(self, steps: int = STEPS) -> ProfileReport:
+    async def profile(self, steps: int = STEPS, rank: int = 0) -> ProfileReport:
         record = self.state.record
         if record is not None and record.run.is_job and not self.diagnosis.may_probe_jobs:
             raise SessionError("the profiler in a job of your own needs your permission: P, or --probe")
-        return await self.control.profile(steps, self.profile_dir)
+        return await self.control.profile(steps, rank, self.profile_dir)
 
     # --- files and signals ----------------------------------------------------------------------------------
 

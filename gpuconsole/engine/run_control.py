@@ -340,20 +340,21 @@ class RunControl:
         """End the current run as failed. The caller holds the lock."""
         await self._end("failed", reason)
 
-    async def profile(self, steps: int, folder: Path | None) -> ProfileReport:
-        """Profile `steps` steps; the trace goes into `folder`, else into the current folder. Raises SessionError."""
+    async def profile(self, steps: int, rank: int, folder: Path | None) -> ProfileReport:
+        """Profile `steps` steps, in the process `rank` of a user's job of several; the trace goes into `folder`, else into the current folder. Raises
+        SessionError."""
         async with self.lock.change():
             record, worker = self.running()
             with self.lock.showing("profiler"):
-                return await _profile(worker, steps, record.run.scenario, folder)
+                return await _profile(worker, steps, rank, record.run.scenario, folder)
 
 
-async def _profile(worker: WorkerHandle, steps: int, scenario: str, folder: Path | None) -> ProfileReport:
+async def _profile(worker: WorkerHandle, steps: int, rank: int, scenario: str, folder: Path | None) -> ProfileReport:
     """Profile `steps` steps; the worker writes the trace. Raises SessionError."""
     try:
         target = trace_path(scenario, folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        answer = await worker.profile(steps, str(target))
+        answer = await worker.profile(steps, rank, str(target))
     except OSError as error:
         raise SessionError(f"{folder or 'the current folder'}: cannot be written: {error.strerror}") from None
     except WorkerGone:

@@ -135,7 +135,7 @@ class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     `kernels` counts kernels and copies on a GPU, and operators that compute or copy on a CPU. Each missing figure has its reason in the note field.
     `pass_classes`: the classes of forward and backward passes, with shares of their time: without the optimizer, without copies between host and
     device, and without what a DataLoader computes in the training thread. `stalls`: on a GPU only. `attention`: the implementations of
-    torch's scaled_dot_product_attention that ran, the most frequent first.
+    torch's scaled_dot_product_attention that ran, the most frequent first. `rank`: the process that was profiled, of a job of several.
     """
 
     steps: int
@@ -157,6 +157,7 @@ class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     pass_classes: list[OpClass] = []
     stalls: Stalls | None = None
     attention: list[str] = []
+    rank: int | None = None
 
 
 # --- the signals that rules read ----------------------------------------------------------------------------

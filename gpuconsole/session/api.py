@@ -274,8 +274,8 @@ class SessionApi(Protocol):
         """Run only probes that can lead to a change of one of these knobs; empty: all probes."""
         ...
 
-    async def profile(self, steps: int = STEPS) -> ProfileReport:
-        """Profile `steps` steps of the current run, and keep the report with the run. Raises SessionError."""
+    async def profile(self, steps: int = STEPS, rank: int = 0) -> ProfileReport:
+        """Profile `steps` steps of the current run, and keep the report with the run. `rank`: the process, in a user's job of several. Raises SessionError."""
         ...
 
     async def revert(self) -> None:

@@ -485,7 +485,8 @@ class RunRecord:
         while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
-            self.probe_signals |= window_signals(event.report)
+            if event.report.rank is None or self.ranks.leads(event.report.rank):  # rules are about the leading process
+                self.probe_signals |= window_signals(event.report)
             self.run.unavailable.pop("profile", None)
             for probe in (OP_MIX, SYNC_GAPS) if event.report.stalls is not None else (OP_MIX,):
                 self.run.unavailable.pop(f"probe.{probe}", None)

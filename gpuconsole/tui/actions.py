@@ -263,10 +263,11 @@ class Actions:
     def tune(self) -> None:
         self.request(self._api.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
 
-    def take_profile(self) -> None:
+    def take_profile(self, rank: int = 0) -> None:
         self._with_probes(
             lambda: self.request(
-                self._api.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
+                self._api.profile(rank=rank),
+                lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else ""),
             )
         )
 

@@ -67,6 +67,11 @@ def _is_job(view: View) -> bool:
     return not view.recording and view.run is not None and view.run.is_job
 
 
+def has_ranks(view: View) -> bool:
+    """Whether the run is a job of the user's own, live, in several processes."""
+    return _is_job(view) and facts.processes(view.run) > 1
+
+
 def _may_allow_probes(view: View) -> bool:
     """Whether rules wait for probes that the user has not allowed yet in the user's own job."""
     return _is_job(view) and _running(view) and bool(probes_waiting(view.run))
@@ -236,6 +241,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process")),
     Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
     Action("next_device", "right,tab", "device", "Show the device on the right.", ("device",), bar="left/right"),
+    Action("previous_rank", "left", "", "Choose the process before, of a job of several.", ("profile",), has_ranks),
+    Action(
+        "next_rank", "right", "process", "Choose the next process, of a job of several.", ("profile",), has_ranks, bar="left/right"
+    ),
     Action("left", "left", "", "Scroll to the left.", ("topology",)),
     Action("right", "right", "scroll", "Scroll to the right.", ("topology",), bar="left/right"),
     Action("up", "up,k", "", "One line up.", (*LISTS, *PAGES)),

@@ -525,11 +525,13 @@ class RunProbe(Command, frozen=True):
 
 
 class Profile(Command, frozen=True):
-    """Train `steps` steps under the profiler; the trace is kept, gzipped, at the path `keep`."""
+    """Train `steps` steps under the profiler; the trace is kept, gzipped, at the path `keep`. `rank`, `at_step`: see `agent.protocol.Profile`."""
 
     request: int
     steps: int
     keep: str
+    rank: int = 0
+    at_step: int = 0
 
 
 class Pause(Command, frozen=True):

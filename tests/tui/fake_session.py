@@ -289,8 +289,8 @@ class FakeSession:
     def end_tuning(self) -> None:
         self._call("end_tuning")
 
-    async def profile(self) -> ProfileReport:
-        self._call("profile")
+    async def profile(self, steps: int = 3, rank: int = 0) -> ProfileReport:
+        self._call("profile", *([rank] if rank else []))
         assert self.shown.run is not None and self.shown.run.profile is not None
         return self.shown.run.profile
 

@@ -148,3 +148,27 @@ def test_the_share_of_the_peak_needs_the_peak_that_limits_a_kernel(op_class: str
     op = TopOp("kernel", op_class, 1.0, 0.1, 1, 1e9, 1e9, 1.0)  # type: ignore[arg-type]
     share = of_peak(op, Roof(1e12, "", bandwidth, ""))
     assert share == (None if reached is None else pytest.approx(reached))
+
+
+def test_in_a_job_of_several_processes_the_user_chooses_one_and_asks_first() -> None:
+    """The other processes wait for a window, so opening the page takes none."""
+    shown = profiled_view(None)
+    run = msgspec.structs.replace(shown.runs[-1], workload="job", knobs={**shown.runs[-1].knobs, "nproc": 3})
+    shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run))
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await pilot.press("f")
+        await shows(app, "Process 0 of 3 is chosen")
+        await shows(app, "The other processes")
+        assert not any(call[0] == "profile" for call in api.calls)
+        await pilot.press("left")
+        await shows(app, "Process 2 of 3 is chosen")
+        await pilot.press("right", "right")
+        await shows(app, "Process 1 of 3 is chosen")
+        await pilot.press("f")
+        await until(lambda: ("profile", 1) in api.calls)
+        report = msgspec.structs.replace(GPU_PROFILE, rank=1)
+        api.shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], msgspec.structs.replace(run, profile=report)))
+        await shows(app, "process 1 of 3: 3 steps")
+
+    on_screen(shown, body)

@@ -90,6 +90,11 @@ def why_fixed() -> str:
     return "the program replays a CUDA graph" if _of_program else ""
 
 
+def are_there() -> bool:
+    """Whether a captured graph exists, of the program or of torch.compile."""
+    return bool(_captured)
+
+
 @entry("graphs.capture_ended")
 def capture_ended(graph: Any) -> None:
     if not _of_compiler():

@@ -81,6 +81,8 @@ INTERRUPTED = "an exception of the program has ended the probe"
 OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
 ANYWHERE = frozenset(("optim", "precision", "torch_compile", "cudnn_benchmark"))
 """Changes that can be taken back within a step: a flag, a setting, or what the next call of the model runs."""
+BESIDE_A_WINDOW = 4
+"""Steps beside those of a profiler window that another process leaves out: the warm-up step, the step at whose begin the profiler ends, and two to spare."""
 SETTLE_AFTER_S = 0.05
 """A probe that holds the program for so long lets the queue of its loader fill up."""
 
@@ -330,7 +332,7 @@ class JobService(Service):
     _preparing: SetKnobs | None = None
     _holds = False
     """Whether a change is prepared, and the console has not named its step yet."""
-    _waiting: list[SetKnobs]
+    _waiting: list[SetKnobs | Profile]
 
     def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any, folder: str) -> None:
         super().__init__(loop, inbox, channel, announce=announce)
@@ -399,7 +401,10 @@ class JobService(Service):
         due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
         if due is not None and self._changing is None:
             self._waiting.remove(due)
-            self._set_knobs(due)
+            if isinstance(due, Profile):
+                self._profile(due)
+            else:
+                self._set_knobs(due)
         return super().between_steps()
 
     def _set_knobs(self, command: SetKnobs) -> None:
@@ -525,12 +530,20 @@ class JobService(Service):
         return None, None
 
     def _profile(self, command: Profile | RunProbe) -> None:
-        """Begin a profiler window on the next steps of the program, for the user or for a probe. These steps do not count."""
+        """Begin a profiler window on the next steps of the program, for the user or for a probe. These steps do not count. In another process than that of the
+        window, only the steps that wait for it do not count."""
+        if isinstance(command, Profile) and command.at_step > recorder.index:
+            self._waiting.append(command)
+            return
+        rank, processes = described.place()
+        if isinstance(command, Profile) and processes > 1 and command.rank != rank:
+            recorder.kind, self.loop.settles_until = SETTLING, recorder.index + command.steps + BESIDE_A_WINDOW
+            return
         try:
             if self._window is not None or self._changing is not None or self._probing is not None:
                 raise ProbeError("a change, a probe or another window is under way")
-            if self.loop.knobs.get("nproc", 1) != 1:
-                raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
+            if isinstance(command, RunProbe) and processes > 1:
+                raise ProbeError("several processes train together, and a profiler in one of them makes the others wait")
             with probing():
                 self._window = Window(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer

@@ -220,7 +220,7 @@ SETTINGS = Group(
         Touch("torch._C._dynamo.eval_frame", "skip_code", "nothing: torch.compile compiles no code of ours", When.IMPORT, until=Until.EXIT),
         Touch("torch.profiler", "profile", "what runs in some steps, on the CPU and the GPU", When.WINDOW, "Some steps are slower; they do not count. Before CUDA 12.6, CUPTI stays attached,"
               " and later steps are some percent slower.", Until.ITSELF,
-              "Refused where another profiler runs, and where several processes train together."),
+              "Refused where another profiler runs, where the program replays CUDA graphs, and for a probe where several processes train together."),
     ),
 )  # fmt: skip
 

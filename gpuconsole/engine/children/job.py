@@ -8,6 +8,7 @@ import errno
 import hashlib
 import hmac
 import itertools
+import math
 import os
 import re
 import secrets
@@ -24,7 +25,7 @@ import msgspec
 import psutil
 
 from gpuconsole.diagnosis.models.out_of_memory import completed, headline
-from gpuconsole.engine.children.agreement import Agreement
+from gpuconsole.engine.children.agreement import LEAST_AHEAD, Agreement
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.environment import without_ours
 from gpuconsole.engine.children.host_memory import oom_kills, why_killed
@@ -46,6 +47,7 @@ from gpuconsole.wire.events import (
     Note,
     OutOfMemory,
     ProbeDone,
+    Profile,
     Profiled,
     Progress,
     RankJoined,
@@ -84,6 +86,8 @@ NO_PYTHON_YET = "Python of the job starts"
 FIRST_PYTHON_S = 10.0
 """Seconds until a job without a Python process is no longer expected to start one."""
 START_PERIOD_S = 0.5
+WINDOW_AHEAD_S = 1.5
+"""Seconds of steps from a request for a profiler window in one process of several to its first step. A process reports its steps once a second."""
 SILENT_S = 1.0
 """From the end of a process's connection to the look whether the process goes on."""
 
@@ -282,6 +286,10 @@ class JobChild(Child):
         self._answers: dict[int, dict[int, KnobsSet | ProbeDone | Profiled]] = {}
         self._agreements: dict[int, Agreement] = {}
         """By request: the changes that several processes make before one step."""
+        self._windows: dict[int, int] = {}
+        """By request: the process that takes a profiler window, of several processes; its trace is still to come."""
+        self._reached: dict[int, int] = {}
+        """The last step of each process that is known."""
         self._step_s = 1.0
         """The mean time of the last steps in seconds."""
         self._torch = self._stepped = self._left = False
@@ -363,6 +371,13 @@ class JobChild(Child):
         if isinstance(command, SetKnobs) and len(self._ranks) > 1:
             self._agreements[command.request] = agreement = Agreement(command)
             command = agreement.prepare()
+        elif isinstance(command, Profile) and len(self._ranks) > 1:
+            if command.rank not in self._ranks:
+                self._on_event(Profiled(time.monotonic(), command.request, None, f"the job has no process {command.rank}"))
+                return
+            self._windows[command.request] = command.rank
+            ahead = LEAST_AHEAD + math.ceil(WINDOW_AHEAD_S / self._step_s)
+            command = msgspec.structs.replace(command, at_step=max(self._reached.values(), default=0) + ahead)
         self._send(command)
 
     def _send(self, command: Command) -> None:
@@ -499,8 +514,15 @@ class JobChild(Child):
                     steps = msgspec.structs.replace(fold.add(event), rank=rank)
                     self._on_event(steps)
                     if steps.steps:
+                        self._reached[rank] = steps.steps[-1].index
                         self._step_s = max(1e-6, sum(step.wall_s for step in steps.steps) / len(steps.steps))
                     self._has_stepped(rank, steps.steps[-1].t if steps.steps else 0.0)
+            case Profiled() if event.request in self._windows:
+                del self._windows[event.request]
+                if event.trace:
+                    self._tasks.append(asyncio.create_task(self._analyse_one(event, rank)))
+                else:
+                    self._on_event(event)
             case Profiled() if event.trace:
                 self._tasks.append(asyncio.create_task(self._analyse(event, fold, rank)))
             case KnobsSet() | ProbeDone() | Profiled():
@@ -556,9 +578,19 @@ class JobChild(Child):
         profiled = await analysed(event)
         self._on_rank_event(probe_of(profiled) if profiled.probe else profiled, fold, rank)
 
+    async def _analyse_one(self, event: Profiled, rank: int) -> None:
+        """Analyse the trace of one process of several, and pass the report on."""
+        profiled = await analysed(event)
+        report = None if profiled.report is None else msgspec.structs.replace(profiled.report, rank=rank)
+        self._on_event(msgspec.structs.replace(profiled, report=report))
+
     def _settle_answers(self) -> None:
         """Pass on the answers that every rank has given: the first refusal, else the leader's. Answers of ranks that have left count only
         where all have left, as at the end of the job. A change of several ranks has stages: see `Agreement`."""
+        for request, rank in list(self._windows.items()):
+            if rank not in self._ranks:
+                del self._windows[request]
+                self._on_event(Profiled(time.monotonic(), request, None, f"process {rank} ended before its profile was there"))
         for request, answers in list(self._answers.items()):
             present = self._ranks.keys() or answers.keys()
             if present <= answers.keys():

@@ -146,9 +146,9 @@ class WorkerHandle:
         self.probed.append(name)
         return answer
 
-    async def profile(self, steps: int, keep: str) -> Profiled:
-        """Profile `steps` steps and keep the trace at `keep`. Raises WorkerGone."""
-        answer = await self._ask(lambda request: Profile(request, steps, keep))
+    async def profile(self, steps: int, rank: int, keep: str) -> Profiled:
+        """Profile `steps` steps and keep the trace at `keep`. `rank`: see `SessionApi.profile`. Raises WorkerGone."""
+        answer = await self._ask(lambda request: Profile(request, steps, keep, rank))
         assert isinstance(answer, Profiled)
         return answer
 

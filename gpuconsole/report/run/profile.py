@@ -10,12 +10,14 @@ from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Part, Report, Table, heading, labelled, lay_out, text
 from gpuconsole.report.run.models import Roof, paint_roofline, roof_of
 from gpuconsole.session.api import View
+from gpuconsole.session.facts import processes
 
 WIDE = 110
 CHART_ROWS = 18
 WIDE_CHART_ROWS = 22
 BAR = 24
 TOP = 10
+OTHERS_WAIT = "The other processes wait for it once, while the profiler starts: 1 to 3 s on a GPU."
 OPEN_AT = "open the file at https://ui.perfetto.dev (Open trace file)"
 
 
@@ -59,13 +61,20 @@ def _nothing(view: View, run: Run | None, width: int) -> list[Row]:
     return paragraph(f"No profile yet: {hint}.", width)
 
 
+def paint_choice(rank: int, count: int, width: int) -> list[Row]:
+    """Which process of several the next window is of, and what it costs the others."""
+    which = f"Process {rank} of {count} is chosen: left and right choose another one. f profiles a few of its steps."
+    return paragraph(f"{which} {OTHERS_WAIT}", width, "dim")
+
+
 def _window(report: ProfileReport, run: Run) -> Report:
     usual = run.summary.step_time_s
     without = f" ({units.duration(usual.p50).strip()} without)" if usual else ""
     each = units.duration(report.wall_s / report.steps).strip()
     busy = units.percent(report.busy_ratio).strip()
+    process = "" if report.rank is None else f", process {report.rank} of {processes(run)}"
     return [
-        text(f"profile of run {run.id}: {report.steps} steps of {each} under the profiler{without}, device busy {busy}", "title"),
+        text(f"profile of run {run.id}{process}: {report.steps} steps of {each} under the profiler{without}, device busy {busy}", "title"),
         text(report.clock, "dim"),
     ]
 

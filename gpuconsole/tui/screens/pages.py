@@ -7,8 +7,9 @@ from gpuconsole.report.experiments import paint_tuning
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.report.run.diagnosis import paint_details
 from gpuconsole.report.run.models import model_lines, summary
-from gpuconsole.report.run.profile import paint_profile
+from gpuconsole.report.run.profile import paint_choice, paint_profile
 from gpuconsole.report.screen.chart import paint_throughput
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
@@ -46,7 +47,8 @@ class TuningScreen(PageScreen):
 
 
 class ProfileScreen(PageScreen):
-    """A profiler window of the run. Opening the screen takes one where the run has none; the screen's key takes another one."""
+    """A profiler window of the run. Opening the screen takes one where the run has none; the screen's key takes another one. In a user's job of several processes
+    only the key takes one, of the process that is chosen here: the others wait for it."""
 
     NAME = "profile"
     TITLE_TEXT = "Profile"
@@ -54,17 +56,40 @@ class ProfileScreen(PageScreen):
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self._painted: tuple[object, int, list[Row]] = (None, 0, [])
+        self._rank = 0
 
     def on_mount(self) -> None:
         super().on_mount()
         run = self._view.run
-        if run is not None and run.state == "running" and run.profile is None and not self._view.recording:
+        if (
+            run is not None
+            and run.state == "running"
+            and run.profile is None
+            and not self._view.recording
+            and not keys.has_ranks(self._view)
+        ):
             self.again()
 
     def again(self) -> None:
-        self.actions.take_profile()
+        self.actions.take_profile(self._rank)
+
+    def action_previous_rank(self) -> None:
+        self._choose(self._rank - 1)
+
+    def action_next_rank(self) -> None:
+        self._choose(self._rank + 1)
+
+    def _choose(self, rank: int) -> None:
+        """Choose a process of the job; after the last comes the first."""
+        self._rank = rank % facts.processes(self._view.run)
+        self.show(self._view)
 
     def paint(self, view: View, width: int) -> list[Row]:
+        if not keys.has_ranks(view) or view.recording or view.probing == "profiler":
+            return self._profile(view, width)
+        return [*paint_choice(self._rank, facts.processes(view.run), width), blank(width), *self._profile(view, width)]
+
+    def _profile(self, view: View, width: int) -> list[Row]:
         """The rows of the present profile, which are costly: drawn once for a profile and a width."""
         source, painted_width, rows = self._painted
         if source != _profile_state(view) or painted_width != width:
@@ -122,7 +147,7 @@ READING = (
 )  # fmt: skip
 _SCREENS = (
     ("scenarios", "On the scenario list"), ("knobs", "On the settings screen"), ("processes", "On the processes screen"),
-    ("device", "On the device screen"), ("topology", "On the links screen"), ("tuning", "On the tuning screen"),
+    ("device", "On the device screen"), ("topology", "On the links screen"), ("profile", "On the profile screen"), ("tuning", "On the tuning screen"),
     ("output", "On the output screen"), ("leave_job", "On a question about your own job"),
 )  # fmt: skip
 _MOVES = (

@@ -15,6 +15,7 @@ from gpuconsole.model.units import percent
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
+from gpuconsole.report.run.profile import OTHERS_WAIT
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.session.facts import kept_changes
 from gpuconsole.tui.requests import Requests
@@ -145,7 +146,10 @@ def probes_question(allow: Callable[[], None]) -> Question:
         BLANK,
     ]
     about += [labelled(probe, IN_JOB[probe] + ".", column=22, indent=2) for probe in IN_JOB]
-    about.append(labelled("profiler", "when you press f: torch.profiler on a few of the job's own steps.", column=22, indent=2))
+    profiler = (
+        f"when you press f: torch.profiler on a few of the job's own steps. With several processes it runs in one of them. {OTHERS_WAIT}"
+    )
+    about.append(labelled("profiler", profiler, column=22, indent=2))
     about += [
         BLANK,
         text(

@@ -17,7 +17,7 @@ from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.experiments.statistics import CHANGED
 from gpuconsole.experiments.trial import OneWorker
-from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, RankJoined, SetKnobs, Steps
+from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, Profile, Profiled, RankJoined, SetKnobs, Steps
 
 AGENT = """
 import base64, json, os, socket, struct, sys, time
@@ -243,3 +243,30 @@ def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
         return child.why_no_steps
 
     assert asyncio.run(why()) == "the job's Python is 3.8.18: the agent needs Python 3.10 or newer"
+
+
+WINDOW_LEAVES = """
+leader, other = agent(0, 2, 7), agent(1, 2, 8)
+asked(leader, other)
+other.close()
+asked(leader)
+"""
+
+
+def test_a_process_that_leaves_before_its_profile_is_an_answer(tmp_path: Path) -> None:
+    """The other processes go on, and the console asks nobody else."""
+
+    async def answer() -> Profiled:
+        events: list[AnyEvent] = []
+        child = JobChild(JobCommand((sys.executable, "-c", AGENT + WINDOW_LEAVES)), tmp_path, tmp_path, events.append, lambda code: None)
+        await child.start()
+        async with asyncio.timeout(20):
+            while sum(isinstance(event, Steps) for event in events) < 2:
+                await asyncio.sleep(0.01)
+            child.send(Profile(1, 3, "", rank=1))
+            while not any(isinstance(event, Profiled) for event in events):
+                await asyncio.sleep(0.01)
+        child.detach()
+        return next(event for event in events if isinstance(event, Profiled))
+
+    assert asyncio.run(answer()).error == "process 1 ended before its profile was there"

@@ -28,7 +28,7 @@ from ...loop import Signals
 from ...probes import ProbeError, refuse_compiled
 from ...protocol import Knobs, Message, Profile, RunProbe, message
 from ...world import World
-from .. import tracing
+from .. import graphs, tracing
 from ..changes.state import state_of_generator
 from ..guard import switch, unseen, wrappers_without_level
 from ..recorder import BACKWARD, FORWARD, get_ident
@@ -685,6 +685,7 @@ TEARDOWN = "TEARDOWN_CUPTI", "1"
 """Makes Kineto detach CUPTI at its end; otherwise the program stays some percent slower (pytorch#144455). Before CUDA 12.6 it breaks CUDA graphs."""
 
 
+BESIDE_GRAPHS = "the program replays CUDA graphs, and a profiler has crashed such programs (pytorch#75504, #112507)"
 WINDOW_STEPS = 3, 12
 """Least and most steps of the window of a probe."""
 WINDOW_S = 0.1
@@ -701,6 +702,8 @@ class Window:
 
         if torch._C._autograd._profiler_enabled():
             raise ProbeError("another profiler is running in this process")
+        if graphs.are_there():
+            raise ProbeError(BESIDE_GRAPHS)
         if isinstance(command, RunProbe) and command.probe == "sync_gaps":
             probes.needs_gpu(JobTimed(None, device))
         self._command, self._device, self._start = command, device, now()
