@@ -48,6 +48,8 @@ def _idle(case: Case) -> float:
         return 0.0
 
 
+IDLE = "idle"
+"""The name of the part of a step in which the GPU has no work although it should."""
 PASSES = ("generation", "forward", "loss", "backward", "optimizer")
 
 
@@ -65,7 +67,7 @@ TRAINING = (
     Part("checkpoint", _phase("checkpoint"), "goes to checkpoints", "checkpoints that are often or large, or a slow disk"),
     Part("eval", _phase("eval"), "goes to evaluation", "an evaluation that is often or long"),
     Part("other", _phase("other"), "is outside of all phases", "Python code of the loop, or the garbage collector"),
-    Part("idle", _idle, "passes without work on the GPU", "slow launches of kernels, or waits for the GPU"),
+    Part(IDLE, _idle, "passes without work on the GPU", "slow launches of kernels, or waits for the GPU"),
     Part("busy", _busy),
     Part("core_wait", _phase("runq")),
 )

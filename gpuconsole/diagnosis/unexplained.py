@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.claims import PASSES, is_about, left, rules_about
+from gpuconsole.diagnosis.claims import IDLE, PASSES, is_about, left, rules_about
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, PROBE_OF
-from gpuconsole.diagnosis.rule import Case, Threshold, percent
+from gpuconsole.diagnosis.rule import CantTell, Case, Threshold, percent
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.run import Run
 
@@ -49,9 +50,18 @@ def unexplained(run: Run) -> Unexplained | None:
     if part is None or rest < LARGE:
         return None
     missing = _missing(_without_conclusion(run, rules_about(part.name)))
+    fits = part.fits + (f" (most of them in {place})" if part.name == IDLE and (place := _waiting_place(case)) else "")
     time = f"{percent(rest)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}"
     named = rest < whole or any(is_about(finding, part.name, case) for finding in run.findings)
-    return Unexplained(rest, time, part.fits, missing, remedy(run, missing), named)
+    return Unexplained(rest, time, fits, missing, remedy(run, missing), named)
+
+
+def _waiting_place(case: Case) -> str:
+    """Where the host waits for the GPU; empty where it waits little, or the place is not known."""
+    try:
+        return device.waiting_place(case) if device.waited_ratio(case) >= device.WAITED else ""
+    except CantTell:
+        return ""
 
 
 def open_question(run: Run) -> str:

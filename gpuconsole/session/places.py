@@ -27,6 +27,8 @@ PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
 SIDE_WORK = {"comm": "collectives", "logging": "log records", "checkpoint": "checkpoints", "eval": "passes in eval mode"}
 """The parts of a step that are not passes, with their words for the source of a signal."""
+ISSUING = ("feed", "forward", "no_grad", "loss", "clip", "optimizer", "between")
+"""The parts of a step in which the training thread issues work by itself. In the backward pass it waits for a thread of torch."""
 MODULES = ("forward", "no_grad")
 """The parts among PASSES in which modules call modules."""
 LEAST_PASSES = 1.5
@@ -106,6 +108,7 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
     signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
+    signals |= _outside_signals(samples, total)
     if most.samples:
         source = f"{most.samples} stack samples in this function: whether the thread ran"
         signals["stack.line_cpu_ratio"] = Signal(1 - most.waits_ratio, "ratio", source)
@@ -162,6 +165,18 @@ def _function_signals(samples: list[StackSample], parts: list[str], total: float
         "stack.function_python_ratio": Signal(python, "ratio", f"{largest.samples} stack samples in this function"),
         "stack.function_waits_ratio": Signal(largest.waits_ratio, "ratio", f"{largest.samples} stack samples in this function"),
     }
+
+
+def _outside_signals(samples: list[StackSample], total: float) -> dict[str, Signal]:
+    """The share of the samples in which the thread runs or waits outside of Python, in the one line of the program that has most of them: an operator of torch that this
+    line calls. On a GPU operators return at once, unless they wait for the GPU."""
+    outside = [s for s in samples if s.part in ISSUING and s.kind != PYTHON and s.lines and (not s.callee or s.callee.startswith("torch."))]
+    if not outside:
+        return {"stack.outside_ratio": Signal(0.0, "ratio", f"{total:.0f} stack samples of ordinary steps: outside of Python in one line")}
+    line, weight = _heaviest((sample.lines[0], sample.weight) for sample in outside)
+    place = _line_with_caller([sample for sample in outside if sample.lines[0] == line])
+    source = f"{total:.0f} stack samples of ordinary steps: outside of Python in one line of the program, most of them at {place}"
+    return {"stack.outside_ratio": Signal(weight / total, "ratio", source)}
 
 
 def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample], passes: float) -> list[StackSample]:

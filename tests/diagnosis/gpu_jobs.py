@@ -95,6 +95,7 @@ NO_SLOW_FUNCTION = {
     "stack.function_python_ratio": 0.5,
     "stack.function_waits_ratio": 0.0,
     "stack.no_grad_ratio": 0.0,
+    "stack.outside_ratio": 0.02,
 }
 LINE = "train.py:41"
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.families.clocks import capped_clock
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
+from gpuconsole.diagnosis.unexplained import unexplained
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.peaks import peaks_of
@@ -304,6 +306,40 @@ def test_memory_is_nearly_full_by_what_tensors_need_and_others_hold() -> None:
 def test_the_line_that_waits_is_named() -> None:
     summary = watched(JOBS["sync in the loop, GPM"].job).of("host.sync_stall").summary
     assert f"mostly in {LINE}" in summary and "24 times per step, 25 % of its time" in summary
+
+
+HIDDEN = "489 stack samples of ordinary steps: outside of Python in one line of the program, most of them at loss.py:12 masked_loss"
+
+
+@pytest.mark.parametrize(
+    ("outside", "calls", "named"),
+    [(0.4, 0.0, "loss.py:12 masked_loss, by stack samples"), (0.2, 0.0, LINE), (0.3, 0.4, LINE)],
+    ids=["samples show where", "samples show another line", "the timed calls are the waits"],
+)
+def test_a_wait_in_a_function_that_is_not_timed_has_its_line_from_the_samples(outside: float, calls: float, named: str) -> None:
+    """CUDA events say that the host was half a step ahead of the GPU, and then waited."""
+    seen = watched(syncing(gpt(A100, 0.25, BF16_A100, caught_up=1.0, ahead=0.5), 2, calls))
+    case = replace(seen.case, signals={**seen.case.signals, "stack.outside_ratio": Signal(outside, "ratio", HIDDEN)})
+    finding = next(finding for finding in evaluate(case) if finding.rule == "host.sync_stall")
+    assert finding.state == "clear" and f"mostly in {named}, and the GPU works meanwhile" in finding.summary
+    assert "stack.outside_ratio" in {entry.signal for entry in finding.evidence}
+
+
+def test_a_finding_about_waits_names_the_hidden_one_that_takes_most() -> None:
+    job = syncing(gpt(H100, 0.03, BF16_H100, batch=4, activity=(0.3, 0.1, 0.2)), 6, 0.05)
+    seen = watched(replace(job, caught_up=1.0, ahead=0.4))
+    case = replace(seen.case, signals={**seen.case.signals, "stack.outside_ratio": Signal(0.35, "ratio", HIDDEN)})
+    finding = next(finding for finding in evaluate(case) if finding.rule == "host.sync_stall")
+    assert finding.state == "fires" and "mostly in loss.py:12 masked_loss, by stack samples" in finding.summary
+
+
+def test_idle_time_of_the_gpu_that_no_finding_names_has_the_line_that_waits() -> None:
+    seen = watched(gpt(A100, 0.25, BF16_A100, caught_up=1.0, ahead=0.5, gpu={"utilization_ratio": 0.7}))
+    seen.run.signals = {**seen.case.signals, "stack.outside_ratio": Signal(0.4, "ratio", HIDDEN)}
+    seen.run.findings = seen.findings
+    rest = unexplained(seen.run)
+    assert rest is not None and "passes without work on the GPU" in rest.time
+    assert rest.fits.endswith("waits for the GPU (most of them in loss.py:12 masked_loss, by stack samples)")
 
 
 def test_waits_and_launches_claim_no_time_twice() -> None:

@@ -152,3 +152,19 @@ def test_samples_of_before_the_steady_state_do_not_count() -> None:
     record.add(Stacks(1.0, 0, [sample(60, "train.py:1 warm")]))
     record.add(Stacks(3.0, 0, [sample(60, "train.py:8 update")]))
     assert [place.function for place in places_of(record.since(2.0))] == ["update"]
+
+
+def test_the_line_that_is_outside_of_python_while_the_host_issues_work() -> None:
+    """A mask makes torch wait for the GPU: the line spins or sleeps there. Calls of other libraries, and the backward pass, are left out."""
+    mask = sample(40, "loss.py:12 masked_loss", "loss", "native", caller="train.py:30 main")
+    others = [
+        sample(9, "loss.py:13 masked_loss", "loss", "native"),
+        sample(30, "loss.py:12 masked_loss", "loss"),
+        sample(60, "data.py:5 load", "data_wait", "waits"),
+        sample(60, "prepare.py:5 resize", "feed", "native", "PIL.Image.resize"),
+        REST,
+    ]
+    signal = signals_of([mask, *others])["stack.outside_ratio"]
+    assert signal.value == pytest.approx(40 / 249)
+    assert signal.source.endswith(" most of them at loss.py:12 masked_loss, called by train.py:30 main")
+    assert signals_of(others[2:])["stack.outside_ratio"].value == 0.0

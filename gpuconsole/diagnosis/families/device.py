@@ -30,6 +30,8 @@ CALLS = Threshold(
     "up to four waits at the end of a pass are usual (loss, gradient norm, scaler, accuracy); the GPU then works meanwhile",
 )
 COPIES = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
+BY_SAMPLES = ", by stack samples"
+"""The end of a place at which the host waits for the GPU in calls that the agent does not time, and so does not count."""
 SM_BUSY = 0.80
 """SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
 is necessary for effective use, below 50 % is likely ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""
@@ -67,6 +69,15 @@ def waited_ratio(case: Case) -> float:
     """Share of a step in which the host waits for the GPU: in calls that the agent times, or as far as the host was ahead of the GPU before it waited. Torch
     waits in more functions than the agent times (`x[mask]`, `torch.where(mask)`, copies of single numbers). Raises Missing."""
     return min(1.0, max(case.value("sync.wait_s") / case.value("step_s"), case.get("host.ahead_ratio", 0.0)))
+
+
+def waiting_place(case: Case) -> str:
+    """Where the host waits for the GPU: the line with most of the time in calls that the agent times, or the line and the function at which stack samples find the
+    thread outside of Python for longer than in these, and for half of the time by which the host was ahead of the GPU. Empty where neither is known. Raises Missing."""
+    timed, sampled = case.value("sync.wait_s") / case.value("step_s"), case.get("stack.outside_ratio", 0.0)
+    if sampled > timed and sampled >= max(WAITED, case.get("host.ahead_ratio", 0.0) / 2) and case.has("host.ahead_ratio"):
+        return case.signal("stack.outside_ratio").source.rpartition(" most of them at ")[2] + BY_SAMPLES
+    return case.signal("sync.wait_s").source.partition(" at ")[2].partition(";")[0]
 
 
 def host_is_limit(case: Case) -> bool:
