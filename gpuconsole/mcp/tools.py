@@ -132,7 +132,7 @@ TOOLS = (
     Tool(
         "profile",
         f"Profile some steps of the run (1 to {MOST_STEPS}, default {STEPS}): time by kind of kernel, the longest ones, a trace file. "
-        "In a job of the person's own it needs the permission for probes.",
+        "In a job of the person's own it needs the permission for probes. Of several processes it profiles the first one, and the others wait for it once.",
         Steps,
         answers.ProfileAnswer,
         True,

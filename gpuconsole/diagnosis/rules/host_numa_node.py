@@ -28,11 +28,12 @@ before the command, `torchrun --numa-binding=node` from torch 2.9 on, or the opt
         if off_node < PROCESSES:
             return self.clear(0.0, evidence)
         several = int(case.knobs.get("nproc", 1)) > 1
-        bind = "torchrun --numa-binding=node (from torch 2.9 on)" if several else f"numactl --cpunodebind={node} --membind={node}"
+        bind = "`torchrun --numa-binding=node` (from torch 2.9 on)" if several else f"`numactl --cpunodebind={node} --membind={node}`"
         what = f"{off_node:.0f} of the processes" if several else "the training thread"
+        nodes = "the node of each GPU" if several else f"node {node}"
         summary = (
             f"{what} may run only on cores of another NUMA node than the GPU. What that costs is not known before the job has run beside its GPU: start it with"
-            f" `{bind}`. Where a container or a batch system gives the cores, ask it for cores of {'the node of each GPU' if several else f'node {node}'}"
+            f" {bind}. Where a container or a batch system gives the cores, ask it for cores of {nodes}"
         )
         title = f"{off_node:.0f} processes run on cores of another NUMA node than their GPU" if several and off_node > 1 else ""
         return self.note(off_node / PROCESSES, evidence, summary, confidence="high", title=title)
