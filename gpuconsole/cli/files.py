@@ -30,9 +30,13 @@ MOST_SOURCE_BYTES = 8 * 2**20
 
 def read_snapshot(path: Path) -> Snapshot:
     """A snapshot file; raises UsageError."""
-    from gpuconsole.model.snapshot import MOST_BYTES, decode
+    from gpuconsole.engine import reader
+    from gpuconsole.model.snapshot import SnapshotError
 
-    return _read(path, MOST_BYTES, decode)
+    try:
+        return reader.read_snapshot(path)
+    except SnapshotError as error:
+        raise UsageError(str(error)) from None
 
 
 def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]:

@@ -12,11 +12,11 @@ import msgspec
 import platformdirs
 
 from gpuconsole.diagnosis.models.run import MISSING, with_figures
-from gpuconsole.model.files import write_new, write_whole
+from gpuconsole.model.files import read_limited, read_regular, write_new, write_whole
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Environment, Snapshot, encode
+from gpuconsole.model.snapshot import MOST_BYTES, Environment, Snapshot, SnapshotError, decode, encode
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -80,6 +80,16 @@ class StateReader:
         return msgspec.structs.replace(
             run, figures=figured.figures, attainable=figured.attainable, unavailable={**run.unavailable, **missing}
         )
+
+
+def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
+    """The session in the file `path`. `regular`: it must be a regular file, because a pipe may never end. Raises SnapshotError, with the path."""
+    try:
+        return decode((read_regular if regular else read_limited)(path, MOST_BYTES))
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error}") from None
 
 
 def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:

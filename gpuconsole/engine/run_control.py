@@ -127,7 +127,7 @@ class RunControl:
         self.lock = lock
         self._state, self._emit, self._pool = state, emit, pool
         self._serving, self._devices = serving, devices
-        self.on_open: list[Callable[[Scenario, Device], None]] = []
+        self.on_open: list[Callable[[RunRecord], None]] = []
         self.on_close: list[Callable[[RunRecord], None]] = []
         self.on_break_off: list[Callable[[], None]] = []
         self._scenario: Scenario | None = None
@@ -235,8 +235,10 @@ class RunControl:
         elsewhere = scenario.workload.serves and self._serving.elsewhere
         opened = RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device.id, changes, objective, elsewhere)
         self._emit(opened if self._command is None else self._command.identify(opened))
+        record = self._state.record
+        assert record is not None
         for call in self.on_open:
-            call(scenario, device)
+            call(record)
         self._pool.hold("run")
 
     def _close(self, state: RunState, error: str | None = None) -> None:

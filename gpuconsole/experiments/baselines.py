@@ -1,34 +1,44 @@
-"""Baselines on disk, one JSON file for each key, in the user's data folder; and the comparison of a run with its baseline."""
+"""Baselines: sessions that the user kept, each as a snapshot of one run; and the comparison of a run with them.
+
+A folder holds the runs of one work on one machine, so `gpuconsole compare FOLDER new/ --fail-below RATIO` judges them too. A run is compared with all kept
+runs that differ in nothing that matters (see `unlike`), in whatever folder they are.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
+import secrets
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import platformdirs
 
 from gpuconsole.engine.machine.settings import settings
-from gpuconsole.experiments.runs import DEGREES, RunRate, change_of, occasions, run_rate, unix_s
-from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, rate_verdict
-from gpuconsole.model import encoding, units
-from gpuconsole.model.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
-from gpuconsole.model.files import make_writable_folder, write_whole
-from gpuconsole.model.knobs.catalogue import describe_changes
-from gpuconsole.model.knobs.knob import Knobs, Value, nearest, show
-from gpuconsole.model.run import Validity
+from gpuconsole.engine.reader import read_snapshot, write_snapshot
+from gpuconsole.experiments.runs import LONE_RUN
+from gpuconsole.experiments.statistics import MIN_BLOCKS
+from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, Throughput, doubts, keyed, throughput, why_no_rate
+from gpuconsole.model import units
+from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.files import make_writable_folder
+from gpuconsole.model.knobs.knob import Knobs, nearest, show
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment, Snapshot, SnapshotError
 from gpuconsole.model.text import percent, visible
-from gpuconsole.session.figures.rate import Block
+from gpuconsole.session.api import SessionError
 
 # --- baselines on disk ---------------------------------------------------------------------------------------
 
-MOST_BYTES = 1 << 20
-"""Maximum size of a baseline file. Twenty runs of sixty blocks take about 50 KB."""
-LOCK = ".lock"
+MOST_RUNS = 20
+"""Runs kept in a folder; the oldest run is deleted first."""
+KEY = "*-" + "[0-9a-f]" * DIGEST
+"""The names of the folders, see `keyed`."""
+FILE = "????-??-??T*Z-" + "[0-9a-f]" * 8 + ".json"
+"""The names of the files that `keep_run` writes: in the order of the dates of the runs."""
+UNREADABLE = ""
+"""Stands for the name of the folder itself, where it cannot be read."""
 
 
 class BaselineError(RuntimeError):
@@ -51,258 +61,243 @@ def check_folder(folder: Path) -> None:
         raise BaselineError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
-def read_baseline(path: Path) -> Baseline:
-    """The baseline in the file `path`; raises BaselineError."""
+def key_of(run: Run, environment: Environment) -> str:
+    """The name of the work and the machine of a run. A job of the user's own counts with its command."""
+    knobs = {name: value for name, value in run.knobs.items() if name not in run.varies}
+    settings_of = msgspec.json.encode(knobs, order="deterministic").decode()
+    return keyed(run.scenario or "run", (*_work(run), *parts(run, environment).values(), settings_of))
+
+
+def keep_run(folder: Path, session: Snapshot, run: Run) -> str:
+    """Keep `run` as a session of its own; returns a line for the user. Raises BaselineError.
+
+    Above MOST_RUNS runs, the oldest run is deleted. Several consoles may call this function at the same time: each writes a file of its own.
+    """
+    key = key_of(run, session.environment)
+    place = folder / key
+    check_folder(place)
+    alone = msgspec.structs.replace(
+        session, runs=[run], trials=[trial for trial in session.trials if trial.baseline_run == run.id], sweeps=[], unavailable={}
+    )
+    try:
+        write_snapshot(alone, place / f"{run.started.replace(':', '-')}-{secrets.token_hex(4)}.json")
+        files = sorted(place.glob(FILE))
+        for oldest in files[:-MOST_RUNS]:
+            oldest.unlink(missing_ok=True)
+    except (OSError, SessionError) as error:
+        raise BaselineError(str(error)) from None
+    count = min(len(files), MOST_RUNS)
+    return f"kept as a baseline: {key}, {count} run{'' if count == 1 else 's'}"
+
+
+def read_run(path: Path) -> MeasuredRun:
+    """The kept run in the file `path`: the last run of the session. Raises BaselineError."""
     name = visible(str(path))
     try:
-        if not path.is_file():  # reading a pipe would wait
-            raise BaselineError(f"{name}: {'not a file' if path.exists() else 'there is no such baseline'}")
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise BaselineError(f"{name}: cannot be read: {error.strerror}") from None
-    if len(data) > MOST_BYTES:
-        raise BaselineError(f"{name}: too large for a baseline")
-    try:
-        baseline = msgspec.json.decode(data, type=Baseline)
-    except encoding.UNREADABLE as error:
-        raise BaselineError(f"{name}: not a valid baseline: {visible(str(error))[:200]}") from None
-    if baseline.schema != SCHEMA:
-        raise BaselineError(f"{name}: not a baseline that this gpuconsole reads ({SCHEMA})")
-    if baseline.key.name != path.stem:
-        raise BaselineError(f"{name}: renamed: its key is {baseline.key.name}")
-    return baseline
+        session = read_snapshot(path, regular=True)
+        if not session.runs:
+            raise BaselineError(f"{name}: this snapshot has no run")
+        kept = MeasuredRun(name, session.runs[-1], session)
+        if why := why_no_rate(kept):
+            raise BaselineError(f"{name}: {why}")
+        throughput([kept], [kept])
+    except SnapshotError as error:
+        raise BaselineError(visible(str(error))[:400]) from None
+    except ArithmeticError as error:
+        raise BaselineError(f"{name}: a number is out of range: {error}") from None
+    return kept
 
 
-def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
-    """All baselines, and a line for each invalid file, by the file name without `.json`."""
-    baselines, mistakes = [], dict[str, str]()
+def read_all(folder: Path) -> tuple[dict[str, list[MeasuredRun]], dict[str, str]]:
+    """The kept runs by the name of their folder, the oldest first; and a line for each invalid file, by its path below `folder`."""
+    kept: dict[str, list[MeasuredRun]] = {}
+    mistakes: dict[str, str] = {}
+    for path in _below(folder, UNREADABLE, mistakes):
+        if path.suffix == ".json":
+            mistakes[path.name] = _of_earlier_version(path)
+        for file in _below(path, path.name, mistakes) if path.match(KEY) and path.is_dir() else ():
+            try:
+                kept.setdefault(path.name, []).append(read_run(file))
+            except BaselineError as error:
+                if os.path.lexists(file):  # else another console has just deleted the oldest run
+                    mistakes[f"{path.name}/{file.name}"] = str(error)
+    return {key: runs for key, runs in kept.items() if runs}, mistakes
+
+
+def _below(folder: Path, name: str, mistakes: dict[str, str]) -> list[Path]:
+    """The entries of `folder` in order, without hidden ones. Adds a line about `name` to `mistakes` where they cannot be read."""
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
-        return [], {}
+        return []
     except OSError as error:
-        return [], {"": f"{folder}: cannot be read: {error.strerror}"}
-    for path in paths:
-        try:
-            baselines.append(read_baseline(path))
-        except BaselineError as error:
-            mistakes[path.stem] = str(error)
-    return baselines, mistakes
+        mistakes[name] = visible(f"{folder}: cannot be read: {error.strerror}")
+        return []
 
 
-def differing_knobs(baseline: Baseline, knobs: Knobs) -> Knobs:
-    """The knobs of `baseline` that have another value in `knobs`. With the same key, the cause is a changed scenario file. A new knob does
-    not count."""
-    return {name: knobs[name] for name, value in baseline.knobs.items() if name in knobs and knobs[name] != value}
-
-
-def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: BaselineRun) -> str:
-    """Add `run` to the baseline of `key`; returns a line for the user. Raises BaselineError.
-
-    Above MOST_RUNS runs, the oldest run is deleted. If the scenario file was changed, all earlier runs are deleted. Several consoles may
-    call this function at the same time.
-    """
-    check_folder(folder)
-    path = folder / f"{key.name}.json"
-    try:
-        with _locked(folder / LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            before, why = _comparable(path, knobs, unit)
-            runs = (*before, run)[-MOST_RUNS:]
-            write_whole(path, _encode(Baseline(key=key, knobs=knobs, unit=unit, runs=runs)))
-    except OSError as error:
-        raise BaselineError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return f"kept as a baseline: {key.name}, {len(runs)} run{'s' if len(runs) > 1 else ''}{why}"
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """The file to lock. The folder may belong to a team: a link in it is not followed, and nothing is truncated. Raises OSError."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
-
-
-def _comparable(path: Path, knobs: Knobs, unit: str) -> tuple[tuple[BaselineRun, ...], str]:
-    """The kept runs that can be compared with new runs, and the reason if there are none."""
-    if not path.exists():
-        return (), ""
-    before = read_baseline(path)
-    changed = differing_knobs(before, knobs)
-    if changed or before.unit != unit:
-        return (), f" (earlier runs are deleted, the scenario had other values: {describe_changes(changed, before.knobs) or before.unit})"
-    return before.runs, ""
-
-
-def _encode(baseline: Baseline) -> bytes:
-    return msgspec.json.format(encoding.encode(baseline), indent=1) + b"\n"
+def _of_earlier_version(path: Path) -> str:
+    remove_it = f"`gpuconsole baselines --remove {path.stem}` deletes this file"
+    return visible(f"{path}: no longer read: an earlier gpuconsole kept rates, and no sessions. Keep a run again; {remove_it}")
 
 
 def remove(folder: Path, name: str) -> Path:
-    """Delete the baseline `name`, valid or not; returns the deleted file. Raises BaselineError."""
+    """Delete the runs of the key `name`, valid or not; returns what was deleted. Raises BaselineError."""
     try:
-        names = sorted(path.stem for path in folder.glob("*.json"))
-        if name not in names:
-            raise BaselineError(f"there is no baseline {name!r}{nearest(name, names)}; `gpuconsole baselines` lists them")
-        path = folder / f"{name}.json"
-        path.unlink()
+        places = {path.name: path for path in folder.glob(KEY) if path.is_dir() and not path.is_symlink()} | {
+            path.stem: path for path in folder.glob("*.json")
+        }
+        if name not in places:
+            raise BaselineError(f"there is no baseline {name!r}{nearest(name, sorted(places))}; `gpuconsole baselines` lists them")
+        place = places[name]
+        if not place.is_dir():
+            place.unlink()
+            return place
+        for path in [*place.glob("*.json"), *place.glob(".*.json.*")]:
+            path.unlink(missing_ok=True)
+        place.rmdir()
     except OSError as error:
         raise BaselineError(f"baseline {name!r}: cannot be removed: {error.strerror}") from None
-    return path
+    return place
+
+
+# --- which kept runs are those of a run ----------------------------------------------------------------------
+
+Unequal = list[tuple[str, str]]
+"""The parts that differ: the value of this run, and the value of a kept run."""
+
+
+def _work(run: Run) -> tuple[str, str, str]:
+    return run.scenario, run.workload, run.command_digest
+
+
+def parts(run: Run, environment: Environment) -> dict[str, str]:
+    """Hardware and software in words, to name the parts that differ. The major version of the GPU driver counts."""
+    device = next((device for device in environment.devices if device.id == run.device), None)
+    torch = (run.job.torch if run.job is not None else "") or environment.torch
+    driver = (environment.driver or "").partition(".")[0] if run.device != "cpu" else ""
+    return {
+        "device": device.name if device is not None else run.device,
+        "cpu": environment.cpu,
+        "cores": f"{environment.cores} cores",
+        "torch": f"torch {torch}" if torch else "no torch",
+        "driver": f"driver {driver}" if driver else "no GPU driver",
+    }
+
+
+def unlike(now: MeasuredRun, kept: MeasuredRun) -> Unequal:
+    """The differing parts: hardware, software, then knobs. A knob that exists on one side only was added later and does not count; nor does a knob that
+    both programs change by themselves."""
+    here, there = parts(now.run, now.session.environment), parts(kept.run, kept.session.environment)
+    unequal = [(part, there[name]) for name, part in here.items() if part != there[name]]
+    knobs, others, vary = now.run.knobs, kept.run.knobs, {*now.run.varies} & {*kept.run.varies}
+    changed = [name for name, value in knobs.items() if name not in vary and others.get(name, value) != value]
+    return unequal + [(_knob(name, knobs), _knob(name, others)) for name in changed]
+
+
+def _knob(name: str, knobs: Knobs) -> str:
+    return f"{name}={show(knobs[name])}"
+
+
+def comparable(now: MeasuredRun, kept: Iterable[MeasuredRun]) -> list[MeasuredRun] | BaselineComparison | None:
+    """The kept runs that `now` is compared with; or the reason why there is no comparison, by the kept run that differs in the fewest parts (of several: the
+    newest). None: no run of this work was kept."""
+    alike = [(side, unlike(now, side)) for side in kept if _work(side.run) == _work(now.run)]
+    if not alike:
+        return None
+    if equal := [side for side, unequal in alike if not unequal]:
+        return equal
+    newest_first = sorted(alike, key=lambda candidate: candidate[0].run.started, reverse=True)
+    other, unequal = min(newest_first, key=lambda candidate: len(candidate[1]))
+    here, there = (", ".join(dict.fromkeys(part[place] for part in unequal)) for place in (0, 1))
+    sentence = f"no baseline for {here}; the nearest baseline is for {there}, from {other.run.started[:10]}: {_rate([other])}"
+    key = key_of(now.run, now.session.environment)
+    return BaselineComparison(key=key, words=visible(sentence), short=visible(f"no baseline for {here}"))
 
 
 # --- compares a run with its baseline ------------------------------------------------------------------------
 
-RUN_QUEUE_DIFFERS = 0.15
-"""The threshold of rule host.cpu_contention. Below this share, verdicts on contention-free time are correct."""
-OTHERS_DIFFER = WAITING_DIFFERS = 0.20
-"""Minimum load that the signals of rule host.cpu_contention count as contention (docs/diagnosis.md)."""
 WORTH_REPORTING = 0.02
 """Run-queue delay below this share is less than the smallest relevant difference, so the result does not mention it."""
-FEW_RUNS = f"runs are assumed to differ by {percent(RUN_TO_RUN)} until {DEGREES + 1} runs of different times are kept"
+FEW_RUNS = f"equal runs are assumed to differ by {percent(LONE_RUN)}, because one run shows no spread"
 
 
-def doubts(validity: Validity | None) -> str:
-    """Why the figures of a serving run cannot be trusted: `its numbers are degraded: ...`; empty if they can."""
-    if validity is None or validity.verdict == "valid":
-        return ""
-    return visible(f"its numbers are {validity.verdict}: {'; '.join(validity.reasons)}")
-
-
-def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: Validity | None = None) -> BaselineComparison:
-    """`now` compared with the runs kept under its key. `live`: the run is still going on. A run whose figures are invalid is not compared. If
-    they are degraded, the result has no verdict: the difference may come from what degraded the run."""
+def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = False) -> BaselineComparison:
+    """`now` compared with the runs that were kept. `live`: the run is still going on. A run whose figures are invalid is not compared. If they are
+    degraded, the result has no verdict."""
+    key, validity = key_of(now.run, now.session.environment), now.run.validity
     if validity is not None and validity.verdict == "invalid":
-        return BaselineComparison(
-            key=baseline.key.name, words=f"not compared with {_name(baseline)}: {doubts(validity)}", short="not compared: invalid"
-        )
-    free = all(run.on_cpu and run.run_queue_ratio is not None for run in (now, *baseline.runs))
-    kept, new = _rates(baseline.runs, free), _rate(now, free, live)
-    change = change_of(kept, new) if kept and new is not None else None
-    excused, contention = _contention(now, baseline.runs, free)
-    doubt = doubts(validity)
-    decided: BaselineVerdict = rate_verdict(change, excused) if change and not doubt else "undecided"
+        return BaselineComparison(key=key, words=f"not compared with {_name(kept)}: {doubts(validity)}", short="not compared: invalid")
+    answer = throughput(kept, [now], live)
+    dates, rate = [side.run.started for side in kept], now.run.throughput[0]
     return BaselineComparison(
-        key=baseline.key.name,
-        words=visible(_words(now, baseline, change, decided, doubt or contention, free, live)),
-        short=_short(change, decided),
-        verdict=decided,
-        change=change,
-        rate=baseline.rate,
-        unit=baseline.unit,
-        runs=len(baseline.runs),
-        since=min(run.date for run in baseline.runs),
-        until=max(run.date for run in baseline.runs),
-        clock="contention_free" if free else "wall",
-        blocks=len(now.rates),
+        key=key,
+        words=visible(_words(now, kept, answer, live)),
+        short=_short(answer),
+        verdict=answer.verdict if answer is not None else "undecided",
+        change=answer.change if answer is not None else None,
+        rate=_mean_rate(kept),
+        unit=kept[0].run.throughput[1],
+        runs=len(kept),
+        since=visible(min(dates)),
+        until=visible(max(dates)),
+        clock="contention_free" if answer is not None and answer.free else "wall",
+        blocks=rate.n if rate is not None else 0,
         live=live,
     )
 
 
-def _rate(run: BaselineRun, free: bool, live: bool = False) -> RunRate | None:
-    """Return the rate of `run`. With `free`, the rate leaves out the run-queue delay of the training thread, as in the gate."""
-    blocks = list(map(Block, run.rates, run.block_seconds))
-    rate = run_rate(blocks, live, run.run_queue_ratio if free else None)
-    begun = unix_s(run.date)
-    return rate._replace(begun=begun, ended=None if begun is None else begun + run.duration_s) if rate is not None else None
-
-
-def _rates(runs: Sequence[BaselineRun], free: bool) -> list[RunRate]:
-    return [rate for run in runs if (rate := _rate(run, free)) is not None]
-
-
-Unequal = list[tuple[str, str]]
-"""The parts that differ: the value of this run, and the value of the baseline."""
-
-
-def nearest_baseline(key: BaselineKey, knobs: Knobs, baselines: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
-    """The baseline of the same scenario that differs in the fewest parts (of several: the newest), and these parts. Without a differing part,
-    the comparison is possible."""
-    newest_first = sorted(baselines, key=lambda baseline: baseline.runs[-1].date, reverse=True)
-    alike = [(baseline, _unequal(key, knobs, baseline)) for baseline in newest_first if baseline.key.scenario == key.scenario]
-    return min(alike, key=lambda candidate: len(candidate[1]), default=None)
-
-
-def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
-    """The reason why there is no comparison. `other`: the nearest baseline to `key`; it differs in `parts`."""
-    here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
-    rate = units.quantity(other.rate, other.unit)
-    sentence = f"no baseline for {here}; the nearest baseline is for {there}, from {other.runs[-1].date[:10]}: {rate}"
-    return BaselineComparison(key=key.name, words=visible(sentence), short=visible(f"no baseline for {here}"))
-
-
-def _unequal(key: BaselineKey, knobs: Knobs, other: Baseline) -> Unequal:
-    """The differing parts: hardware, software, then knobs. A knob that exists on one side only was added later and does not count."""
-    theirs = other.key.parts()
-    parts = [(part, theirs[name]) for name, part in key.parts().items() if part != theirs[name]]
-    changed = {name: value for name, value in knobs.items() if name in other.knobs and other.knobs[name] != value}
-    return parts + [(_knob(name, value), _knob(name, other.knobs[name])) for name, value in changed.items()]
-
-
-def _knob(name: str, value: Value) -> str:
-    return f"{name}={show(value)}"
-
-
-def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tuple[float, str]:
-    """The additional load during this run compared with the kept runs, if the difference matters; and a description in words.
-
-    Other programs slow a run down even if no task waits: through the other hyperthread of a core, or through memory bandwidth. If their
-    load is not known, the share of waiting is used instead. Contention-free time does not contain the wait of the training thread.
-    """
-    load = ("others_ratio", OTHERS_DIFFER, "other programs used {} of the CPUs")
-    waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a CPU {} of the time")
-    queue = ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a CPU {} of the time")
-    both_known = now.others_ratio is not None and any(run.others_ratio is not None for run in kept)
-    increases = [(0.0, "")]
-    for name, least, cause in (load if both_known else waiting, *(() if free else (queue,))):
-        mine = getattr(now, name)
-        theirs = [value for run in kept if (value := getattr(run, name)) is not None]
-        usual = statistics.fmean(theirs) if theirs else 0.0
-        if mine is not None and theirs and abs(mine - usual) >= least:
-            here, there = (units.percent(share).strip() for share in (mine, usual))
-            increases.append((mine - usual, f"contention: {cause.format(here)} ({there} in the baseline)"))
-    return max(increases, key=lambda increase: abs(increase[0]))
-
-
-def _words(
-    now: BaselineRun, baseline: Baseline, change: RateChange | None, decided: BaselineVerdict, contention: str, free: bool, live: bool
-) -> str:
-    name = _name(baseline)
-    delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_REPORTING for run in (now, *baseline.runs))
+def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: Throughput | None, live: bool) -> str:
+    name = _name(kept)
+    if answer is None:
+        return f"no verdict against {name}: the run needs {MIN_BLOCKS} blocks of steady steps"
+    delayed = answer.free and any((side.run.summary.runq_ratio or 0.0) >= WORTH_REPORTING for side in (now, *kept))
     so_far = (", without run-queue delay" if delayed else "") + (", so far" if live else "")
-    if change is None:
-        return f"no verdict against {name}: both runs need {MIN_BLOCKS} blocks of steady steps"
+    change, decided = answer.change, answer.verdict
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(change.low), abs(change.high)))
         text = f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
-        more = [_where(now, baseline.runs), "" if len(occasions(_rates(baseline.runs, free))) > DEGREES else FEW_RUNS, contention]
-        return "; ".join(part for part in (text, *more) if part)
+        return "; ".join(filter(None, (text, _where(now, kept), answer.contention)))
     figure = f"{change.estimate * 100:+.1f} % [{change.low * 100:+.1f}, {change.high * 100:+.1f}]"
     if decided == "same":
         return f"the same as {name}{so_far}, within 5 %: {figure}"
-    return f"{figure} against {name}{so_far}: undecided, {contention or 'the difference is within the noise'}"
+    noise = f"the difference is within the noise; {FEW_RUNS}" if answer.ratio.assumed else "the difference is within the noise"
+    return f"{figure} against {name}{so_far}: undecided, {answer.doubt or answer.contention or noise}"
 
 
-def _name(baseline: Baseline) -> str:
-    dates = sorted({run.date[:10] for run in baseline.runs})
-    count = f"{len(baseline.runs)} runs, " if len(baseline.runs) > 1 else ""
+def _name(kept: Sequence[MeasuredRun]) -> str:
+    dates = sorted({side.run.started[:10] for side in kept})
+    count = f"{len(kept)} runs, " if len(kept) > 1 else ""
     until = f" to {dates[-1]}" if len(dates) > 1 else ""
-    return f"the baseline of {count}{dates[0]}{until} ({units.quantity(baseline.rate, baseline.unit)})"
+    return f"the baseline of {count}{dates[0]}{until} ({_rate(kept)})"
 
 
-def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
+def _rate(kept: Sequence[MeasuredRun]) -> str:
+    return units.quantity(_mean_rate(kept), kept[0].run.throughput[1])
+
+
+def _mean_rate(kept: Sequence[MeasuredRun]) -> float:
+    """The mean rate of the kept runs on the wall clock."""
+    return statistics.fmean(rate.mean for side in kept if (rate := side.run.throughput[0]) is not None)
+
+
+def _where(now: MeasuredRun, kept: Sequence[MeasuredRun]) -> str:
     """The phase of a step with the largest change of time."""
-    timed = [run for run in kept if run.step_time_s and run.phases_ratio]
-    if not timed or not now.step_time_s or not now.phases_ratio:
+    new, *old = (
+        {name: share * step.p50 for name, share in side.run.summary.phases_ratio.items()} if (step := side.run.summary.step_time_s) else {}
+        for side in (now, *kept)
+    )
+    timed = [phases for phases in old if phases]
+    if not timed or not new:
         return ""
-    new = {name: share * now.step_time_s for name, share in now.phases_ratio.items()}
-    old = {name: statistics.fmean(run.phases_ratio.get(name, 0.0) * (run.step_time_s or 0.0) for run in timed) for name in new}
-    most = max(new, key=lambda name: abs(new[name] - old[name]))
-    before, after = (units.duration(seconds[most]).strip() for seconds in (old, new))
+    usual = {name: statistics.fmean(phases.get(name, 0.0) for phases in timed) for name in new}
+    most = max(new, key=lambda name: abs(new[name] - usual[name]))
+    before, after = (units.duration(seconds[most]).strip() for seconds in (usual, new))
     return f"largest change in {most}: {before} -> {after} per step"
 
 
-def _short(change: RateChange | None, decided: BaselineVerdict) -> str:
-    if change is None:
+def _short(answer: Throughput | None) -> str:
+    if answer is None:
         return "baseline: too few steps"
-    if decided == "slower" or decided == "faster":
-        return f"{change.estimate * 100:+.0f} % vs baseline"
-    return f"{change.estimate * 100:+.1f} % vs baseline: {'same' if decided == 'same' else 'undecided'}"
+    if answer.verdict == "slower" or answer.verdict == "faster":
+        return f"{answer.change.estimate * 100:+.0f} % vs baseline"
+    return f"{answer.change.estimate * 100:+.1f} % vs baseline: {answer.verdict}"

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from gpuconsole.experiments.baselines import doubts
-from gpuconsole.experiments.runs import change_of, run_rate
+from gpuconsole.experiments.runs import of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
-from gpuconsole.model.baseline import RateChange
+from gpuconsole.experiments.throughput import MeasuredRun, Throughput, doubts, steady_points, throughput
+from gpuconsole.model.baseline import BaselineVerdict
 from gpuconsole.model.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
-from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import CATALOGUE as KNOBS
 from gpuconsole.model.knobs.catalogue import show
 from gpuconsole.model.metrics import CATALOGUE
@@ -22,43 +21,49 @@ from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.units import NA
 from gpuconsole.session.figures.rate import Block, mean_rate
 
-Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
 ONE_FIGURE = "one number per run: no interval"
+FREE = "without run-queue delay"
 INVALID = "the numbers of a run are invalid"
 FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
-def compare(
-    before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str], trials: Pair = ((), ())
-) -> Comparison:
-    """`after` compared with `before`. `trials`: the trials of the two sessions. Only the steady part of a series counts, without the time of
-    trials, because a trial changes the settings. Two equal runs are assumed to differ by 2 % (see `statistics`).
+def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
+    """`after` compared with `before`. Only the steady part of a series counts, without the time of trials, because a trial changes the settings. The verdict
+    about the throughput is that of the gate and of baselines (see `throughput`); the interval of another metric comes from the same function.
     No metric is judged if the numbers of a run are invalid. Where the work of the runs differs, a metric is higher or lower, never better or
     worse."""
-    old, new = dict(_series(before, trials[0])), dict(_series(after, trials[1]))
-    work = _work(before, after)
-    steps = _knobs(before, after, [name for name in _of_work("step") if name in before.knobs and name in after.knobs])
-    metrics = [_of_series(key, old[key], new[key], bool(work or (steps and "step_time_s" in key))) for key in old if key in new]
-    invalid = any(run.validity is not None and run.validity.verdict == "invalid" for run in (before, after))
-    if invalid:
-        metrics = [None if metric is None else msgspec.structs.replace(metric, verdict="not judged", why_not=INVALID) for metric in metrics]
-    singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
-    metrics += [_of_figures(name, singles[name], others[name]) for name in singles if name in others]
+    old, new = before.run, after.run
+    work = _work(old, new)
+    steps = _knobs(old, new, [name for name in _of_work("step") if name in old.knobs and name in new.knobs])
+    blocks, others = dict(_series(before)), dict(_series(after))
+    metrics = {
+        key: _of_series(key, blocks[key], others[key], bool(work or (steps and "step_time_s" in key))) for key in blocks if key in others
+    }
+    answer = throughput([before], [after])
+    if answer is not None and old.throughput[1] == new.throughput[1]:
+        metrics |= _of_throughput(before, after, answer, bool(work))
+    judged = [metric for metric in metrics.values() if metric is not None]
+    if any(run.validity is not None and run.validity.verdict == "invalid" for run in (old, new)):
+        judged = [msgspec.structs.replace(metric, verdict="not judged", why_not=INVALID) for metric in judged]
+    figures, beside = dict(_figures(old.summary)), dict(_figures(new.summary))
+    judged += [metric for name in figures if name in beside if (metric := _of_figures(name, figures[name], beside[name])) is not None]
+    doubtful = [f"{side}: {why}" for side, run in (("before", old), ("after", new)) if (why := doubts(run.validity))]
+    environments = before.session.environment, after.session.environment
     return Comparison(
-        before=names[0],
-        after=names[1],
-        doubts=[f"{side}: {why}" for side, run in (("before", before), ("after", after)) if (why := doubts(run.validity))],
+        before=before.name,
+        after=after.name,
+        doubts=doubtful + ([answer.contention] if answer is not None and answer.contention else []),
         environment=_environment(*environments),
-        knobs=_knobs(before, after, (*before.knobs, *after.knobs)) + _commands(before, after),
-        same_run=_same(before, after),
-        unlike=work + _platform(before, after, environments),
+        knobs=_knobs(old, new, (*old.knobs, *new.knobs)) + _commands(old, new),
+        same_run=_same(old, new),
+        unlike=work + _platform(old, new, environments),
         other_steps=steps,
-        metrics=sorted((metric for metric in metrics if metric is not None), key=lambda metric: (_place(metric.metric), metric.metric)),
-        only_before=sorted((old.keys() - new.keys()) | (singles.keys() - others.keys())),
-        only_after=sorted((new.keys() - old.keys()) | (others.keys() - singles.keys())),
+        metrics=sorted(judged, key=lambda metric: (_place(metric.metric), metric.metric)),
+        only_before=sorted((blocks.keys() - others.keys()) | (figures.keys() - beside.keys())),
+        only_after=sorted((others.keys() - blocks.keys()) | (beside.keys() - figures.keys())),
     )
 
 
@@ -128,22 +133,15 @@ def _words(value: object) -> str:
     return "none" if value in (None, "") else str(value)
 
 
-def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[Block]]]:
-    """The values of each metric in the steady part of the run with their weights, outside of its trials. Metrics of the run's device have no device name."""
-    tried = [(trial.begun_s, trial.ended_s) for trial in trials if trial.baseline_run == run.id]
-    windows = [(begun, ended) for begun, ended in tried if begun is not None and ended is not None]
-    since = run.begun_s + (run.steady_from_s or 0.0) if run.begun_s is not None else -math.inf
-    for key, data in run.series.items():
+def _series(side: MeasuredRun) -> Iterator[tuple[str, list[Block]]]:
+    """The points of each metric in the steady part of the run, outside of its trials. Metrics of the run's device have no device name."""
+    for key in side.run.series:
         name, _, device = key.rstrip("}").partition("{device=")
         if name.startswith("console.") or (metric := CATALOGUE.get(name)) is None or metric.unit == "":
             continue
-        values = [
-            Block(value, weight)
-            for t, value, weight in zip(data.t, data.v, data.weights, strict=True)
-            if t >= since and not any(begun <= t <= ended for begun, ended in windows)
-        ]
-        if values:
-            yield name if device in (run.device, "server") or (name.startswith("host.") and device == "cpu") else f"{name} {device}", values
+        if values := steady_points(side, key):
+            own = device in (side.run.device, "server") or (name.startswith("host.") and device == "cpu")
+            yield name if own else f"{name} {device}", values
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
@@ -160,16 +158,30 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
             yield f"summary.{figure}", float(value)
 
 
+def _of_throughput(before: MeasuredRun, after: MeasuredRun, answer: Throughput, other_work: bool) -> dict[str, MetricChange]:
+    """The rows of the main rate, by metric: on the wall clock, and without run-queue delay where the answer is without it."""
+    name = f"workload.{before.run.throughput[1].replace('/s', '_per_s')}"
+    clocks = [(name, throughput([before], [after], free=False)), (f"{name} {FREE}", answer)] if answer.free else [(name, answer)]
+    rows = {}
+    for key, ratio in clocks:
+        assert ratio is not None  # the answer has the same runs
+        old, new = (math.exp(side[0].log_rate) for side in ratio.rates)
+        verdict = _worded(name, ratio.verdict, other_work)
+        rows[key] = MetricChange(key, CATALOGUE[name].unit, old, new, verdict, ratio.change)
+    return rows
+
+
 def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_work: bool) -> MetricChange | None:
     name = key.partition(" ")[0]
     means = mean_rate(before), mean_rate(after)
-    rates = run_rate(before), run_rate(after)
-    change = change_of([rates[0]], rates[1]) if rates[0] is not None and rates[1] is not None else None
+    rates = of_blocks(before), of_blocks(after)
+    change = ratio_of([rates[0]], [rates[1]]).change if rates[0] is not None and rates[1] is not None else None
     few = min(len(before), len(after)) < MIN_BLOCKS
-    why_not = "" if change else FEW_POINTS if few else "a mean is 0"
     if change is None and means == (0.0, 0.0):
         return None
-    return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, change, other_work), change, why_not)
+    if change is None:
+        return MetricChange(key, CATALOGUE[name].unit, *means, "not judged", None, FEW_POINTS if few else "a mean is 0")
+    return MetricChange(key, CATALOGUE[name].unit, *means, _worded(name, rate_verdict(change), other_work), change)
 
 
 def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
@@ -179,12 +191,8 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
     return MetricChange(key, FIGURES[name].unit, before, after, "not judged", None, ONE_FIGURE)
 
 
-def _verdict(name: str, change: RateChange | None, other_work: bool) -> ComparisonVerdict:
-    """Return the verdict of `rate_verdict`, as for baselines: better or worse in place of faster or slower, and higher or lower if neither direction is better, or
-    the work differs."""
-    if change is None:
-        return "not judged"
-    decided = rate_verdict(change)
+def _worded(name: str, decided: BaselineVerdict, other_work: bool) -> ComparisonVerdict:
+    """Return better or worse in place of faster or slower; higher or lower if neither direction of the metric `name` is better, or the work differs."""
     if decided == "same" or decided == "undecided":
         return decided
     better = "" if other_work else _better(name)

@@ -1,15 +1,13 @@
 """The gate of `gpuconsole compare BASE NEW --fail-below LIMIT`: no regression, a regression, or undecided.
 
-The ratio of the two sides and its interval come from `runs.ratio_of`, as in the comparison with baselines. The sides may be unequally noisy. On a CPU the
-rates are without the run-queue delay of the training thread, where every run has this figure.
+The ratio of the two sides and its interval come from `throughput`, as in `compare` and in the comparison with baselines. The sides may be unequally noisy.
 
 **The decision.** `regression`: the whole interval is below the limit. `no regression`: the whole interval is above it. Otherwise `undecided`. So a change
 whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. A side with one run or one occasion
 cannot show its noise: the gate assumes that its runs differ by LONE_RUN. If they differ by more, false alarms are more frequent (`python -m benchmarks.gate.simulated`
 prints the table).
 The limit is at most MOST_LIMIT: then a regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the
-CPU load of other programs differs between the sides by OTHERS_DIFFER or more, this load can explain a difference of its own size: a decision must hold with
-that allowance.
+load of other programs differs between the sides, this load can explain a difference of its own size: a decision must hold with that allowance.
 
 **How many runs.** An undecided answer gives a number of runs of each side, measured in turn. So many runs decide the measured ratio, at this noise, with the probability
 POWER. The distance of the ratio from the limit counts as at least a third of the distance between 1 and the limit: a ratio nearer than that is there by chance, or the
@@ -19,25 +17,23 @@ the distance between 1 and the limit. Each decision with more runs adds a chance
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import NormalDist
-from typing import NamedTuple
 
-from gpuconsole.experiments.baselines import OTHERS_DIFFER, doubts
-from gpuconsole.experiments.compare import compare
-from gpuconsole.experiments.runs import DEGREES, RunRate, occasions, ratio_of, squares_in, unix_s
-from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, student_quantile
+from gpuconsole.experiments.compare import FREE, compare
+from gpuconsole.experiments.runs import RunRate, occasions, squares_in
+from gpuconsole.experiments.statistics import ALPHA, MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, student_quantile
+from gpuconsole.experiments.throughput import MeasuredRun, keyed, throughput, why_no_rate
 from gpuconsole.model.comparison import Comparison, Difference
 from gpuconsole.model.gate import Gate, GateFigure, GateFinding, GateRatio, GateVerdict
 from gpuconsole.model.run import IN_A_STEP, Distribution, Run
-from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
-from gpuconsole.session.figures.rate import Block, contention_free, estimate
+from gpuconsole.session.figures.rate import contention_free
 
 MOST_LIMIT = 0.98
 """The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
@@ -45,6 +41,8 @@ LEAST_LIMIT = 0.5
 NEAREST = 1 / 3
 """The least distance from the limit for which runs are planned, as a share of the distance between 1 and the limit."""
 MOST_NEEDED = 1000
+DEGREES = 4
+"""From this number of degrees of freedom on, runs are planned by the measured noise alone."""
 POWER = 0.8
 """Probability of a decision after the number of runs that an undecided answer names; usual for the size of an experiment (Cohen 1988)."""
 _BEYOND = NormalDist().inv_cdf(POWER)
@@ -63,19 +61,11 @@ class GateError(ValueError):
     """The runs cannot be compared. The message is one line."""
 
 
-class GateSide(NamedTuple):
-    """A run of one side, with its session and its name for messages."""
-
-    name: str
-    run: Run
-    session: Snapshot
-
-
 # --- the decision --------------------------------------------------------------------------------------------
 
 
 def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVerdict:
-    """The verdict. `excused`: see `_excused`."""
+    """The verdict. `excused`: see `Throughput`."""
     if ratio.high < fail_below * (1 - max(0.0, excused)):
         return "regression"
     return "no regression" if ratio.low * (1 - max(0.0, -excused)) > fail_below else "undecided"
@@ -98,36 +88,31 @@ def runs_needed(spread: float, ratio: float, fail_below: float, nearest: float =
 # --- the runs ------------------------------------------------------------------------------------------------
 
 
-def judge(base: Sequence[GateSide], new: Sequence[GateSide], fail_below: float) -> Gate:
+def judge(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], fail_below: float) -> Gate:
     """The decision about `new` against `base`. Raises GateError where the runs are not comparable, or have no rate."""
     comparisons = _checked(base, new)
-    everything = [*base, *new]
-    free = all(side.run.device == "cpu" and side.run.summary.runq_ratio is not None for side in everything)
-    rates = [[_rate(side, free) for side in sides] for sides in (base, new)]
-    ratio = ratio_of(rates[0], rates[1])
-    excused = _excused(base, new)
-    verdict, why, needed = decide(ratio, fail_below, excused), "", 0
-    degraded = next((f"{side.name}: {doubt}" for side in everything if (doubt := doubts(side.run.validity))), "")
-    if degraded:
-        verdict, why = "undecided", degraded
-    elif verdict == "undecided" and decide(ratio, fail_below) != "undecided":
-        side = "NEW" if excused > 0 else "BASE"
-        why = f"other programs used {percent(abs(excused))} more of the CPUs during {side}: this alone may be the difference"
+    answer = throughput(base, new)
+    assert answer is not None  # see _check_run
+    verdict, why, needed = decide(answer.ratio, fail_below, answer.excused), "", 0
+    if answer.doubt:
+        verdict, why = "undecided", answer.doubt
+    elif verdict == "undecided" and decide(answer.ratio, fail_below) != "undecided":
+        why = f"{answer.contention}: this alone may be the difference"
     elif verdict == "undecided":
-        why, needed = _too_noisy(ratio, rates, fail_below)
+        why, needed = _too_noisy(answer.ratio, answer.rates, fail_below)
     first = base[0].run
     return Gate(
         verdict=verdict,
-        ratio=ratio,
+        ratio=answer.ratio,
         fail_below=fail_below,
         base_runs=len(base),
         new_runs=len(new),
         scenario=first.scenario,
-        device=f"{first.device} ({_device_name(base[0])})" if _device_name(base[0]) else first.device,
-        clock="contention_free" if free else "wall",
+        device=f"{first.device} ({base[0].device_name})" if base[0].device_name else first.device,
+        clock="contention_free" if answer.free else "wall",
         needed=needed,
         why=why,
-        figures=_figures(base, new, free),
+        figures=_figures(base, new, answer.free),
         findings=_findings(base, new),
         differences=_differences(comparisons[len(base) - 1 :]),
     )
@@ -155,7 +140,7 @@ def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below:
     )
 
 
-def _checked(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[Comparison]:
+def _checked(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> list[Comparison]:
     """The comparison of the first run with each other run. Raises GateError."""
     first, *others = *base, *new
     names: dict[tuple[str, float], str] = {}
@@ -167,7 +152,7 @@ def _checked(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[Comparis
         names[begun] = side.name
     comparisons = []
     for side in others:
-        comparison = compare(first.run, side.run, (first.session.environment, side.session.environment), (first.name, side.name), ((), ()))
+        comparison = compare(first, side)
         unlike = [changed for changed in comparison.unlike if changed.name not in VERSIONS]
         unlike += [changed for changed in comparison.environment if changed.name in HARDWARE]
         unlike += [changed for changed in comparison.knobs if changed.name == "command"]
@@ -180,54 +165,12 @@ def _checked(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[Comparis
     return comparisons
 
 
-def _check_run(side: GateSide) -> None:
+def _check_run(side: MeasuredRun) -> None:
     """Raises GateError for a run that has no rate of one setting."""
-    run, rate = side.run, side.run.throughput[0]
-    if run.state == "failed":
-        raise GateError(f"{side.name}: the run failed: {visible(run.error or 'without a reason')}")
-    if run.validity is not None and run.validity.verdict == "invalid":
-        raise GateError(f"{side.name}: {doubts(run.validity)}")
-    if rate is None and run.summary.step_time_s is not None:
-        raise GateError(f"{side.name}: the run has steps and no rate: the samples of a step are not known")
-    if rate is None or rate.mean <= 0 or run.steady_from_s is None or rate.n < MIN_BLOCKS:
-        raise GateError(f"{side.name}: too few steady steps for a rate: measure longer")
-    if any(trial.baseline_run == run.id for trial in side.session.trials):
+    if why := why_no_rate(side):
+        raise GateError(f"{side.name}: {why}")
+    if any(trial.baseline_run == side.run.id for trial in side.session.trials):
         raise GateError(f"{side.name}: settings were tried in this run: measure without --try, --apply-top and tune")
-
-
-def _rate(side: GateSide, free: bool) -> RunRate:
-    run = side.run
-    distribution, unit = run.throughput
-    rate, begun = _rate_of(run, free), unix_s(run.started)
-    assert distribution is not None and rate is not None  # see _check_run
-    series = run.series.get(f"workload.{unit.partition('/')[0]}_per_s{{device={run.device}}}")
-    since = (run.begun_s or 0.0) + (run.steady_from_s or 0.0)
-    points = (
-        [Block(value, weight) for t, value, weight in zip(series.t, series.v, series.weights, strict=True) if t >= since]
-        if series is not None
-        else []
-    )
-    error = (
-        estimate(points).error
-        if len(points) >= MIN_BLOCKS and any(point.rate for point in points)
-        else distribution.std / distribution.mean / math.sqrt(distribution.n)
-    )
-    return RunRate(math.log(rate), error, side.session.environment.host, begun, begun + run.duration_s if begun else None)
-
-
-def _excused(base: Sequence[GateSide], new: Sequence[GateSide]) -> float:
-    """How much more of the CPUs, as a share, other programs used during the new runs than during the base runs; 0 where the difference is below OTHERS_DIFFER."""
-    sides = [
-        [side.run.signals[name].value for side in runs if (name := "host.others_cpu_ratio") in side.run.signals] for runs in (base, new)
-    ]
-    if not all(sides) or base[0].run.device != "cpu":
-        return 0.0
-    more = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
-    return more if abs(more) >= OTHERS_DIFFER else 0.0
-
-
-def _device_name(side: GateSide) -> str:
-    return next((device.name for device in side.session.environment.devices if device.id == side.run.device), "")
 
 
 def work_key(run: Run, environment: Environment) -> str:
@@ -237,20 +180,18 @@ def work_key(run: Run, environment: Environment) -> str:
     """
     name = next((device.name for device in environment.devices if device.id == run.device), run.device)
     parts = (run.scenario, run.command_digest, run.workload, name, environment.cpu, str(environment.cores))
-    letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in f"{run.scenario}-{name}")
-    short = "-".join(part for part in letters.split("-") if part)[:60]
-    return f"{short}-{hashlib.blake2s(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
+    return keyed(f"{run.scenario}-{name}", parts)
 
 
 # --- what the comment shows ----------------------------------------------------------------------------------
 
 
-def _figures(base: Sequence[GateSide], new: Sequence[GateSide], free: bool) -> list[GateFigure]:
+def _figures(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], free: bool) -> list[GateFigure]:
     """Throughput, step time, parts of the step, peak memory; of serving runs the latencies."""
     first, unit = base[0].run, base[0].run.throughput[1]
     reads: list[tuple[str, str, Read]] = [("throughput", unit, lambda run: _rate_of(run, False))]
     if free:
-        reads.append(("throughput without run-queue delay", unit, lambda run: _rate_of(run, True)))
+        reads.append((f"throughput {FREE}", unit, lambda run: _rate_of(run, True)))
     if first.serves:
         reads += [
             (title, "s", partial(_median, field)) for field, title in (("ttft_s", "TTFT p50"), ("tpot_s", "TPOT p50"), ("e2e_s", "E2E p50"))
@@ -282,12 +223,12 @@ def _part_s(part: str, run: Run) -> float | None:
     return run.summary.phases_ratio.get(part, 0.0) * step.mean if step is not None else None
 
 
-def _figure(name: str, unit: str, base: Sequence[GateSide], new: Sequence[GateSide], read: Read) -> GateFigure:
+def _figure(name: str, unit: str, base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], read: Read) -> GateFigure:
     sides = [[value for side in runs if (value := read(side.run)) is not None] for runs in (base, new)]
     return GateFigure(name, unit, *(statistics.fmean(values) if values else None for values in sides))
 
 
-def _findings(base: Sequence[GateSide], new: Sequence[GateSide]) -> list[GateFinding]:
+def _findings(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> list[GateFinding]:
     """The findings that fire in more than half of the runs of one side, and in at most half of the other: the new ones first. Without notes."""
     titles: dict[str, str] = {}
     counts: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Is a run slower than other runs? The ratio of the rates of two sides, with its interval: for the gate, for baselines and for the comparison of two runs.
+"""Is a run slower than other runs? The ratio of the rates of two sides, with its interval: for the gate, for baselines and for `compare` (see `throughput`).
 
 **One number for each run.** The steps within a run are correlated, and they do not show what differs between two starts of the same program: the layout
 of memory, the placement of threads, the neighbours on the machine. So a run counts once, with the log of its mean rate, and the noise is the spread
@@ -16,10 +16,6 @@ the same kind, temperature, load of the day) is the same for all runs of an occa
 programs may be unequally noisy. A side with one unit shows no deviation. It gets the largest of three: LONE_RUN, the deviation of the other side, and the
 deviation that the steps of the run show. Two units can agree by chance, so a side with two units gets the measured or the assumed deviation, whichever
 gives the wider interval.
-
-With `alike`, both sides are runs of one program, or are taken to be equally noisy: the deviation is pooled. With DEGREES degrees of freedom or more it is
-the measured value. With fewer, the wider of two ways counts: the measured value, and the measured value combined with RUN_TO_RUN, which has the weight of
-USUAL_RUNS degrees of freedom (a moderated t, Smyth 2004). With one unit of each side, the deviation is RUN_TO_RUN plus the noise within a run.
 """
 
 from __future__ import annotations
@@ -31,17 +27,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, always_valid, student_quantile
-from gpuconsole.model.baseline import RateChange
+from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, student_quantile
 from gpuconsole.model.gate import GateRatio
-from gpuconsole.session.figures.rate import Block, contention_free, estimate
+from gpuconsole.session.figures.rate import Block, estimate
 
 OCCASION_S = 600.0
 """Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
-DEGREES = 4
-"""From this number of degrees of freedom on, the pooled noise is the measured one: three units on each side. Student's t is then 2.8."""
 LONE_RUN = 0.05
-"""Assumed standard deviation between the runs of a side with one unit, where the sides may be unequally noisy. Runs on a shared machine that differ by more are rare
+"""Assumed standard deviation between the runs of a side with one unit. Runs on a shared machine that differ by more are rare
 (six equal runs differed by 2.7 %)."""
 LONE_DEGREES = 16
 """Degrees of freedom of LONE_RUN. In practice, a measured side has fewer."""
@@ -63,27 +56,20 @@ class RunRate(NamedTuple):
     ended: float | None = None
 
 
-def run_rate(blocks: Sequence[Block], live: bool = False, waited: float | None = None) -> RunRate | None:
-    """Return the rate of a run with these `blocks`; None with too few blocks, or without any work. `live`: the run goes on, and its rate is compared again
-    and again. `waited`: the share of the time in which the training thread waited for a core, which is left out."""
+def of_blocks(blocks: Sequence[Block]) -> RunRate | None:
+    """The mean of a metric of a run with these `blocks`; None with too few blocks, or where the mean has no log."""
     if len(blocks) < MIN_BLOCKS or not any(block.rate > 0 for block in blocks):
         return None
-    mean, error, worth = estimate(blocks)
-    return RunRate(math.log(contention_free(mean, waited)), error * (always_valid(worth) / NORMAL_975 if live else 1.0))
+    mean, error, _ = estimate(blocks)
+    return RunRate(math.log(mean), error)
 
 
-def change_of(base: Sequence[RunRate], new: RunRate) -> RateChange:
-    """The change of the rate from `base` to `new`, which are taken to be equally noisy."""
-    ratio = ratio_of(base, [new], alike=True)
-    return RateChange(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
-
-
-def ratio_of(base: Sequence[RunRate], new: Sequence[RunRate], alike: bool = False) -> GateRatio:
-    """The ratio of the rates of the two sides, with its interval. Each side has one run or more. `alike`: the sides are equally noisy."""
+def ratio_of(base: Sequence[RunRate], new: Sequence[RunRate]) -> GateRatio:
+    """The ratio of the rates of the two sides, with its interval. Each side has one run or more."""
     if in_turn(base, new):
-        return _ratio([[run] for run in base], [[run] for run in new], True, (1, 1), alike)
+        return _ratio([[run] for run in base], [[run] for run in new], True, (1, 1))
     old, now = occasions(base), occasions(new)
-    return _ratio(old, now, False, (len(old), len(now)), alike)
+    return _ratio(old, now, False, (len(old), len(now)))
 
 
 def in_turn(base: Sequence[RunRate], new: Sequence[RunRate]) -> bool:
@@ -112,30 +98,17 @@ def occasions(runs: Sequence[RunRate]) -> list[list[RunRate]]:
 Units = Sequence[Sequence[RunRate]]
 
 
-def _ratio(base: Units, new: Units, turns: bool, times: tuple[int, int], alike: bool) -> GateRatio:
+def _ratio(base: Units, new: Units, turns: bool, times: tuple[int, int]) -> GateRatio:
     """`base`, `new`: the runs of each unit of a side (see `occasions`; in turn, one run is a unit)."""
     levels = [[statistics.fmean(run.log_rate for run in unit) for unit in side] for side in (base, new)]
-    half, spread, assumed = _pooled(base, new, levels) if alike else _welch(base, new, levels)
+    half, spread, assumed = _welch(base, new, levels)
     middle = statistics.fmean(levels[1]) - statistics.fmean(levels[0])
     estimated, low, high = (math.exp(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half))
     return GateRatio(estimated, low, high, turns, times, spread, assumed)
 
 
-def _pooled(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[float, float, bool]:
-    """The half-width of the interval, the deviation between units, and whether it is assumed in part."""
-    squares, degrees = squares_in(levels)
-    within = statistics.fmean(_variance_within(unit) / len(unit) for unit in (*base, *new))
-    ways = [(squares / degrees, degrees)] if degrees else []
-    if degrees < DEGREES:
-        assumed = max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within) if degrees else RUN_TO_RUN**2 + within
-        ways.append((assumed, USUAL_RUNS + degrees))
-    variance, of = max(ways, key=lambda way: student_quantile(way[1], ALPHA) * math.sqrt(way[0]))
-    half = student_quantile(of, ALPHA) * math.sqrt(variance * sum(1 / len(side) for side in levels))
-    return half, math.sqrt(variance), of != degrees
-
-
 def _welch(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[float, float, bool]:
-    """Return the same values as `_pooled`, with a separate deviation for each side. The returned deviation is the larger of the two."""
+    """The half-width of the interval, the larger of the deviations of the two sides between units, and whether a deviation is assumed."""
     others = [(statistics.variance(side), len(side) - 1) if len(side) > 1 else None for side in reversed(levels)]
     chosen = [_side(*side) for side in zip((base, new), levels, others, strict=True)]
     parts = [(variance / len(side), degrees) for (variance, degrees), side in zip(chosen, levels, strict=True)]

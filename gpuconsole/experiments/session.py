@@ -58,7 +58,7 @@ class LiveSession(Engine, SessionApi):
     ) -> None:
         """`keeps`: which runs become baselines. The other arguments are those of Engine."""
         super().__init__(interval_s, device, price_per_hour=price_per_hour, dcgm=dcgm, nodes=nodes, serving=serving, spare_s=spare_s)
-        self.baselines = BaselineWatch(self.state, self.emit, keeps)
+        self.baselines = BaselineWatch(self.state, self.emit, keeps, self.snapshot)
         self.control.on_open.append(self.baselines.begin)
         self.control.on_close.append(self.baselines.ended)
         self.services.append(self.baselines.run)

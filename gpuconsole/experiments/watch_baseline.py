@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
+import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.engine.background import BackgroundTasks
 from gpuconsole.engine.machine.load import OtherLoad
-from gpuconsole.experiments.baselines import BaselineError, baselines_folder, compare, doubts, keep_run, nearest_baseline, read_all, unlike
-from gpuconsole.experiments.statistics import MIN_BLOCKS, run_blocks
-from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
-from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.machine import Device
-from gpuconsole.model.metrics import series_key
-from gpuconsole.model.run import Run, Step, Validity
-from gpuconsole.model.scenario import Scenario
-from gpuconsole.model.snapshot import Environment
+from gpuconsole.experiments.baselines import (
+    UNREADABLE,
+    BaselineError,
+    baselines_folder,
+    comparable,
+    compare_with,
+    keep_run,
+    key_of,
+    read_all,
+)
+from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, doubts, why_no_rate
+from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.run import Validity
+from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import SessionError
-from gpuconsole.session.figures.account import runq_ratio
-from gpuconsole.session.figures.summary import summarized
-from gpuconsole.session.run import LIVE_STEPS, RunRecord
+from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import run_now
+from gpuconsole.session.view import run_now, series_of
 from gpuconsole.wire.events import AnyEvent, Compared, Note
 
 EVERY_S = 1.0
@@ -33,51 +38,39 @@ Keeps = Literal["chosen", "all", "all but slower"]
 
 
 class Lookup(NamedTuple):
-    """The baseline of a run at its start, or instead the reason why there is no comparison. Both None: no run of the scenario was kept."""
+    """The kept runs that a run is compared with, and a line for each file that cannot be read and may be one of them; or instead the reason why there is no
+    comparison. All empty: no run of this work was kept."""
 
-    baseline: Baseline | None = None
+    kept: Sequence[MeasuredRun] = ()
     instead: BaselineComparison | None = None
+    mistakes: Sequence[str] = ()
 
 
-def key_of(scenario: Scenario, run: Run, device: Device, environment: Environment) -> BaselineKey:
-    """The key of a run. A job of the user's own counts with its command; all its knobs are its own."""
-    usual, knobs = scenario.knobs_on(device), run.knobs
-    return BaselineKey(
-        scenario=f"{scenario.name} {run.command_digest}" if run.is_job else scenario.name,
-        changed={name: value for name, value in knobs.items() if usual.get(name) != value},
-        device=device.name,
-        cpu=environment.cpu,
-        cores=environment.cores,
-        torch=environment.torch or "",
-        driver=(environment.driver or "").partition(".")[0] if device.is_gpu else "",
-    )
-
-
-def look_up(key: BaselineKey, knobs: Knobs) -> Lookup:
-    """The baseline for a run of `key` with `knobs`, or the difference from the nearest baseline. Reads the disk; raises BaselineError where
-    the file of `key` is not a valid baseline."""
-    baselines, mistakes = read_all(baselines_folder())
-    own = mistakes.get(key.name)
-    if own is not None:
-        raise BaselineError(own)
-    nearest = nearest_baseline(key, knobs, baselines)
-    if nearest is None:
-        return Lookup()
-    other, parts = nearest
-    return Lookup(instead=unlike(key, other, parts)) if parts else Lookup(other)
+def look_up(now: MeasuredRun) -> Lookup:
+    """The kept runs for a run, or the difference from the nearest one. Reads the disk."""
+    folders, mistakes = read_all(baselines_folder())
+    key = key_of(now.run, now.session.environment)
+    lines = [line for name, line in mistakes.items() if name.startswith(key[:-DIGEST]) or name == UNREADABLE]
+    found = comparable(now, itertools.chain.from_iterable(folders.values()))
+    if isinstance(found, list):
+        return Lookup(found, mistakes=lines)
+    if found is None and lines:
+        found = BaselineComparison(key=key, words=lines[0], short="baseline: not readable")
+    return Lookup(instead=found, mistakes=lines)
 
 
 class BaselineWatch:
     """Compares for the engine. `kept` and `failed` are lines about the runs that were, or were not, kept as baselines."""
 
-    def __init__(self, state: SessionState, emit: Callable[[AnyEvent], None], keeps: Keeps) -> None:
+    def __init__(self, state: SessionState, emit: Callable[[AnyEvent], None], keeps: Keeps, snapshot: Callable[[], Snapshot]) -> None:
+        """`snapshot`: returns the session as it stands."""
         self.kept: list[str] = []
         self.failed: list[str] = []
         self._state = state
         self._emit = emit
         self._keeps = keeps
-        self._keys: dict[str, BaselineKey] = {}
-        self._jobs: dict[str, tuple[Scenario, Device]] = {}
+        self._snapshot = snapshot
+        self._jobs: set[str] = set()
         """Runs of the user's own job whose knobs are not known yet."""
         self._found: dict[str, Lookup] = {}
         self._others: dict[str, OtherLoad] = {}
@@ -86,27 +79,19 @@ class BaselineWatch:
         self._done: set[str] = set()
         self._background = BackgroundTasks(emit)
 
-    def begin(self, scenario: Scenario, device: Device) -> None:
+    def begin(self, record: RunRecord) -> None:
         """A run begins: read its baseline in the background. The knobs of a user's job are known later."""
-        record = self._state.record
-        assert record is not None
         if record.run.is_job and not record.run.knobs:
-            self._jobs[record.run.id] = scenario, device
+            self._jobs.add(record.run.id)
         else:
-            self._identify(record, scenario, device)
             self._background.start(self._look_up(record))
-
-    def _identify(self, record: RunRecord, scenario: Scenario, device: Device) -> None:
-        self._keys[record.run.id] = key_of(scenario, record.run, device, self._state.environment)
 
     async def _look_up(self, record: RunRecord) -> None:
         run = record.run
-        try:
-            lookup = await asyncio.to_thread(look_up, self._keys[run.id], run.knobs)
-        except BaselineError as error:
-            self._emit(Note(time.monotonic(), str(error), "warning"))
-            lookup = Lookup(instead=BaselineComparison(key=self._keys[run.id].name, words=str(error), short="baseline: not readable"))
-        self._found[run.id] = lookup
+        lookup = self._found[run.id] = await asyncio.to_thread(look_up, measured(self._state, record))
+        if lookup.mistakes:
+            more = f" (and {len(lookup.mistakes) - 1} more)" if lookup.mistakes[1:] else ""
+            self._emit(Note(time.monotonic(), f"{lookup.mistakes[0]}{more}", "warning"))
         if lookup.instead is not None:
             self._emit(Compared(time.monotonic(), run.id, lookup.instead))
 
@@ -115,8 +100,8 @@ class BaselineWatch:
             await asyncio.sleep(EVERY_S)
             record = self._state.record
             if record is not None and record.closed_t is None and record.steady_t is not None:
-                if (job := self._jobs.pop(record.run.id, None)) is not None:
-                    self._identify(record, *job)
+                if record.run.id in self._jobs:
+                    self._jobs.discard(record.run.id)
                     await self._look_up(record)
                 await self._read_load(record)
                 if record.closed_t is None:
@@ -136,8 +121,6 @@ class BaselineWatch:
     def ended(self, record: RunRecord) -> None:
         """The run has ended: compare it, and keep it where the user wants it kept."""
         run = record.run
-        if (job := self._jobs.pop(run.id, None)) is not None:
-            self._identify(record, *job)
         if run.state == "failed":
             return
         self._compare(record, live=False)
@@ -148,18 +131,14 @@ class BaselineWatch:
         elif self._keeps == "all but slower" and slower:
             self._report_kept(f"run {run.id} is not kept as a baseline: it is slower than the baseline")
         elif run.id in self._wanted or self._keeps != "chosen":
-            self._background.start(self._keep(record, self._measured(record, None)))
+            self._background.start(self._keep(record))
 
     def _compare(self, record: RunRecord, live: bool) -> None:
-        baseline = self._found.get(record.run.id, Lookup()).baseline
-        if baseline is not None:
-            now = self._measured(record, LIVE_STEPS if live else None)
-            if now.rates or not live:
-                self._emit(Compared(time.monotonic(), record.run.id, compare(now, baseline, live, self._valid(record))))
-
-    def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun:
-        others = self._others.get(record.run.id)
-        return measured(record, self._state, limit, others.ratio if others else None)
+        kept = self._found.get(record.run.id, Lookup()).kept
+        if kept:
+            comparison = compare_with(measured(self._state, record), kept, live)
+            if not live or comparison.change is not None or comparison.verdict is None:
+                self._emit(Compared(time.monotonic(), record.run.id, comparison))
 
     # --- keeping --------------------------------------------------------------------------------------------
 
@@ -182,24 +161,25 @@ class BaselineWatch:
         if why := doubts(self._valid(record)):
             raise SessionError(f"run {run.id} cannot be a baseline: {why}")
         lines, failures = len(self.kept), len(self.failed)
-        await self._keep(record, self._measured(record, None))
+        await self._keep(record)
         if len(self.failed) > failures:
             raise SessionError(self.failed[-1])
         return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is already kept as a baseline"
 
-    async def _keep(self, record: RunRecord, measurement: BaselineRun) -> None:
-        run = record.run
-        self._done.add(run.id)
+    async def _keep(self, record: RunRecord) -> None:
+        number = record.run.id
+        self._done.add(number)
         try:
-            if len(measurement.rates) < MIN_BLOCKS:
-                raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks are needed)")
-            key, unit = self._keys[run.id], run_now(self._state, record).throughput[1]
-            line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
-        except BaselineError as error:
-            self._done.discard(run.id)
-            self._report_failed(f"run {run.id} is not kept as a baseline: {error}")
+            session = self._snapshot()
+            run = next(run for run in session.runs if run.id == number)
+            if why := why_no_rate(MeasuredRun(f"run {number}", run, session)):
+                raise BaselineError(why)
+            line = await asyncio.to_thread(keep_run, baselines_folder(), session, run)
+        except (BaselineError, SessionError) as error:
+            self._done.discard(number)
+            self._report_failed(f"run {number} is not kept as a baseline: {error}")
         else:
-            self._report_kept(f"run {run.id} {line}")
+            self._report_kept(f"run {number} {line}")
 
     def _valid(self, record: RunRecord) -> Validity | None:
         return run_now(self._state, record).validity
@@ -217,38 +197,15 @@ class BaselineWatch:
         await self._background.settled()
 
 
-def measured(record: RunRecord, state: SessionState, limit: int | None, others: float | None) -> BaselineRun:
-    """The figures of a run over its last `limit` steady steps (None: all). `others`: the load of other programs. No rates before the run is
-    steady."""
-    steps, run = record.steady_steps(limit), summarized(record, state.devices, state.environment, limit)
-    summary, blocks = run.summary, run_blocks(steps)
-    return BaselineRun(
-        date=run.started,
+def measured(state: SessionState, record: RunRecord) -> MeasuredRun:
+    """A run as it stands, with what a comparison of its throughput reads."""
+    now, run = state.now, run_now(state, record)
+    series = series_of(state, record, now, "workload.") | series_of(state, record, now, "host.run_queue_delay_ratio")
+    session = Snapshot(
+        created="",
         gpuconsole=__version__,
-        rates=_rounded(block.rate for block in blocks),
-        seconds=_rounded(block.seconds for block in blocks),
-        on_cpu=run.device == "cpu",
-        duration_s=round(sum(step.wall_s for step in steps), 3),
-        step_time_s=summary.step_time_s.p50 if summary.step_time_s else None,
-        phases_ratio={name: round(share, 5) for name, share in summary.phases_ratio.items()},
-        mfu_ratio=summary.mfu_ratio,
-        memory_peak_bytes=summary.memory_peak_bytes,
-        energy_per_token_j=1 / summary.tokens_per_j if summary.tokens_per_j else None,
-        run_queue_ratio=runq_ratio(steps),
-        waiting_ratio=_mean(state, "host.run_queue_delay_ratio", steps),
-        others_ratio=others,
+        environment=state.environment,
+        runs=[msgspec.structs.replace(run, series=series)],
+        trials=state.timed_trials(),
     )
-
-
-def _rounded(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(float(f"{value:.6g}") for value in values)
-
-
-def _mean(state: SessionState, metric: str, steps: list[Step]) -> float | None:
-    """Mean of a host metric over the time of `steps`; None where it was not measured."""
-    series = state.readings.series.get(series_key(metric, "cpu"))
-    if series is None or not steps:
-        return None
-    end = state.session_time(steps[-1].t)
-    inside = [sample for sample in series.weighed(state.session_time(steps[0].t)) if sample.t <= end]
-    return statistics.fmean([sample.value for sample in inside], [sample.weight for sample in inside]) if inside else None
+    return MeasuredRun(f"run {run.id}", session.runs[0], session)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gpuconsole.experiments.runs import RunRate, change_of, run_rate
-from gpuconsole.experiments.statistics import run_blocks
+from gpuconsole.experiments.runs import RunRate, of_blocks
+from gpuconsole.experiments.statistics import ALPHA, RUN_TO_RUN, USUAL_RUNS, run_blocks, student_quantile
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import Run, Step
 from gpuconsole.session.figures.account import runq_ratio
+from gpuconsole.session.figures.rate import contention_free
 from gpuconsole.session.run import RunRecord
 
 WATCHED = frozenset(
@@ -34,7 +36,9 @@ EVERY_S = 1.0
 
 def rate_of(run: Run, steps: Sequence[Step]) -> RunRate | None:
     """Return the rate of `steps`. On a CPU, the rate leaves out the run-queue delay of the training thread, as in the gate."""
-    return run_rate(run_blocks(steps), waited=runq_ratio(steps) if run.device == "cpu" else None)
+    rate = of_blocks(run_blocks(steps))
+    waited = runq_ratio(steps) if run.device == "cpu" else None
+    return rate and rate._replace(log_rate=math.log(contention_free(math.exp(rate.log_rate), waited)))
 
 
 def judged(trial: Trial, before: RunRate | None, after: RunRate | None) -> Trial:
@@ -42,8 +46,9 @@ def judged(trial: Trial, before: RunRate | None, after: RunRate | None) -> Trial
     the rate before it. Its interval contains the noise between two equal runs, because these rates are not measured in turn."""
     if trial.speedup is None or before is None or after is None:
         return trial
-    change = change_of([before], after)
-    estimate, low, high = (1 + value for value in (change.estimate, change.low, change.high))
+    middle = after.log_rate - before.log_rate
+    half = student_quantile(USUAL_RUNS, ALPHA) * math.sqrt(2 * RUN_TO_RUN**2 + before.error**2 + after.error**2)
+    estimate, low, high = map(math.exp, (middle, middle - half, middle + half))
     if high >= trial.speedup.low:
         return trial
     return msgspec.structs.replace(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.model.baseline import RateChange
 from gpuconsole.model.comparison import Difference
 
 GateVerdict = Literal["no regression", "regression", "undecided"]
@@ -25,6 +26,11 @@ class GateRatio(msgspec.Struct, frozen=True):
     occasions: tuple[int, int]
     spread: float
     assumed: bool
+
+    @property
+    def change(self) -> RateChange:
+        """The ratio as a change of the rate."""
+        return RateChange(self.estimate - 1, self.low - 1, self.high - 1)
 
 
 class GateFigure(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.experiments.compare import FREE
 from gpuconsole.model.comparison import Comparison, Difference, MetricChange
 from gpuconsole.model.text import visible
 from gpuconsole.model.units import NA, changes, quantity
@@ -101,9 +102,10 @@ def relative_words(metric: MetricChange) -> tuple[str, str]:
 
 
 def throughput_of(comparison: Comparison) -> MetricChange | None:
-    """The main rate of the two runs (see `Run.throughput`); None where they have none in common."""
+    """The main rate of the two runs (see `Run.throughput`), on the clock of the gate; None where they have none in common."""
     metrics = {metric.metric: metric for metric in comparison.metrics}
-    return metrics.get("workload.tokens_per_s", metrics.get("workload.samples_per_s"))
+    names = (f"workload.{work}_per_s{clock}" for work in ("tokens", "samples") for clock in (f" {FREE}", ""))
+    return next((metrics[name] for name in names if name in metrics), None)
 
 
 def _moved(metric: MetricChange) -> bool:

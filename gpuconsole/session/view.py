@@ -162,7 +162,7 @@ def make_snapshot(state: SessionState, environment: Environment, now: float) -> 
         created=state.wall_clock(now),
         gpuconsole=__version__,
         environment=msgspec.structs.replace(environment, calibration={**environment.calibration, **measured}),
-        runs=[_run_with_series(state, record, now) for record in state.records],
+        runs=[run_with_series(state, record, now) for record in state.records],
         trials=state.timed_trials(),
         unavailable={**reasons(state), **({"gpu": state.no_gpu_reason} if state.no_gpu_reason else {})},
     )
@@ -215,22 +215,31 @@ def _own_cpu(state: SessionState) -> float | None:
     return sum(values) if values else None
 
 
-def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
+def run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
+    """A run with its summary over all stored steps, and its series until `now`, a time on the clock of the events."""
+    run = summarized(record, state.devices, state.environment)
+    series = series_of(state, record, now, "")
+    return msgspec.structs.replace(run, series=series, unavailable={**reasons(state), **run.unavailable})
+
+
+def series_of(state: SessionState, record: RunRecord, now: float, prefix: str) -> dict[str, SeriesData]:
+    """The series of a run until `now` whose names begin with `prefix`, by key."""
     readings = state.readings
     start = state.session_time(record.opened.t)
     end = state.session_time(record.closed_t if record.closed_t is not None else now)
     series = {}
     for key, history in readings.series.items():
+        if not key.startswith(prefix):
+            continue
         inside = [sample for sample in history.weighed(start) if sample.t <= end]
         if inside:
             series[key] = _thinned(inside, readings.substitutes.get(key, history.source))
     for key, value in readings.latest.items():  # the present value is all that is known of metrics without a history
         at = readings.sampled[key]
-        if key not in readings.series and "/link:" not in key and start <= at <= end:
+        if key.startswith(prefix) and key not in readings.series and "/link:" not in key and start <= at <= end:
             source = readings.substitutes.get(key, CATALOGUE[key.partition("{")[0]].source)
             series[key] = SeriesData([round(at, 3)], [value], source)
-    run = summarized(record, state.devices, state.environment)
-    return msgspec.structs.replace(run, series=series, unavailable={**reasons(state), **run.unavailable})
+    return series
 
 
 def _thinned(samples: Sequence[Weighed], source: str) -> SeriesData:

@@ -26,10 +26,10 @@ def a_thousand_times_faster(path: Path) -> None:
     """The kept run as another machine's would be; without its load, so that no contention of this one excuses anything."""
     kept = json.loads(path.read_text())
     for run in kept["runs"]:
-        for rates in ("rates", "contention_free"):
-            run[rates] = [1000 * rate for rate in run.get(rates, [])]
-        for load in ("run_queue_ratio", "waiting_ratio", "others_ratio"):
-            run.pop(load, None)
+        rate = run["summary"]["tokens_per_s"]
+        rate |= {"mean": 1000 * rate["mean"], "std": 1000 * rate["std"]}
+        run["series"], run["signals"] = {}, {}
+        run["summary"].pop("runq_ratio", None)
     path.write_text(json.dumps(kept))
 
 
@@ -40,8 +40,8 @@ def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path
     first = cli("run", "train-gpt", "--headless", "--duration", "16", *SMALL, "--save-baseline", "--fail-on-regression", env=env)
     assert first.returncode == 0, first.stderr
     assert "run 1 could not be checked for a regression: there is no baseline for this scenario" in first.stderr
-    (path,) = (tmp_path / "data" / "gpuconsole" / "baselines").glob("*.json")
-    assert f"run 1 kept as a baseline: {path.stem}, 1 run" in first.stderr
+    (path,) = (tmp_path / "data" / "gpuconsole" / "baselines").glob("*/*.json")
+    assert f"run 1 kept as a baseline: {path.parent.name}, 1 run" in first.stderr
 
     a_thousand_times_faster(path)  # so that a verdict stands on however few steady blocks a busy machine leaves
     doctored = path.read_bytes()
@@ -51,7 +51,15 @@ def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path
     assert "slower than the baseline of 2" in second.stdout
     assert "run 1 has regressed: " in second.stderr
     assert "run 1 is not kept as a baseline: it is slower" in second.stderr
-    assert path.read_bytes() == doctored
+    assert path.read_bytes() == doctored and [*path.parent.iterdir()] == [path]
+    gate = cli("compare", str(path.parent), "s.json", "--fail-below", "0.97", "--json", env=env)
+    ratio, change = json.loads(gate.stdout)["ratio"], json.loads((tmp_path / "s.json").read_text())["runs"][0]["baseline"]["change"]
+    assert gate.returncode == 1
+    assert [ratio[name] - 1 for name in ("estimate", "low", "high")] == [change[name] for name in ("estimate", "low", "high")]
+    listed = cli("baselines", env=env).stdout
+    assert listed.startswith(f"{path.parent.name}  train-gpt: ") and "batch_size=2" in listed and "tokens/s" in listed
+    (shown,) = json.loads(cli("baselines", "--json", env=env).stdout)[path.parent.name]
+    assert shown["file"] == str(path) and shown["summary"]["steps"] > 0
     snapshot = json.loads((tmp_path / "s.json").read_text())
     jsonschema.validate(snapshot, json_schema())
     found = snapshot["runs"][0]["baseline"]
@@ -95,7 +103,7 @@ def test_baselines_are_listed_and_removed(cli: Cli, tmp_path: Path) -> None:
     listed = cli("baselines", env=env)
     assert listed.returncode == 0
     assert len(listed.stderr.splitlines()) == 1
-    assert "broken.json: not a valid baseline" in listed.stderr
+    assert "broken.json: no longer read: an earlier gpuconsole kept rates, and no sessions. Keep a run again; " in listed.stderr
     assert json.loads(cli("baselines", "--json", env=env).stdout) == {}
     wrong = cli("baselines", "--remove", "brocken", env=env)
     assert wrong.returncode == 2

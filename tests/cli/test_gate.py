@@ -8,17 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.machine import Device
 from gpuconsole.model.snapshot import encode
 from tests.conftest import Cli
 from tests.experiments.test_comparison import HERE
-from tests.experiments.test_gate import GateSide, sides
+from tests.experiments.test_gate import sides
 
 HOSTILE = "@team </details> [x](http://evil.example) `rm` | a\x1b[2J\nb"
 
 
-def written(folder: Path, base: list[GateSide], new: list[GateSide]) -> tuple[str, str]:
+def written(folder: Path, base: list[MeasuredRun], new: list[MeasuredRun]) -> tuple[str, str]:
     """The two sides as folders of snapshots."""
     for name, runs in (("base", base), ("new", new)):
         (folder / name).mkdir(exist_ok=True)

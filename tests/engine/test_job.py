@@ -11,9 +11,9 @@ import pytest
 from gpuconsole.agent.hooks.changes import CHANGES
 from gpuconsole.engine import engine as engines
 from gpuconsole.engine.children.job import JobCommand
+from gpuconsole.experiments.baselines import key_of
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.experiments.watch_baseline import key_of
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Summary
@@ -25,6 +25,7 @@ from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AgentOff, AnyEvent, Devices, JobKnown, KnobsSet, Note, RunOpened, Started, decode_event, encode
+from tests.experiments.measured import in_session
 from tests.tui.fake_session import view
 
 CPU = Device("cpu", "a CPU")
@@ -75,7 +76,7 @@ def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
     last.varies = ["num_workers"]
     assert facts.kept_changes([first, last]) == {}
     last.varies = first.varies = ["batch_size"]
-    assert [difference.name for difference in compare(first, last, (Environment(), Environment()), ("a", "b")).knobs] == ["num_workers"]
+    assert [difference.name for difference in compare(in_session(first), in_session(last)).knobs] == ["num_workers"]
 
 
 def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:
@@ -103,7 +104,7 @@ def test_an_agent_that_fails_is_named_in_the_run() -> None:
 def test_a_baseline_of_a_job_depends_on_its_command_and_its_knobs() -> None:
     def key(command: str, **knobs: int) -> str:
         run = Run("1", "train.py", "job", dict(knobs), "cpu", command_digest=JobCommand(tuple(command.split())).digest)
-        return key_of(job_scenario("train.py"), run, CPU, Environment()).name
+        return key_of(run, Environment())
 
     assert key("python train.py --lr 1", num_workers=0) == key("/usr/bin/python train.py --lr 1", num_workers=0)
     assert key("python train.py --lr 1", num_workers=0) != key("python train.py --lr 2", num_workers=0)
@@ -112,7 +113,7 @@ def test_a_baseline_of_a_job_depends_on_its_command_and_its_knobs() -> None:
 
 def test_a_comparison_names_other_commands_without_showing_them() -> None:
     one, other = (Run(name, "train.py", "job", {}, "cpu", command_digest=name) for name in ("abc", "def"))
-    found = compare(one, other, (Environment(), Environment()), ("a", "b"))
+    found = compare(in_session(one), in_session(other))
     assert [(knob.name, knob.before, knob.after) for knob in found.knobs] == [("command", "abc", "def")]
 
 

@@ -3,7 +3,6 @@ import json
 import jsonschema
 import pytest
 
-from gpuconsole.model.baseline import BaselineRun
 from gpuconsole.model.run import Run, SeriesData, Summary
 from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, decode_with_unknown, encode, json_schema
 from gpuconsole.model.summary_figures import FIGURES
@@ -52,5 +51,4 @@ def test_each_number_of_a_summary_has_one_row() -> None:
     no_figures = {"phases_ratio", "mfu_peak_source", "mbu_peak_source", "requests", "failures", "steps", "mfu_at_least", "mfu_above_peak"}
     assert set(Summary.__struct_fields__) - no_figures == set(FIGURES)
     assert (FIGURES["ttft_s"].unit, FIGURES["ttft_s"].better) == ("s", "lower")
-    assert {field for field, figure in FIGURES.items() if figure.short} <= set(BaselineRun.__struct_fields__)
     assert {figure.peak for figure in FIGURES.values()} - {""} <= no_figures

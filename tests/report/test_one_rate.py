@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuconsole.experiments.baselines import compare as against_baseline
+from gpuconsole.experiments.baselines import compare_with
 from gpuconsole.experiments.compare import compare
-from gpuconsole.experiments.gate import GateSide, judge
+from gpuconsole.experiments.gate import judge
+from gpuconsole.experiments.throughput import MeasuredRun, waiting_of
 from gpuconsole.experiments.watch_baseline import measured
 from gpuconsole.mcp.readings import status
-from gpuconsole.model.baseline import Baseline, BaselineKey
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, Snapshot
@@ -66,21 +66,21 @@ def of_run(read: Callable[[Run], float | None]) -> Callable[[SessionState], floa
 
 def of_points(state: SessionState) -> float:
     """The mean of the stored points, as `compare` takes it."""
-    run = snapshot(state).runs[0]
-    rows = compare(run, run, (ENVIRONMENT, ENVIRONMENT), ("a", "b")).metrics
+    made = snapshot(state)
+    run = MeasuredRun("a", made.runs[0], made)
+    rows = compare(run, run).metrics
     return next(row.before for row in rows if row.metric == "workload.tokens_per_s")
 
 
 def of_gate(state: SessionState) -> float | None:
     other, _ = session(0.0, 1e9 + 3600)
-    sides = [GateSide(name, snapshot(side).runs[0], snapshot(side)) for name, side in (("base", state), ("new", other))]
+    sides = [MeasuredRun(name, snapshot(side).runs[0], snapshot(side)) for name, side in (("base", state), ("new", other))]
     return next(figure.base for figure in judge(sides[:1], sides[1:], 0.9).figures if figure.name == "throughput")
 
 
 def of_baseline(state: SessionState) -> float | None:
-    run = measured(state.records[0], state, None, None)
-    kept = Baseline(key=BaselineKey("train-gpt", {}, "a CPU", "a CPU", 8, ""), knobs={}, unit="tokens/s", runs=(run,))
-    return against_baseline(run, kept).rate
+    run = measured(state, state.records[0])
+    return compare_with(run, [run]).rate
 
 
 def of_cost(state: SessionState) -> float | None:
@@ -123,12 +123,12 @@ def test_every_output_agrees_with_the_clock(output: str, pause_s: float) -> None
 
 def gated(before_s: float, after_s: float) -> str:
     """Four runs of each side in turn."""
-    sides: list[list[GateSide]] = [[], []]
+    sides: list[list[MeasuredRun]] = [[], []]
     for place in range(8):
         arm = (0, 1, 1, 0)[place % 4]
         state, _ = session((before_s, after_s)[arm] * (1 + 0.002 * (place % 3)), 1e9 + 200 * place)
         made = snapshot(state)
-        sides[arm].append(GateSide(str(place), made.runs[0], made))
+        sides[arm].append(MeasuredRun(str(place), made.runs[0], made))
     gate = judge(*sides, 0.97)
     assert gate.ratio.in_turn
     assert datetime.datetime.fromisoformat(sides[0][0].run.started)
@@ -149,5 +149,4 @@ def test_the_load_of_a_baseline_is_the_mean_of_the_whole_run() -> None:
     samples = [begun + n / 4 for n in range(int(4 * (end - begun)) + 1)]
     for t in samples:
         state.add_point("host.run_queue_delay_ratio", "cpu", t, 0.5 if t < begun + (end - begun) / 2 else 0.0)
-    waiting = measured(record, state, None, None).waiting_ratio
-    assert waiting == pytest.approx(0.25, abs=0.01)
+    assert waiting_of(measured(state, record)) == pytest.approx(0.25, abs=0.01)

@@ -10,6 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from gpuconsole.experiments.compare import compare
+from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.figure import Attainable, RatePair, TimePart
@@ -22,7 +23,7 @@ from gpuconsole.report.run.diagnosis import details_report
 from gpuconsole.report.run.figures import in_row
 from gpuconsole.report.session import session_text
 from gpuconsole.report.share import markdown
-from gpuconsole.report.share.comparison import Side, comparison_document
+from gpuconsole.report.share.comparison import comparison_document
 from gpuconsole.report.share.document import Document, Waterfall
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.markdown import markdown_page
@@ -101,9 +102,8 @@ def empty() -> Snapshot:
 
 def compared() -> Document:
     made = small_session()
-    before, after = (Side(run, made) for run in made.runs)
-    environments = (made.environment, made.environment)
-    return comparison_document(compare(before.run, after.run, environments, ("a.json#1", "a.json#2")), before, after)
+    before, after = (MeasuredRun(f"a.json#{run.id}", run, made) for run in made.runs)
+    return comparison_document(compare(before, after), before, after)
 
 
 SESSIONS = {

@@ -21,8 +21,6 @@ from gpuconsole.engine.children.terminal.holder import Holder
 from gpuconsole.engine.children.terminal.pty import JobTerminal
 from gpuconsole.engine.job import log_path
 from gpuconsole.engine.recording import Recorder
-from gpuconsole.experiments.baselines import keep_run
-from gpuconsole.model.baseline import BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.folders import BOOT_ID
 from gpuconsole.model.machine import Process
@@ -236,14 +234,6 @@ def test_a_snapshot_with_a_dated_name_replaces_the_link_and_not_its_target(guess
     link.symlink_to(guessed)
     write_snapshot(small_session(), None)
     assert guessed.read_text() == "precious" and not link.is_symlink()
-
-
-def test_a_link_in_the_place_of_the_lock_of_baselines_is_not_followed(guessed: Path) -> None:
-    (guessed.parent / ".lock").symlink_to(guessed)
-    key = BaselineKey("train-gpt", {"batch_size": 16}, "AMD EPYC", "AMD EPYC", 2, "2.13.0")
-    with pytest.raises(RuntimeError, match="cannot be written"):
-        keep_run(guessed.parent, key, {"batch_size": 16}, "tokens/s", BaselineRun("2026-11-20T10:00:00Z", "0.1.0", (100.0,) * 8))
-    assert guessed.read_text() == "precious"
 
 
 def test_the_output_file_of_a_coding_agents_job_is_never_a_link(guessed: Path) -> None:

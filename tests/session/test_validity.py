@@ -12,7 +12,6 @@ from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import Run, Step, Validity
 from gpuconsole.model.serving import Request
-from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.parts import printed
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
@@ -21,6 +20,7 @@ from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, make_view, run_now
 from gpuconsole.wire.events import Requests, RunClosed, RunOpened, ServerState, Steps
+from tests.experiments.measured import in_session
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
 REFUSED = "cannot connect: Connection refused"
@@ -302,10 +302,10 @@ def test_a_comparison_names_the_doubt_and_judges_no_invalid_run() -> None:
     session.ticks(20)
     good = make_snapshot(session.state, session.state.environment, session.t).runs[0]
     bad = msgspec.structs.replace(good, validity=Validity("invalid", ["no request was answered"]))
-    found = compare(good, bad, (Environment(), Environment()), ("a", "b"))
+    found = compare(in_session(good), in_session(bad))
     assert found.doubts == ["after: its numbers are invalid: no request was answered"]
     assert {one.verdict for one in found.metrics} == {"not judged"}
-    assert compare(good, good, (Environment(), Environment()), ("a", "b")).doubts == []
+    assert compare(in_session(good), in_session(good)).doubts == []
 
 
 def test_a_latency_of_0_reads_as_not_measured() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model import units
 from gpuconsole.model.comparison import Comparison, MetricChange
 from gpuconsole.model.run import Run
@@ -27,14 +26,7 @@ CAUTION = (
 STYLES = {"better": "good", "worse": "alert"}
 
 
-class Side(NamedTuple):
-    """A run of a comparison, and the session that it comes from."""
-
-    run: Run
-    session: Snapshot
-
-
-def comparison_document(comparison: Comparison, before: Side, after: Side) -> Document:
+def comparison_document(comparison: Comparison, before: MeasuredRun, after: MeasuredRun) -> Document:
     """The whole report of a comparison of `before` with `after`."""
     runs = [before.run, after.run]
     labels = dict.fromkeys([*device_kinds(_alone(before)), *device_kinds(_alone(after))])
@@ -88,7 +80,7 @@ def _verdict(rate: MetricChange) -> str:
     return f"Throughput {rate.verdict}: {' '.join(relative_words(rate))}"
 
 
-def _alone(side: Side) -> Snapshot:
+def _alone(side: MeasuredRun) -> Snapshot:
     """The session with only this run."""
     return Snapshot(
         created="", gpuconsole="", environment=side.session.environment, runs=[side.run], trials=[], recording=side.session.recording
@@ -106,7 +98,7 @@ def _metrics(comparison: Comparison) -> Section:
     return Section("Metrics", [shown, Folded(f"All {len(everything.rows)} metrics", [TextBlock([everything, *only])])])
 
 
-def _environment(title: str, side: Side) -> TextBlock:
+def _environment(title: str, side: MeasuredRun) -> TextBlock:
     return TextBlock([text(title, "title"), *environment_report(side.session.environment, [side.run.device], [side.run])])
 
 

@@ -12,13 +12,14 @@ from gpuconsole.cli.exits import FAILED, OK, UNDECIDED
 from gpuconsole.cli.files import STDOUT, check_sharing, read_snapshot, share, write_or_print
 from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
 from gpuconsole.experiments.compare import compare
-from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, GateSide, judge
+from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
+from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.report.comparison import comparison_report
 from gpuconsole.report.gate import gate_report
 from gpuconsole.report.machine.environment import device_kinds
-from gpuconsole.report.share.comparison import Side, comparison_document
+from gpuconsole.report.share.comparison import comparison_document
 from gpuconsole.report.share.markdown import parts_markdown
 
 HELP = "compare two runs, metric by metric; or decide in CI"
@@ -78,10 +79,8 @@ def run(args: argparse.Namespace) -> int:
     to_files = check_sharing(args)
     if args.fail_below is not None:
         return _gate(args)
-    before, after = _side(args.before), _side(args.after)
-    environments = before.session.environment, after.session.environment
-    titles = _title(args.before, before, to_files), _title(args.after, after, to_files)
-    comparison = compare(before.run, after.run, environments, titles, (before.session.trials, after.session.trials))
+    before, after = (_titled(_side(word), to_files) for word in (args.before, args.after))
+    comparison = compare(before, after)
     if to_files:
         share(args, comparison_document(comparison, before, after))
     else:
@@ -105,28 +104,23 @@ def _gate(args: argparse.Namespace) -> int:
     return OK if gate.verdict == "no regression" else FAILED
 
 
-def _alone(side: GateSide) -> Snapshot:
+def _alone(side: MeasuredRun) -> Snapshot:
     """The session with only this run."""
     session = side.session
     return Snapshot(created="", gpuconsole="", environment=session.environment, runs=[side.run], trials=[], recording=session.recording)
 
 
-def _sides(word: str) -> list[GateSide]:
+def _sides(word: str) -> list[MeasuredRun]:
     """The last run of each snapshot of a folder, by name; or the one run that `FILE[#RUN]` names. Raises UsageError."""
     if not os.path.isdir(word):
-        return [_named(word)]
+        return [_side(word)]
     try:
         files = sorted(path for path in Path(word).iterdir() if path.suffix == ".json" and not path.name.startswith("."))
     except OSError as error:
         raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
     if not files:
         raise UsageError(f"{word}: this folder has no snapshot (FILE.json)")
-    return [_named(str(path)) for path in files]
-
-
-def _named(word: str) -> GateSide:
-    side = _side(word)
-    return GateSide(visible(word), side.run, side.session)
+    return [_side(str(path)) for path in files]
 
 
 def _file(word: str) -> tuple[str, str]:
@@ -135,7 +129,7 @@ def _file(word: str) -> tuple[str, str]:
     return file, number
 
 
-def _side(word: str) -> Side:
+def _side(word: str) -> MeasuredRun:
     """The run that `FILE[#RUN]` names, and its session. Without a number: the last run. Raises UsageError."""
     file, number = _file(word)
     if os.path.isdir(file):
@@ -146,10 +140,10 @@ def _side(word: str) -> Side:
     ids = [run.id for run in snapshot.runs]
     if number and number not in ids:
         raise UsageError(f"{word}: there is no such run; the runs are {', '.join(ids)}")
-    return Side(snapshot.runs[ids.index(number)] if number else snapshot.runs[-1], snapshot)
+    return MeasuredRun(visible(word), snapshot.runs[ids.index(number)] if number else snapshot.runs[-1], snapshot)
 
 
-def _title(word: str, side: Side, shared: bool) -> str:
-    """`before.json#1 train-gpt on cpu`. `shared`: without the folder."""
-    file = _file(word)[0]
-    return f"{Path(file).name if shared else file}#{side.run.id} {side.run.scenario} on {side.run.device}"
+def _titled(side: MeasuredRun, shared: bool) -> MeasuredRun:
+    """The run with the name `before.json#1 train-gpt on cpu`. `shared`: without the folder."""
+    file = _file(side.name)[0]
+    return side._replace(name=f"{Path(file).name if shared else file}#{side.run.id} {side.run.scenario} on {side.run.device}")
