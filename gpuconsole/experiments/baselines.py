@@ -258,8 +258,6 @@ def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: Throughput | N
         text = f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
         return "; ".join(filter(None, (text, _where(now, kept), answer.contention)))
     figure = f"{change.estimate * 100:+.1f} % [{change.low * 100:+.1f}, {change.high * 100:+.1f}]"
-    if decided == "same":
-        return f"the same as {name}{so_far}, within 5 %: {figure}"
     noise = f"the difference is within the noise; {FEW_RUNS}" if answer.ratio.assumed else "the difference is within the noise"
     return f"{figure} against {name}{so_far}: undecided, {answer.doubt or answer.contention or noise}"
 

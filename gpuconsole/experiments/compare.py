@@ -193,8 +193,8 @@ def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
 
 def _worded(name: str, decided: BaselineVerdict, other_work: bool) -> ComparisonVerdict:
     """Return better or worse in place of faster or slower; higher or lower if neither direction of the metric `name` is better, or the work differs."""
-    if decided == "same" or decided == "undecided":
-        return decided
+    if decided not in ("faster", "slower"):
+        return "undecided"
     better = "" if other_work else _better(name)
     if better:
         return "better" if (decided == "faster") == (better == "higher") else "worse"

@@ -45,8 +45,6 @@ MIN_BLOCKS = 4
 """Minimum number of blocks of a run for a comparison with another run."""
 USUAL_RUNS = 4
 """Weight of RUN_TO_RUN against that spread, in degrees of freedom: the weight of five runs."""
-SAME_WITHIN = math.log(1.05)
-"""An interval within 5 % is `same`: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
 _T_975 = {
     1: 12.706,
     2: 4.303,
@@ -235,7 +233,7 @@ def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), 
 
 
 def rate_verdict(change: RateChange, excused: float = 0.0) -> BaselineVerdict:
-    """`slower` or `faster` if the whole interval is beyond 2 %, `same` if the interval is within 5 %, otherwise `undecided`.
+    """`slower` or `faster` if the whole interval is beyond 2 %, otherwise `undecided`.
 
     `excused`: the additional share of time that contention took from one side (above 0: from this run). Contention alone may explain a
     difference of that size.
@@ -246,8 +244,6 @@ def rate_verdict(change: RateChange, excused: float = 0.0) -> BaselineVerdict:
         return "slower"
     if low > MINIMUM_EFFECT - (explained if excused < 0 else 0.0):
         return "faster"
-    if not excused and low > -SAME_WITHIN and high < SAME_WITHIN:
-        return "same"
     return "undecided"
 
 

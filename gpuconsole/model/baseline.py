@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 BaselineVerdict = Literal["faster", "same", "slower", "undecided"]
+"""`same` is in files of earlier versions only: one run cannot show that it is the same within a few percent."""
 
 
 class RateChange(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from gpuconsole.model.baseline import RateChange
 
-ComparisonVerdict = Literal["better", "worse", "higher", "lower", "same", "undecided", "not judged"]
+ComparisonVerdict = Literal["better", "worse", "higher", "lower", "undecided", "not judged"]
 
 
 class Difference(msgspec.Struct, frozen=True):

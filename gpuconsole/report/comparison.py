@@ -25,7 +25,7 @@ def comparison_report(comparison: Comparison, everything: bool) -> Report:
         )
     if hidden := len(comparison.metrics) - len(table.rows):
         noun = "metric is" if hidden == 1 else "metrics are"
-        report.append(text(f"{hidden} more {noun} the same, undecided or single numbers: --all shows them", "dim", indent=2))
+        report.append(text(f"{hidden} more {noun} undecided or single numbers: --all shows them", "dim", indent=2))
     for side, names in (("only before", comparison.only_before), ("only after", comparison.only_after)):
         if names and everything:
             report.append(labelled(side, visible(", ".join(names))))
@@ -73,14 +73,10 @@ def _listed(differences: list[Difference]) -> str:
 
 
 def metric_table(comparison: Comparison, everything: bool) -> Table:
-    """A row for each metric. `everything`: also for the metrics that are the same, undecided, or single figures without a difference. The
+    """A row for each metric. `everything`: also for the metrics that are undecided, or single figures without a difference. The
     throughput always has a row."""
     main = throughput_of(comparison)
-    shown = [
-        metric
-        for metric in comparison.metrics
-        if everything or metric is main or (metric.verdict not in ("same", "undecided") and _moved(metric))
-    ]
+    shown = [metric for metric in comparison.metrics if everything or metric is main or (metric.verdict != "undecided" and _moved(metric))]
     columns = [Column("metric"), Column("before", ">"), Column("after", ">"), Column("change", ">"), Column("verdict"), Column("interval")]
     return Table(columns, [_cells(metric, everything) for metric in shown], indent=2)
 

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.snapshot import encode
-from tests.experiments.test_gate import GateSide, sides
+from tests.experiments.test_gate import sides
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -97,7 +98,7 @@ class Runner:
     """A workspace with what GitHub gives to the steps, a cache, artifacts, and a `gh` that only writes down what it is asked. Each job begins with a
     new workspace, and with files of its own for GITHUB_PATH and GITHUB_ENV; its steps share them."""
 
-    def __init__(self, folder: Path, sessions: Sequence[GateSide] = (), **inputs: str) -> None:
+    def __init__(self, folder: Path, sessions: Sequence[MeasuredRun] = (), **inputs: str) -> None:
         self.token = secrets.token_hex(8)  # one for each test: another may run beside this one
         self.folder, self.cache, self.artifacts = folder / "workspace", folder / "cache", folder / "artifacts"
         self.summary, self.gh_log, self.old, self.sessions = (

@@ -110,6 +110,6 @@ def test_the_key_of_a_cache(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_the_page_of_two_runs_as_markdown_on_stdout(cli: Cli, tmp_path: Path) -> None:
-    written(tmp_path, *sides(1000, 850))
+    written(tmp_path, *sides(1000, 800))
     done = cli("compare", "base/0.json", "new/0.json", "--markdown")
     assert done.returncode == 0 and done.stdout.startswith("# Throughput worse") and not list(tmp_path.glob("*.md"))

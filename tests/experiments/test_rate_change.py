@@ -85,14 +85,14 @@ def test_a_sixth_less_is_found(kept: int, less: float, more: float) -> None:
 
 
 def test_looking_at_every_block_does_not_pay() -> None:
-    """A run that is looked at all the time, against one kept run, alarms in hardly any of 300."""
+    """A run that is looked at all the time, against one kept run, alarms in hardly any of 100."""
     alarms = 0
-    for seed in range(300):
+    for seed in range(100):
         chance = random.Random(seed)
         kept, now = run(chance), run(chance, n=60)
         looks = (rate_change(now[:n], [kept], live=True) for n in range(4, 60))
         alarms += any(rate_verdict(look) in ("slower", "faster") for look in looks if look)
-    assert alarms <= 15
+    assert alarms <= 5
 
 
 def test_less_than_two_percent_is_no_regression_however_sure() -> None:
@@ -124,7 +124,6 @@ def test_contention_may_explain_as_much_as_it_took() -> None:
     same = rate_change(alike(*[100.0] * 20), [alike(*[100.0] * 20) for _ in range(20)])
     assert same is not None
     assert rate_verdict(same) == "undecided", "one run shows no spread"
-    assert (rate_verdict(RateChange(0.0, -0.04, 0.04)), rate_verdict(RateChange(0.0, -0.04, 0.04), excused=0.3)) == ("same", "undecided")
 
 
 def test_alike_neighbours_count_less() -> None:

@@ -20,7 +20,7 @@ from gpuconsole.report.share.session import every_figure, extent, foot, knob_tab
 from gpuconsole.report.share.story import Answer
 
 CAUTION = (
-    "The two runs come from different times or machines: two equal runs differ by about 2 %. "
+    "The two runs come from different times or machines: equal runs are assumed to differ by 5 %. "
     "To prove a change, try it within one run (gpuconsole run --try)."
 )
 STYLES = {"better": "good", "worse": "alert"}

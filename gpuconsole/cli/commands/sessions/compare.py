@@ -34,8 +34,8 @@ EXAMPLES = """examples:
   gpuconsole compare before.json after.json --html page.html      a page to share; also --markdown FILE
   gpuconsole compare base/ new/ --fail-below 0.97 --markdown      a gate for CI: the comment for a pull request on stdout
 
-A verdict needs an interval that is completely beyond 2 %, or within 5 % for "same". Two runs at different times differ by about 2 % even
-without any change. To prove a change, try it within one run (`gpuconsole run --try`). If the scripts or scenarios, the devices, the versions or the
+A verdict needs an interval that is completely beyond 2 %. One run does not show how much equal runs differ: 5 % is assumed, so two runs are
+undecided below about 15 %. To prove a change, try it within one run (`gpuconsole run --try`), or measure several runs (--fail-below). If the scripts or scenarios, the devices, the versions or the
 batch sizes differ, the report names the difference, and says that a ratio is not the speedup of a change. The exit code stays 0.
 
 With --fail-below the exit codes are: 0 no regression, 1 regression, 3 undecided (the noise is too large; the report says how many runs are needed).
@@ -67,7 +67,7 @@ OPTIONS = (
     ),
     Option("--undecided-fails", "exit code 1 in place of 3", refused={"no --fail-below": "needs --fail-below RATIO"}),
     Option(
-        "--all", "print also metrics that are the same, undecided, or single numbers without a difference", refused={**OTHER_OUTPUT, **OF_THE_GATE}
+        "--all", "print also metrics that are undecided, or single numbers without a difference", refused={**OTHER_OUTPUT, **OF_THE_GATE}
     ),
     JSON._replace(help="print the comparison as JSON, and nothing else on stdout", refused=TO_FILES),
     HTML._replace(refused=OF_THE_GATE),
