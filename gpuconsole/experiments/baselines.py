@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -108,20 +108,26 @@ def read_run(path: Path) -> MeasuredRun:
     return kept
 
 
-def read_all(folder: Path) -> tuple[dict[str, list[MeasuredRun]], dict[str, str]]:
-    """The kept runs by the name of their folder, the oldest first; and a line for each invalid file, by its path below `folder`."""
-    kept: dict[str, list[MeasuredRun]] = {}
-    mistakes: dict[str, str] = {}
+def kept_runs(folder: Path, mistakes: dict[str, str]) -> Iterator[tuple[str, MeasuredRun]]:
+    """Each kept run with the name of its folder, the oldest of a folder first. Adds a line to `mistakes` for each invalid file, by its path below `folder`."""
     for path in _below(folder, UNREADABLE, mistakes):
         if path.suffix == ".json":
             mistakes[path.name] = _of_earlier_version(path)
         for file in _below(path, path.name, mistakes) if path.match(KEY) and path.is_dir() else ():
             try:
-                kept.setdefault(path.name, []).append(read_run(file))
+                yield path.name, read_run(file)
             except BaselineError as error:
                 if os.path.lexists(file):  # else another console has just deleted the oldest run
                     mistakes[f"{path.name}/{file.name}"] = str(error)
-    return {key: runs for key, runs in kept.items() if runs}, mistakes
+
+
+def read_all(folder: Path) -> tuple[dict[str, list[MeasuredRun]], dict[str, str]]:
+    """All kept runs by the name of their folder, and a line for each invalid file."""
+    by_key: dict[str, list[MeasuredRun]] = {}
+    mistakes: dict[str, str] = {}
+    for key, side in kept_runs(folder, mistakes):
+        by_key.setdefault(key, []).append(side)
+    return by_key, mistakes
 
 
 def _below(folder: Path, name: str, mistakes: dict[str, str]) -> list[Path]:
@@ -201,13 +207,17 @@ def _knob(name: str, knobs: Knobs) -> str:
 def comparable(now: MeasuredRun, kept: Iterable[MeasuredRun]) -> list[MeasuredRun] | BaselineComparison | None:
     """The kept runs that `now` is compared with; or the reason why there is no comparison, by the kept run that differs in the fewest parts (of several: the
     newest). None: no run of this work was kept."""
-    alike = [(side, unlike(now, side)) for side in kept if _work(side.run) == _work(now.run)]
-    if not alike:
-        return None
-    if equal := [side for side, unequal in alike if not unequal]:
-        return equal
-    newest_first = sorted(alike, key=lambda candidate: candidate[0].run.started, reverse=True)
-    other, unequal = min(newest_first, key=lambda candidate: len(candidate[1]))
+    equal: list[MeasuredRun] = []
+    nearest_one: tuple[tuple[int, str], MeasuredRun, Unequal] | None = None
+    for side in kept:
+        if _work(side.run) == _work(now.run):
+            if not (unequal := unlike(now, side)):
+                equal.append(side)
+            elif nearest_one is None or (-len(unequal), side.run.started) > nearest_one[0]:
+                nearest_one = (-len(unequal), side.run.started), side, unequal
+    if equal or nearest_one is None:
+        return equal or None
+    _, other, unequal = nearest_one
     here, there = (", ".join(dict.fromkeys(part[place] for part in unequal)) for place in (0, 1))
     sentence = f"no baseline for {here}; the nearest baseline is for {there}, from {other.run.started[:10]}: {_rate([other])}"
     key = key_of(now.run, now.session.environment)

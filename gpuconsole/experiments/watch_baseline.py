@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -20,8 +19,8 @@ from gpuconsole.experiments.baselines import (
     comparable,
     compare_with,
     keep_run,
+    kept_runs,
     key_of,
-    read_all,
 )
 from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, doubts, why_no_rate
 from gpuconsole.model.baseline import BaselineComparison
@@ -48,10 +47,10 @@ class Lookup(NamedTuple):
 
 def look_up(now: MeasuredRun) -> Lookup:
     """The kept runs for a run, or the difference from the nearest one. Reads the disk."""
-    folders, mistakes = read_all(baselines_folder())
+    mistakes: dict[str, str] = {}
+    found = comparable(now, (side for _, side in kept_runs(baselines_folder(), mistakes)))
     key = key_of(now.run, now.session.environment)
     lines = [line for name, line in mistakes.items() if name.startswith(key[:-DIGEST]) or name == UNREADABLE]
-    found = comparable(now, itertools.chain.from_iterable(folders.values()))
     if isinstance(found, list):
         return Lookup(found, mistakes=lines)
     if found is None and lines:
