@@ -25,7 +25,7 @@ from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.files import make_writable_folder
 from gpuconsole.model.knobs.knob import Knobs, nearest, show
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Environment, Snapshot, SnapshotError
+from gpuconsole.model.snapshot import SnapshotError
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.api import SessionError
 
@@ -61,27 +61,25 @@ def check_folder(folder: Path) -> None:
         raise BaselineError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
-def key_of(run: Run, environment: Environment) -> str:
+def key_of(side: MeasuredRun) -> str:
     """The name of the work and the machine of a run. A job of the user's own counts with its command."""
+    run = side.run
     knobs = {name: value for name, value in run.knobs.items() if name not in run.varies}
     settings_of = msgspec.json.encode(knobs, order="deterministic").decode()
-    return keyed(run.scenario or "run", (*_work(run), *parts(run, environment).values(), settings_of))
+    return keyed(run.scenario or "run", (*_work(run), *parts(side).values(), settings_of))
 
 
-def keep_run(folder: Path, session: Snapshot, run: Run) -> str:
-    """Keep `run` as a session of its own; returns a line for the user. Raises BaselineError.
+def keep_run(folder: Path, side: MeasuredRun) -> str:
+    """Keep a run as a session of its own; returns a line for the user. Raises BaselineError.
 
     Above MOST_RUNS runs, the oldest run is deleted. Several consoles may call this function at the same time: each writes a file of its own.
     """
-    key = key_of(run, session.environment)
+    key = key_of(side)
     place = folder / key
     check_folder(place)
-    alone = msgspec.structs.replace(
-        session, runs=[run], trials=[trial for trial in session.trials if trial.baseline_run == run.id], sweeps=[], unavailable={}
-    )
     try:
-        write_snapshot(alone, place / f"{run.started.replace(':', '-')}-{secrets.token_hex(4)}.json")
-        files = sorted(place.glob(FILE))
+        new = write_snapshot(side.alone, place / f"{side.run.started.replace(':', '-')}-{secrets.token_hex(4)}.json")
+        files = sorted(place.glob(FILE), key=lambda file: (file == new, file.name))  # the clock may have been set back
         for oldest in files[:-MOST_RUNS]:
             oldest.unlink(missing_ok=True)
     except (OSError, SessionError) as error:
@@ -176,13 +174,13 @@ def _work(run: Run) -> tuple[str, str, str]:
     return run.scenario, run.workload, run.command_digest
 
 
-def parts(run: Run, environment: Environment) -> dict[str, str]:
+def parts(side: MeasuredRun) -> dict[str, str]:
     """Hardware and software in words, to name the parts that differ. The major version of the GPU driver counts."""
-    device = next((device for device in environment.devices if device.id == run.device), None)
+    run, environment = side.run, side.session.environment
     torch = (run.job.torch if run.job is not None else "") or environment.torch
     driver = (environment.driver or "").partition(".")[0] if run.device != "cpu" else ""
     return {
-        "device": device.name if device is not None else run.device,
+        "device": side.device_name or run.device,
         "cpu": environment.cpu,
         "cores": f"{environment.cores} cores",
         "torch": f"torch {torch}" if torch else "no torch",
@@ -193,7 +191,7 @@ def parts(run: Run, environment: Environment) -> dict[str, str]:
 def unlike(now: MeasuredRun, kept: MeasuredRun) -> Unequal:
     """The differing parts: hardware, software, then knobs. A knob that exists on one side only was added later and does not count; nor does a knob that
     both programs change by themselves."""
-    here, there = parts(now.run, now.session.environment), parts(kept.run, kept.session.environment)
+    here, there = parts(now), parts(kept)
     unequal = [(part, there[name]) for name, part in here.items() if part != there[name]]
     knobs, others, vary = now.run.knobs, kept.run.knobs, {*now.run.varies} & {*kept.run.varies}
     changed = [name for name, value in knobs.items() if name not in vary and others.get(name, value) != value]
@@ -220,8 +218,7 @@ def comparable(now: MeasuredRun, kept: Iterable[MeasuredRun]) -> list[MeasuredRu
     _, other, unequal = nearest_one
     here, there = (", ".join(dict.fromkeys(part[place] for part in unequal)) for place in (0, 1))
     sentence = f"no baseline for {here}; the nearest baseline is for {there}, from {other.run.started[:10]}: {_rate([other])}"
-    key = key_of(now.run, now.session.environment)
-    return BaselineComparison(key=key, words=visible(sentence), short=visible(f"no baseline for {here}"))
+    return BaselineComparison(key=key_of(now), words=visible(sentence), short=visible(f"no baseline for {here}"))
 
 
 # --- compares a run with its baseline ------------------------------------------------------------------------
@@ -234,7 +231,7 @@ FEW_RUNS = f"equal runs are assumed to differ by {percent(LONE_RUN)}, because on
 def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = False) -> BaselineComparison:
     """`now` compared with the runs that were kept. `live`: the run is still going on. A run whose figures are invalid is not compared. If they are
     degraded, the result has no verdict."""
-    key, validity = key_of(now.run, now.session.environment), now.run.validity
+    key, validity = key_of(now), now.run.validity
     if validity is not None and validity.verdict == "invalid":
         return BaselineComparison(key=key, words=f"not compared with {_name(kept)}: {doubts(validity)}", short="not compared: invalid")
     answer = throughput(kept, [now], live)

@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from gpuconsole.experiments.runs import RunRate, ratio_of, unix_s
 from gpuconsole.experiments.statistics import MIN_BLOCKS, NORMAL_975, always_valid, rate_verdict
 from gpuconsole.model.baseline import BaselineVerdict, RateChange
@@ -42,6 +44,12 @@ class MeasuredRun(NamedTuple):
     def device_name(self) -> str:
         """The name of the run's device; empty where the session does not have it."""
         return next((device.name for device in self.session.environment.devices if device.id == self.run.device), "")
+
+    @property
+    def alone(self) -> Snapshot:
+        """The session with only this run and its trials."""
+        trials = [trial for trial in self.session.trials if trial.baseline_run == self.run.id]
+        return msgspec.structs.replace(self.session, runs=[self.run], trials=trials, sweeps=[])
 
 
 class Throughput(NamedTuple):

@@ -49,7 +49,7 @@ def look_up(now: MeasuredRun) -> Lookup:
     """The kept runs for a run, or the difference from the nearest one. Reads the disk."""
     mistakes: dict[str, str] = {}
     found = comparable(now, (side for _, side in kept_runs(baselines_folder(), mistakes)))
-    key = key_of(now.run, now.session.environment)
+    key = key_of(now)
     lines = [line for name, line in mistakes.items() if name.startswith(key[:-DIGEST]) or name == UNREADABLE]
     if isinstance(found, list):
         return Lookup(found, mistakes=lines)
@@ -170,10 +170,10 @@ class BaselineWatch:
         self._done.add(number)
         try:
             session = self._snapshot()
-            run = next(run for run in session.runs if run.id == number)
-            if why := why_no_rate(MeasuredRun(f"run {number}", run, session)):
+            side = MeasuredRun(f"run {number}", next(run for run in session.runs if run.id == number), session)
+            if why := why_no_rate(side):
                 raise BaselineError(why)
-            line = await asyncio.to_thread(keep_run, baselines_folder(), session, run)
+            line = await asyncio.to_thread(keep_run, baselines_folder(), side)
         except (BaselineError, SessionError) as error:
             self._done.discard(number)
             self._report_failed(f"run {number} is not kept as a baseline: {error}")

@@ -104,7 +104,7 @@ def test_an_agent_that_fails_is_named_in_the_run() -> None:
 def test_a_baseline_of_a_job_depends_on_its_command_and_its_knobs() -> None:
     def key(command: str, **knobs: int) -> str:
         run = Run("1", "train.py", "job", dict(knobs), "cpu", command_digest=JobCommand(tuple(command.split())).digest)
-        return key_of(run, Environment())
+        return key_of(in_session(run))
 
     assert key("python train.py --lr 1", num_workers=0) == key("/usr/bin/python train.py --lr 1", num_workers=0)
     assert key("python train.py --lr 1", num_workers=0) != key("python train.py --lr 2", num_workers=0)

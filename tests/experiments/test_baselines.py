@@ -27,6 +27,7 @@ from gpuconsole.session.api import SessionError
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, RunClosed, RunOpened, Started, Steps
+from tests.experiments.measured import in_session
 from tests.waiting import until
 
 BOX = Environment(host="box", cpu="AMD EPYC", cores=2, torch="2.13.0")
@@ -47,7 +48,8 @@ def made(
 
 
 def keep(folder: Path, *of: object, **more: Any) -> str:
-    return keep_run(folder, *made(*of, **more))  # type: ignore[arg-type]
+    session, run = made(*of, **more)  # type: ignore[arg-type]
+    return keep_run(folder, MeasuredRun("run 2", run, session))
 
 
 def kept_in(folder: Path) -> list[MeasuredRun]:
@@ -66,8 +68,10 @@ def test_runs_are_kept_in_the_folder_of_their_key_the_oldest_making_room(tmp_pat
     folder = tmp_path / "new" / "baselines"
     for n in range(MOST_RUNS + 2):
         line = keep(folder, 100.0 + n, n)
-    assert line == f"kept as a baseline: {key_of(made()[1], BOX)}, {MOST_RUNS} runs"
+    assert line == f"kept as a baseline: {key_of(in_session(made()[1], BOX))}, {MOST_RUNS} runs"
     assert [side.run.throughput[0].mean for side in kept_in(folder)] == [102.0 + n for n in range(MOST_RUNS)]  # type: ignore[union-attr]
+    keep(folder, 99.0, 0)
+    assert {99.0, 103.0, 121.0} < {side.run.summary.tokens_per_s.mean for side in kept_in(folder) if side.run.summary.tokens_per_s}
     keep(folder, environment=msgspec.structs.replace(BOX, torch="2.11.0"))
     keep(folder, batch_size=32)
     assert sorted(map(len, read_all(folder)[0].values())) == [1, 1, MOST_RUNS]

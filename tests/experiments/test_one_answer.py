@@ -109,7 +109,7 @@ def of_gate(before: MeasuredRun, after: MeasuredRun) -> Answer:
 
 def of_baseline(case: Case, kept: Snapshot) -> Answer:
     """A session in which the run is compared with the kept session."""
-    keep_run(baselines_folder(), kept, kept.runs[0])
+    keep_run(baselines_folder(), MeasuredRun("run 1", kept.runs[0], kept))
     state = SessionState()
     watch = BaselineWatch(state, state.apply, "chosen", lambda: make_snapshot(state, ENVIRONMENT, state.now))
 

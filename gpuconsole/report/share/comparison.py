@@ -6,7 +6,6 @@ from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model import units
 from gpuconsole.model.comparison import Comparison, MetricChange
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.comparison import difference, difference_report, metric_table, relative_words, step_caution, throughput_of
 from gpuconsole.report.machine.environment import device_kinds, environment_report
@@ -29,7 +28,7 @@ STYLES = {"better": "good", "worse": "alert"}
 def comparison_document(comparison: Comparison, before: MeasuredRun, after: MeasuredRun) -> Document:
     """The whole report of a comparison of `before` with `after`."""
     runs = [before.run, after.run]
-    labels = dict.fromkeys([*device_kinds(_alone(before)), *device_kinds(_alone(after))])
+    labels = dict.fromkeys([*device_kinds(before.alone), *device_kinds(after.alone)])
     sections = [
         Section("What differs", [TextBlock(difference_report(comparison)), Folded("All settings", [TextBlock([knob_table(runs)])])]),
         Section(
@@ -78,13 +77,6 @@ def _verdict(rate: MetricChange) -> str:
     if rate.change is None:
         return f"Throughput {rate.verdict}: {rate.why_not}"
     return f"Throughput {rate.verdict}: {' '.join(relative_words(rate))}"
-
-
-def _alone(side: MeasuredRun) -> Snapshot:
-    """The session with only this run."""
-    return Snapshot(
-        created="", gpuconsole="", environment=side.session.environment, runs=[side.run], trials=[], recording=side.session.recording
-    )
 
 
 def _metrics(comparison: Comparison) -> Section:

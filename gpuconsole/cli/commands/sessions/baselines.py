@@ -85,9 +85,8 @@ def _key(path: Path) -> str:
 
 def visible_lines(key: str, kept: Sequence[MeasuredRun]) -> str:
     """The key with its meaning, and one line for each of its runs."""
-    run, environment = kept[-1].run, kept[-1].session.environment
-    words = [*parts(run, environment).values(), *_settings(kept[-1])]
-    head = f"{key}  {run.scenario}: {', '.join(dict.fromkeys(words))}"
+    words = [*parts(kept[-1]).values(), *_settings(kept[-1])]
+    head = f"{key}  {kept[-1].run.scenario}: {', '.join(dict.fromkeys(words))}"
     return "\n".join(visible(line) for line in (head, *map(_run_line, kept)))
 
 

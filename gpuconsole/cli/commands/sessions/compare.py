@@ -14,7 +14,6 @@ from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
 from gpuconsole.experiments.throughput import MeasuredRun
-from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.report.comparison import comparison_report
 from gpuconsole.report.gate import gate_report
@@ -94,7 +93,7 @@ def _gate(args: argparse.Namespace) -> int:
         gate = judge(base, new, args.fail_below)
     except GateError as error:
         raise UsageError(str(error)) from None
-    gate.labels = list(dict.fromkeys(label for side in (*base, *new) for label in device_kinds(_alone(side))))
+    gate.labels = list(dict.fromkeys(label for side in (*base, *new) for label in device_kinds(side.alone)))
     if args.markdown is not None:
         write_or_print(args.markdown, parts_markdown(gate_report(gate)) + "\n")
     else:
@@ -102,12 +101,6 @@ def _gate(args: argparse.Namespace) -> int:
     if gate.verdict == "undecided" and not args.undecided_fails:
         return UNDECIDED
     return OK if gate.verdict == "no regression" else FAILED
-
-
-def _alone(side: MeasuredRun) -> Snapshot:
-    """The session with only this run."""
-    session = side.session
-    return Snapshot(created="", gpuconsole="", environment=session.environment, runs=[side.run], trials=[], recording=session.recording)
 
 
 def _sides(word: str) -> list[MeasuredRun]:
