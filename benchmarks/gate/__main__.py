@@ -2,13 +2,14 @@
 
     python -m benchmarks.gate [--keep]           about 15 minutes
 
+- First the table of `benchmarks.gate.simulated`: unequal numbers of runs, unequally noisy sides.
 - A/A: 40 runs of the same job, in the order A B B A. Twenty pairs of one run each, and 20 comparisons of four with four runs: five groups of eight
   successive runs, each with four balanced orders of the labels.
 - 5 % slower: five runs with and five without a wait of 1.2 ms more in steps of about 23 ms, in turn.
 - Too noisy: three and three runs of which each waits for another time, up to 30 % more or less.
 
 Each comparison is one call of the command, and its exit code counts. With --folder, runs that are in the folder already are not measured again.
-Exit code 1: more than one A/A comparison of either kind is called a regression, or the other two answers are wrong.
+Exit code 1: a row of the table has more than 1 in 40 regressions at the limit, more than one A/A comparison of either kind is called a regression, or the other two answers are wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gate import simulated
 from benchmarks.machine import keep
 
 JOB = Path(__file__).parent / "job.py"
@@ -90,7 +92,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="write the outcome to benchmarks/results/")
     parser.add_argument("--folder", type=Path, help="keep the snapshots here, and continue where an earlier call ended")
+    parser.add_argument("--times", type=int, default=4000, help="simulated comparisons of each row of the table")
     args = parser.parse_args()
+    rows = simulated.table(args.times)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="gpuconsole-gate-"))
     folder.mkdir(parents=True, exist_ok=True)
     same = [measure(folder / f"same-{n:02}.json", SECONDS, WAIT_MS) for n in range(40)]
@@ -121,7 +125,8 @@ def main() -> int:
     result = {"limit": float(LIMIT), "runs": len(same) + len(slower) + len(noisy), "seconds": round(seconds)}
     if args.keep:
         print(keep("gate", {**result, "same_one_and_one": single, "same_four_and_four": grouped, "slower": less, "noisy": wild}))
-    return int(max(alarms) > 1 or "regression" not in answers[0] or "undecided" not in answers[1])
+    wrong = max(alarms) > 1 or "regression" not in answers[0] or "undecided" not in answers[1]
+    return int(wrong or bool(simulated.misses(rows, args.times)))
 
 
 if __name__ == "__main__":
