@@ -43,6 +43,7 @@ ROWS = [
     ("A/A/B/B/B/B/B/B/B/B/B/B", 0.05, 0.05),
     ("A/A/A/A/A/B", 0.02, 0.02),
     ("A/A/A/A/A/B", 0.01, 0.05),
+    ("A/A/A/A/A/B", 0.10, 0.10),
 ]
 """The order of the runs (`/`: a day later), and the deviations of A and of B."""
 

@@ -15,8 +15,8 @@ the same kind, temperature, load of the day) is the same for all runs of an occa
 **The interval.** The ratio is the difference of the mean log rates. Each side has its own standard deviation between units (Welch 1947), because the two
 programs may be unequally noisy. A side with one unit shows no deviation. It gets the largest of three: LONE_RUN, the deviation of the other side, and the
 deviation that the steps of the run show. Two units can agree by chance, so a side with two units gets the measured or the assumed deviation, whichever
-gives the wider interval. Three units that agree by chance beside ten would count as sure (3.3 % false regressions at the limit, in place of 2.5 %): see
-`_most_degrees`.
+gives the wider interval. Three units that agree by chance seem to add no noise beside ten others. So with unequal numbers of units, the degrees of freedom are
+at most one more than those of the smaller side.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ LONE_DEGREES = 16
 """Degrees of freedom of LONE_RUN. In practice, a measured side has fewer."""
 FEW = 2
 """Up to this number of units, the units of a side may agree by chance."""
-UNEQUAL = 1.5
-"""From this ratio of the numbers of units on, the smaller side limits the degrees of freedom."""
+UNSURE_DEGREES = 0.5
+"""Taken off the degrees of freedom of sides with unequal numbers of units: see "The interval". With it, no simulated row has more than 1 in 40 false regressions
+at the limit (`benchmarks/gate/simulated.py`); without it and without the limit of one more than those of the smaller side, up to 1 in 30."""
 MOST_DEGREES = 200
 
 
@@ -124,21 +125,18 @@ class _Deviation(NamedTuple):
 
 def _welch(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[float, float, bool]:
     """The half-width of the interval, the larger of the deviations of the two sides between units, and whether a deviation is assumed."""
-    own = [_Deviation(statistics.variance(side), len(side) - 1) if len(side) > 1 else None for side in levels]
+    own: list[_Deviation | None] = [_Deviation(statistics.variance(side), len(side) - 1) if len(side) > 1 else None for side in levels]
     chosen = [_deviation(base, own[0], own[1]), _deviation(new, own[1], own[0])]
     parts = [(side.variance / len(units), side.degrees) for side, units in zip(chosen, levels, strict=True)]
     total, below = sum(part for part, _ in parts), sum(part * part / degrees for part, degrees in parts)
-    degrees = min(_most_degrees(own, chosen), max(1, math.floor(total * total / below)) if below > 0 else LONE_DEGREES)
-    half = student_quantile(degrees, ALPHA) * math.sqrt(total)
-    return half, math.sqrt(max(side.variance for side in chosen)), any(side.assumed for side in chosen)
-
-
-def _most_degrees(own: Sequence[_Deviation | None], chosen: Sequence[_Deviation]) -> int:
-    """The most degrees of freedom that two measured sides have: few units may agree by chance, and then they would seem to add nothing to the noise."""
-    if list(own) != list(chosen):
-        return MOST_DEGREES
+    degrees = total * total / below if below > 0 else LONE_DEGREES
     few, many = sorted(side.degrees for side in chosen)
-    return min(MOST_DEGREES, few + 1 if many + 1 >= UNEQUAL * (few + 1) else 2 * few)
+    if chosen[0] is chosen[1]:  # one side lends its deviation to the other
+        degrees = few
+    elif few != many and own == chosen:
+        degrees = min(few + 1, degrees - UNSURE_DEGREES)
+    half = student_quantile(max(1, min(MOST_DEGREES, math.floor(degrees))), ALPHA) * math.sqrt(total)
+    return half, math.sqrt(max(side.variance for side in chosen)), any(side.assumed for side in chosen)
 
 
 def _deviation(units: Sequence[Sequence[RunRate]], own: _Deviation | None, other: _Deviation | None) -> _Deviation:
