@@ -37,7 +37,7 @@ class MetricChange(msgspec.Struct, omit_defaults=True):
 
 
 class Comparison(msgspec.Struct, omit_defaults=True):
-    """`before` and `after` are the names of the runs. `doubts`: a line for each run whose figures are degraded or invalid. `environment` comes
+    """`before` and `after` are the names of the runs. `doubts`: a line for each run whose figures are degraded or invalid, and a line about contention. `environment` comes
     before the metrics, because it may explain their differences. `same_run`: both are one run. `unlike`: differences of program, device and
     versions; with any of them, a ratio of the two runs is not the speedup of a change. `other_steps`: differences of knobs, such as the batch
     size, that give a step other work; with any of them, the ratio of two step times is not a speedup. A knob that a run does not have reads

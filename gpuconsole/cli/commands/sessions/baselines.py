@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuconsole.cli import output
@@ -18,6 +18,7 @@ from gpuconsole.model import units
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution
+from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.text import percent, visible
 from gpuconsole.report.run.figures import with_unit
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(output.to_json({key: [_as_json(side) for side in kept] for key, kept in baselines.items()}))
     elif baselines:
-        print("\n\n".join(visible_lines(key, kept) for key, kept in baselines.items()))
+        scenarios = catalog.scenarios()[0]
+        print("\n\n".join(visible_lines(key, kept, scenarios) for key, kept in baselines.items()))
     else:
         print("there are no baselines: `gpuconsole run SCENARIO --headless --save-baseline` keeps a run")
     for mistake in mistakes.values():
@@ -83,16 +85,16 @@ def _key(path: Path) -> str:
     return work_key(snapshot.runs[-1], snapshot.environment)
 
 
-def visible_lines(key: str, kept: Sequence[MeasuredRun]) -> str:
+def visible_lines(key: str, kept: Sequence[MeasuredRun], scenarios: Mapping[str, Scenario]) -> str:
     """The key with its meaning, and one line for each of its runs."""
-    words = [*parts(kept[-1]).values(), *_settings(kept[-1])]
+    words = [*parts(kept[-1]).values(), *_settings(kept[-1], scenarios)]
     head = f"{key}  {kept[-1].run.scenario}: {', '.join(dict.fromkeys(words))}"
     return "\n".join(visible(line) for line in (head, *map(_run_line, kept)))
 
 
-def _settings(side: MeasuredRun) -> list[str]:
+def _settings(side: MeasuredRun, scenarios: Mapping[str, Scenario]) -> list[str]:
     """The settings that are not the scenario's own. The settings of a job of the user's own are all its own."""
-    run, scenario = side.run, catalog.scenarios()[0].get(side.run.scenario)
+    run, scenario = side.run, scenarios.get(side.run.scenario)
     device = next((device for device in side.session.environment.devices if device.id == run.device), Device(run.device, ""))
     usual = scenario.knobs_on(device) if scenario is not None and not run.is_job else {}
     changed = [f"{name}={show(value)}" for name, value in run.knobs.items() if usual.get(name) != value]
