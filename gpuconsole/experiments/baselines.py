@@ -18,7 +18,6 @@ import platformdirs
 from gpuconsole.engine.machine.settings import settings
 from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.runs import LONE_RUN
-from gpuconsole.experiments.statistics import MIN_BLOCKS
 from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, Throughput, doubts, keyed, throughput, why_no_rate
 from gpuconsole.model import units
 from gpuconsole.model.baseline import BaselineComparison
@@ -256,7 +255,7 @@ def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = Fal
 def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: Throughput | None, live: bool) -> str:
     name = _name(kept)
     if answer is None:
-        return f"no verdict against {name}: the run needs {MIN_BLOCKS} blocks of steady steps"
+        return f"no verdict against {name}: {why_no_rate(now) or f'this run counts {now.run.throughput[1]}'}"
     delayed = answer.free and any((side.run.summary.runq_ratio or 0.0) >= WORTH_REPORTING for side in (now, *kept))
     so_far = (", without run-queue delay" if delayed else "") + (", so far" if live else "")
     change, decided = answer.change, answer.verdict
@@ -302,7 +301,7 @@ def _where(now: MeasuredRun, kept: Sequence[MeasuredRun]) -> str:
 
 def _short(answer: Throughput | None) -> str:
     if answer is None:
-        return "baseline: too few steps"
+        return "baseline: no verdict"
     if answer.verdict == "slower" or answer.verdict == "faster":
         return f"{answer.change.estimate * 100:+.0f} % vs baseline"
     return f"{answer.change.estimate * 100:+.1f} % vs baseline: {answer.verdict}"

@@ -43,7 +43,7 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
         key: _of_series(key, blocks[key], others[key], bool(work or (steps and "step_time_s" in key))) for key in blocks if key in others
     }
     answer = throughput([before], [after])
-    if answer is not None and old.throughput[1] == new.throughput[1]:
+    if answer is not None:
         metrics |= _of_throughput(before, after, answer, bool(work))
     judged = [metric for metric in metrics.values() if metric is not None]
     if any(run.validity is not None and run.validity.verdict == "invalid" for run in (old, new)):

@@ -77,14 +77,15 @@ class Throughput(NamedTuple):
 
 
 def throughput(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bool = False, free: bool | None = None) -> Throughput | None:
-    """Compare the throughput of `new` with that of `base`; None where a run has no rate. `live`: the new run goes on. `free`: None where the runs decide."""
+    """Compare the throughput of `new` with that of `base`; None where a run has no rate, or counts something else. `live`: the new run goes on. `free`: None where the runs decide."""
     if free is None:
         free = all(side.run.device == "cpu" and side.run.summary.runq_ratio is not None for side in (*base, *new))
     rates = (
         [rate for side in base if (rate := rate_of(side, free)) is not None],
         [rate for side in new if (rate := rate_of(side, free, live)) is not None],
     )
-    if (len(rates[0]), len(rates[1])) != (len(base), len(new)):
+    units = {side.run.throughput[1] for side in (*base, *new)}
+    if (len(rates[0]), len(rates[1])) != (len(base), len(new)) or len(units) > 1:
         return None
     doubt = next((f"{side.name}: {why}" for side in (*base, *new) if (why := doubts(side.run.validity))), "")
     return Throughput(ratio_of(*rates), rates, free, *_contention(base, new, free), doubt)

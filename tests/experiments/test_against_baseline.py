@@ -83,7 +83,10 @@ def test_noise_in_words() -> None:
     )
     few = compare_with(kept(points=2), [kept()])
     assert (few.verdict, few.change) == ("undecided", None)
-    assert few.words.endswith("the run needs 4 blocks of steady steps")
+    assert few.words.endswith("(18 240 tokens/s): too few steady steps for a rate: measure longer")
+    other = kept()
+    other.run.summary.tokens_per_s, other.run.summary.samples_per_s = None, other.run.summary.tokens_per_s
+    assert compare_with(other, [kept()]).words.endswith("(18 240 tokens/s): this run counts samples/s")
 
 
 def test_contention_is_said_and_excuses() -> None:
