@@ -120,7 +120,7 @@ class ConsoleApp(Console):
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
-        Zone.ascii_only, Zone.sixteen = able.ascii_only, able.colours is Colours.SIXTEEN
+        Zone.ascii_only, Zone.sixteen = able.ascii_only, able.colours <= Colours.SIXTEEN
 
     # --- life -----------------------------------------------------------------------------------------------
 
