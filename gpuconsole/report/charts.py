@@ -15,7 +15,7 @@ _DOTS = "▀▄█▌▐▖▗▘▝▚▞▙▛▜▟"
 
 
 def throughput(times: list[float], values: list[float], marks: Sequence[float], unit: str, width: int, height: int) -> list[Row]:
-    """Throughput over session time, with a vertical line at each change of knobs."""
+    """Throughput over time, with a vertical line at each change of knobs."""
     figure = empty_figure(width, height)
     top = max(values) * 1.1 or 1.0
     figure.draw(figure.signal(times, values).lines())
@@ -24,7 +24,7 @@ def throughput(times: list[float], values: list[float], marks: Sequence[float], 
     figure.ruler("y").lim(0, top)
     _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: units.rate(value, 0))
     _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), units.clock)
-    title = f"throughput, {unit}, over session time" + ("; dotted: settings changed" if marks else "")
+    title = f"throughput, {unit}" + ("; dotted: settings changed" if marks else "")
     return _rows(figure, title, width)
 
 

@@ -54,7 +54,7 @@ class View(msgspec.Struct, frozen=True):
     - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent requests.
     - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
     - `ended`: a replayed recording is at its end.
-    - `run_times`: for each run, when it was opened. `trial_times`: for each trial by id, when it began and when it was last reported.
+    - `run_times`: for each run, when it was opened. `closed_s`: when the current run ended; None while it goes on. `trial_times`: for each trial by id, when it began and when it was last reported.
     - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
     - `remote`: what an agent on the console's socket does (`RemoteApi.activity`).
     - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or its first side starts.
@@ -94,6 +94,7 @@ class View(msgspec.Struct, frozen=True):
     down: str = ""
     down_s: float = 0.0
     run_times: tuple[float, ...] = ()
+    closed_s: float | None = None
     trial_times: dict[str, tuple[float, float]] = {}
     sides: tuple[tuple[float, int], ...] = ()
     remote: str = ""

@@ -129,9 +129,10 @@ def begun_s(view: View) -> float:
 
 
 def clock_s(view: View) -> float:
-    """The seconds on the clock of the header: since the begin of the current work, as on the axis of the chart; of a run that has ended, its
-    measured duration."""
-    return view.now - begun_s(view) if active(view) and view.run_times else view.running_s
+    """The seconds on the clock of every screen: from the begin of the current work, as on the axis of the chart, until now or until its end."""
+    if not view.run_times:
+        return view.running_s
+    return (view.now if view.closed_s is None else view.closed_s) - begun_s(view)
 
 
 def kept_changes(runs: Sequence[Run]) -> Knobs:

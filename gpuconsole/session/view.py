@@ -101,6 +101,7 @@ def make_view(
         down=outage.why if outage else "",
         down_s=max(0.0, now - state.session_time(outage.begun)) if outage else 0.0,
         run_times=tuple(state.session_time(record.opened.t) for record in state.records),
+        closed_s=state.session_time(record.closed_t) if record is not None and record.closed_t is not None else None,
         sides=tuple(state.sides),
         trial_times={name: (state.session_time(begun), state.session_time(last)) for name, (begun, last) in state.trial_times.items()},
     )

@@ -466,3 +466,14 @@ def test_the_last_trial_of_a_tuning_session_is_known_where_the_observed_batch_si
     at_start = msgspec.structs.replace(after(third, 4, num_workers=0, optim="adamw"), summary=Summary(tokens_per_s=distribution([900.0])))
     first.summary = Summary(tokens_per_s=distribution([1000.0]))
     assert facts.since_start(idle_view(runs=(first, second, third, at_start))) is None, "the settings of the start again"
+
+
+def test_the_clock_of_work_that_has_ended_stops_and_does_not_jump_back() -> None:
+    """A kept change opens a second run: at its end the clock showed the duration of that run alone, 00:40 in place of 02:07."""
+    view = situation("kept")
+    going = facts.clock_s(view)
+    last = msgspec.structs.replace(view.runs[-1], state="stopped")
+    ended = msgspec.structs.replace(
+        view, runs=(*view.runs[:-1], last), state="stopped", closed_s=view.now, running_s=3.0, now=view.now + 50
+    )
+    assert len(view.runs) == 2 and facts.clock_s(ended) == going

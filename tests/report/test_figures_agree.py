@@ -182,8 +182,8 @@ def test_the_clock_of_the_header_is_the_end_of_the_axis() -> None:
     shown = pages(view)
     assert "running 01:27" in shown["header"]
     assert re.search(r"00:00( \d\d:\d\d)* 01:20", shown["chart"]), shown["chart"]
-    ended = msgspec.structs.replace(view, runs=(view.runs[0], msgspec.structs.replace(view.runs[1], state="finished")))
-    assert "finished 00:35" in pages(ended)["header"], "a run that has ended: the time that was measured"
+    ended = msgspec.structs.replace(view, runs=(view.runs[0], msgspec.structs.replace(view.runs[1], state="finished")), closed_s=view.now)
+    assert "finished 01:27" in pages(ended)["header"], "the clock stops, and does not jump back to the duration of the last run"
 
 
 def test_nothing_to_recover_never_stands_beside_a_predicted_speedup() -> None:

@@ -16,7 +16,7 @@ from gpuconsole.tui.widgets.bars import DrawnZone
 
 
 class HistoryScreen(BackScreen):
-    """Throughput over time above, the distribution of step times (or of requests' E2E) below. The charts do not follow the session."""
+    """Throughput of the current work over time above, on the clock of the main screen, the distribution of step times (or of requests' E2E) below. The charts do not follow the session."""
 
     NAME = "history"
     TITLE_TEXT = "History"
@@ -36,12 +36,14 @@ class HistoryScreen(BackScreen):
     def _draw(self, width: int, height: int) -> list[Row]:
         view = self.api.view()
         metric, unit = facts.throughput_metric(view)
-        times, values = self.api.points(series_key(metric, view.device))
-        self._heading.say(f"at {units.clock(view.now)} of the session; ctrl+l draws again")
+        begun = facts.begun_s(view)
+        points = [(t - begun, value) for t, value in zip(*self.api.points(series_key(metric, view.device)), strict=True) if t >= begun]
+        times, values = [t for t, _ in points], [value for _, value in points]
+        self._heading.say(f"at {units.clock(facts.clock_s(view))}; ctrl+l draws again")
         serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2
         if len(times) >= 2:
-            rows = charts.throughput(times, values, list(view.run_times[1:]), unit, width, upper)
+            rows = charts.throughput(times, values, [t - begun for t in view.run_times if t > begun], unit, width, upper)
         else:
             rows = [line(width, "No throughput measured yet.")]
         rows = fill(rows, width, upper)
