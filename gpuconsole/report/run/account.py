@@ -50,6 +50,8 @@ def paint_steps(view: View, width: int, height: int) -> list[Row]:
     """The bar behind the time of a step or of a request, its legend, then what belongs to this kind of run."""
     run = view.run
     parts = visible_parts(run.summary.phases_ratio if run else {})
+    if not parts and (before := _before(view)) is not None:
+        return fill(_dimmed(before, width, height), width, height)
     if run is None or not parts:
         why = (
             "the server does not report the parts of a request's time"
@@ -63,6 +65,21 @@ def paint_steps(view: View, width: int, height: int) -> list[Row]:
     below = serving_rows(view, run, width, height - 2) if run.serves else _spread(run, width)[: max(0, height - 2)]
     step_s = _step_s(run) if width >= 100 else None
     return fill([*rows, *_legend(parts, step_s, width, height - 1 - len(below)), *below], width, height)
+
+
+def _before(view: View) -> Run | None:
+    """The run before a kept change, while the run with the change has no steps yet."""
+    runs = facts.chain(view)
+    return runs[-2] if len(runs) > 1 and facts.active(view) and visible_parts(runs[-2].summary.phases_ratio) else None
+
+
+def _dimmed(before: Run, width: int, height: int) -> list[Row]:
+    """The bar and the legend of the run before a kept change, without colours."""
+    parts, step_s = visible_parts(before.summary.phases_ratio), _step_s(before)
+    head = f"before: mean {'request' if before.serves else 'step'} {units.duration(step_s).strip() if step_s is not None else ''} "
+    rows = [line(width, (head, "dim"), *((text, "dim") for text, _ in _bar(parts, width - cell_width(head))))]
+    legend = _legend(parts, step_s if width >= 100 else None, width, height - 1)
+    return [*rows, *([(text, "dim") for text, _ in row] for row in legend)]
 
 
 def rows_below(run: Run) -> int:

@@ -172,7 +172,10 @@ def _kept_so_far(view: View, run: Run, kept: Trial, notes: list[Finding], select
     """What was proven stays the headline until there is another cause. A note follows it."""
     if notes:
         return Answer("good", _proven(kept), _about(view, run, *_chosen(view, notes, selected)), [(f"{GAP}{notes[0].title}", "")])
-    return Answer("good", _proven(kept), _rest(view, run) if view.probing else [(state_words(run), "dim")])
+    if view.probing:
+        return Answer("good", _proven(kept), _rest(view, run))
+    measures = run.state == "running" and run.steady_from_s is None
+    return Answer("good", _proven(kept), [("next: the console measures the faster run" if measures else state_words(run), "dim")])
 
 
 def _next(view: View, run: Run, finding: Finding, suggestion: Suggestion | None) -> list[Segment]:

@@ -271,12 +271,18 @@ def trial_finished() -> Script:
     return script
 
 
-def kept() -> Script:
-    """Two seconds after a win: no metric of the run with the change is known yet."""
+def won() -> Script:
+    """The moment of proof: the run with the change has no step yet."""
     script = finding()
     script.trial("1", "1", {"num_workers": 4}, Interval(2.1, 2.5), Speedup(2.24, 2.1, 2.4), kept=True)
     script.end("1", "stopped")
     script.start("2", "data-starved", {**GPT, **LOADER, "num_workers": 4}, {"num_workers": 4})
+    return script
+
+
+def kept() -> Script:
+    """Two seconds after a win: no metric of the run with the change is known yet."""
+    script = won()
     script.train(2, 0.065, BALANCED)
     return script
 
@@ -400,6 +406,7 @@ SITUATIONS: dict[str, Callable[[], Script]] = {
     "requested": requested,
     "trial": trial,
     "trial-finished": trial_finished,
+    "won": won,
     "kept": kept,
     "well": well,
     "tuning": cancelled,
