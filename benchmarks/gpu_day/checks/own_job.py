@@ -205,18 +205,90 @@ def own_job_second_gpu(day: Day) -> None:
         day.expect(f"{name}: account less events", None if ours is None else 100 * (ours - share), "points", low=-POINTS, high=POINTS)
 
 
-def is_unharmed_compiled(mode: str, day: Day) -> None:
-    run = is_unharmed(day, bare(day, "compiled.py", mode), watched(day, "compiled.py", mode))
+def is_unharmed_and_known(program: str, arguments: tuple[str, ...], precision: str, day: Day) -> Run:
+    """A job that is unharmed, has steps, and whose MFU is none or below 100 %. `precision`: the number type of its products; empty: not checked."""
+    run = is_unharmed(day, bare(day, program, *arguments), watched(day, program, *arguments))
     has_steps(day, run)
-    day.note("MFU", run.summary.mfu_ratio if run.summary.mfu_ratio is not None else "n/a")
+    mfu = run.summary.mfu_ratio
+    day.require("MFU", mfu is None or 0 < mfu <= 1, f"{mfu:.3f} of {run.summary.mfu_peak_source}" if mfu is not None else "n/a")
+    day.require("device of the run", run.device != "cpu", run.device)
+    if precision:
+        types = [
+            name for name, share in (run.facts or {}).items() if name.startswith("flops_") and name.endswith("_ratio") and share > 1 / 2
+        ]
+        found = types[0].removeprefix("flops_").removesuffix("_ratio") if types else str(run.knobs.get("precision", "n/a"))
+        day.require("precision", found == precision, found)
+    day.note("findings", ", ".join(finding.rule for finding in run.findings if finding.state == "fires" and not finding.note) or "none")
+    return run
 
 
-for _mode, _value in (("default", 113), ("reduce-overhead", 112)):
+def masked(day: Day) -> None:
+    """A hidden wait is no launch-bound."""
+    run = is_unharmed_and_known("masked.py", (), "bf16", day)
+    accused = [finding.rule for finding in run.findings if finding.state == "fires" and not finding.note]
+    day.require("not called launch-bound", "host.launch_bound" not in accused, ", ".join(accused) or "no fault")
+
+
+for _name, _title, _value, _check in (
+    ("own_job_compiled.default", "torch.compile, mode default", 113, partial(is_unharmed_and_known, "compiled.py", ("default",), "")),
+    (
+        "own_job_compiled.reduce-overhead",
+        "torch.compile, mode reduce-overhead",
+        112,
+        partial(is_unharmed_and_known, "compiled.py", ("reduce-overhead",), ""),
+    ),
+    (
+        "own_job_compiled.fullgraph",
+        "torch.compile(fullgraph=True)",
+        126,
+        partial(is_unharmed_and_known, "compiled.py", ("default", "fullgraph"), ""),
+    ),
+    ("own_job_accelerate_bf16", "accelerate and its bf16", 125, partial(is_unharmed_and_known, "accelerated.py", (), "bf16")),
+    ("own_job_fsdp2.mixed", "FSDP2 with mixed precision", 124, partial(is_unharmed_and_known, "sharded.py", ("mixed",), "bf16")),
+    ("own_job_fsdp2.offload", "FSDP2 with parameters on the host", 123, partial(is_unharmed_and_known, "sharded.py", ("offload",), "bf16")),
+    ("own_job_masked", "a loss over the rows that a mask keeps", 122, masked),
+):
+    add(_name, f"A job with {_title}: unharmed, with steps and an MFU of at most 100 %", _value, 45, _check, 240)
+
+
+LIVE = (
+    "precision=bf16",
+    "precision=tf32",
+    "optim=adamw_fused",
+    "channels_last=true",
+    "torch_compile=default",
+    "torch_compile=reduce-overhead",
+)
+LIVE_S, LOSS = 40.0, 0.05
+"""Seconds of a job with a live change; largest relative difference of its losses."""
+
+
+def is_kept_alive(change: str, day: Day) -> None:
+    """A trial of `change` has a verdict, and the losses of the first steps are those of the bare job within LOSS: a change alters the last bits."""
+    alone = bare(day, "live.py", "0")
+    ended = watched(day, "live.py", f"{LIVE_S:.0f}", options=("--try", change, "--allow-numerics"))
+    day.require("exit code", ended.code == 0, f"{ended.code}" + (f": {last_line(ended.errors)}" if ended.code else ""))
+    pairs = list(zip(_losses(alone), _losses(ended), strict=False))[:-1]
+    apart = max((abs(after - before) / abs(before) for before, after in pairs), default=None)
+    day.expect("losses, watched over bare, less 1", apart, "ratio", high=LOSS)
+    trials = ended.snapshot.trials if ended.snapshot is not None else []
+    day.require("a trial", bool(trials), f"{len(trials)}")
+    for trial in trials:
+        refused = trial.state == "failed" and bool(trial.error)
+        day.require("its end", trial.state == "done" or refused, f"{trial.state} {trial.verdict or ''} {trial.error or ''}".strip())
+        day.note("speedup", trial.speedup.estimate if trial.speedup is not None else "n/a")
+
+
+def _losses(ended: Ended) -> list[float]:
+    return [float(line.rpartition(" ")[2]) for line in ended.output.splitlines() if ": loss " in line]
+
+
+for _place, _change in enumerate(LIVE):
     add(
-        f"own_job_compiled.{_mode}",
-        f"A job with torch.compile, mode {_mode}: unharmed, with steps",
-        _value,
-        45,
-        partial(is_unharmed_compiled, _mode),
+        f"own_job_live.{_change}",
+        f"A live trial of {_change} in a job of the user's own: a verdict, the same losses",
+        111 - _place,
+        70,
+        partial(is_kept_alive, _change),
         240,
     )

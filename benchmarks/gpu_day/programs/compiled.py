@@ -1,4 +1,4 @@
-"""A compiled model: `python compiled.py default|reduce-overhead`."""
+"""A compiled model: `python compiled.py default|reduce-overhead [fullgraph]`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from torch import nn
 STEPS, EVERY = 400, 100
 torch.manual_seed(0)
 layers = [layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.GELU(), nn.LayerNorm(1024))]
-model = torch.compile(nn.Sequential(*layers, nn.Linear(1024, 16)).cuda(), mode=sys.argv[1])
+model = torch.compile(nn.Sequential(*layers, nn.Linear(1024, 16)).cuda(), mode=sys.argv[1], fullgraph="fullgraph" in sys.argv)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 inputs, targets = torch.randn(512, 1024, device="cuda"), torch.randn(512, 16, device="cuda")
 for number in range(1, STEPS + 1):
