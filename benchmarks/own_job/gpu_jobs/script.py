@@ -26,6 +26,8 @@ parser.add_argument(
     "--shards", choices=("", "fsdp2", "offload"), default="", help="FSDP 2 with mixed precision, and with parameters on the host"
 )
 parser.add_argument("--masks", type=int, default=0, help="selections by a mask in a step: torch waits for the GPU in each")
+parser.add_argument("--scalars", action="store_true", help="each block multiplies by a number that it copies to the GPU: torch waits there")
+parser.add_argument("--empty-cache", action="store_true", help="the program empties the allocator's cache in each step")
 parser.add_argument("--augment", type=int, default=0, help="pointwise operators on the GPU between the batch and the pass")
 parser.add_argument("--prepare-ms", type=float, default=0.0, help="Python of the host between the batch and the pass")
 parser.add_argument("--attention", choices=("sdpa", "math"), default="sdpa")
@@ -73,6 +75,8 @@ class Block(nn.Module):
             scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1), float("-inf"))
             mixed = F.dropout(F.softmax(scores, dim=-1), 0.1) @ v
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, c))
+        if args.scalars:
+            x = x * torch.tensor(0.5, device=x.device)
         return x + self.down(F.gelu(self.up(self.second(x))))
 
 
@@ -256,6 +260,8 @@ for x, y in batches():
         torch.cuda.synchronize()
     optimizer.step()
     step += 1
+    if args.empty_cache:
+        torch.cuda.empty_cache()
     if args.log_every and step % args.log_every == 0:
         print(step, loss.item(), flush=True)
         with open("log.txt", "a") as log:

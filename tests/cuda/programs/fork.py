@@ -52,7 +52,7 @@ class Numbers(Dataset[torch.Tensor]):
 def shared_bytes() -> list[int]:
     """The allocated bytes of this process in the memory that processes share."""
     shared = next(
-        line.split()[1] for line in Path(os.environ["SIMULATED_CUDA_MACHINE"]).read_text().splitlines() if line.startswith("shared")
+        line.split()[1] for line in Path(os.environ["SIMULATED_CUDA_MACHINE"]).read_text().splitlines() if line.startswith("processes")
     )
     return [used.allocated for used in map(Used._make, SLOT.iter_unpack(Path(shared).read_bytes())) if used.pid == os.getpid()]
 

@@ -15,12 +15,12 @@ from tests.fakes.cuda.machine import SLOT, Used
 
 found: dict[str, Any] = {}
 device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
-SHARED = next(line.split()[1] for line in Path(os.environ["SIMULATED_CUDA_MACHINE"]).read_text().splitlines() if line.startswith("shared"))
+PROCESSES = next(line.split()[1] for line in Path(os.environ["SIMULATED_CUDA_MACHINE"]).read_text().splitlines() if line.startswith("processes"))
 
 
 def contexts() -> list[int]:
     """The cards on which this process has a context, as SimulatedMachine.used() reports them."""
-    return sorted(used.card for used in map(Used._make, SLOT.iter_unpack(Path(SHARED).read_bytes())) if used.pid == os.getpid())
+    return sorted(used.card for used in map(Used._make, SLOT.iter_unpack(Path(PROCESSES).read_bytes())) if used.pid == os.getpid())
 
 
 places: dict[str, list[int]] = {}
@@ -98,7 +98,7 @@ def load(run: Callable[[], object]) -> dict[str, float]:
 
 
 def own_slot() -> Used:
-    return next(used for used in map(Used._make, SLOT.iter_unpack(Path(SHARED).read_bytes())) if used.pid == os.getpid() and used.card == 1)
+    return next(used for used in map(Used._make, SLOT.iter_unpack(Path(PROCESSES).read_bytes())) if used.pid == os.getpid() and used.card == 1)
 
 
 def many_small_kernels() -> None:

@@ -24,7 +24,8 @@ CONTEXT_BYTES = 450e6
 @dataclass(frozen=True)
 class Card:
     """One card. FLOP/s are dense peaks of the datasheet, bandwidths are bytes/s: of the memory, of the link to the host in one direction,
-    and to another card. `power_w`, `clock_hz`: the limits. `capability`: the compute capability. `cores`: a bit for each core beside the card, of the first 64."""
+    and to another card. `power_w`, `clock_hz`: the limits. `capability`: the compute capability. `cores`: a bit for each core beside the card, of the first 64.
+    `demand_w`: the power that large products would draw at the highest clock; above `power_w` the driver lowers the clock (0: not above it)."""
 
     name: str
     memory: float
@@ -45,6 +46,7 @@ class Card:
     nvlinks: int = 0
     context: float = CONTEXT_BYTES
     cores: float = 2.0**53 - 1
+    demand_w: float = 0.0
 
     @property
     def has_gpm(self) -> bool:
@@ -95,7 +97,10 @@ CARDS = {
         4,
         12,
     ),
-    "l4": Card("NVIDIA L4", 24.1e9, 121e12, 121e12, 60e12, 30.3e12, 0.49e12, 242e12, 300e9, 13e9, 10e9, (8, 9), 58, 72, 2.04e9, 4),
+    "l4": Card(
+        "NVIDIA L4", 24.1e9, 121e12, 121e12, 60e12, 30.3e12, 0.49e12, 242e12, 300e9, 13e9, 10e9, (8, 9), 58, 72, 2.04e9, 4, demand_w=160
+    ),
+    "t4": Card("Tesla T4", 16.1e9, 8.1e12, 65e12, 8.1e12, 8.1e12, 0.25e12, 130e12, 320e9, 11e9, 8e9, (7, 5), 40, 70, 1.59e9, 3, demand_w=220),
     "rtx4090": Card(
         "NVIDIA GeForce RTX 4090",
         25.3e9,
@@ -124,9 +129,10 @@ class Machine:
     cards: tuple[Card, ...]
     settings: dict[str, str] = field(default_factory=dict)
 
-    def configuration(self, shared: Path) -> str:
-        """The text that device.cpp reads. `shared` is the file in which processes tell each other what they hold."""
-        lines = [f"{name} {value}" for name, value in self.settings.items()] + [f"shared {shared}"]
+    def configuration(self, processes: Path, shared: Path) -> str:
+        """The text that device.cpp reads. `processes` is the file in which processes tell each other what they hold, `shared` that of the clocks of the
+        cards and of the collectives."""
+        lines = [f"{name} {value}" for name, value in self.settings.items()] + [f"processes {processes}", f"shared {shared}"]
         for index, card in enumerate(self.cards):
             figures = (
                 card.memory,

@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <fstream>
@@ -58,7 +59,20 @@ struct Slot {
   double busy_s, flops, bytes, h2d, d2h;
   double active_s, sm_s, tensor_s, dram_s;  // seconds: of periods with a kernel; of the SMs, the tensor cores and the memory at work
 };
-constexpr int SLOTS = 256;
+constexpr int SLOTS = 256, CARDS = 8, ROOMS = 64, SEATS = 512;
+
+/* One collective of a group: the moment at which the last card is ready is known when all of them have arrived. `turn`: its number in the group. */
+struct Seat {
+  std::atomic<int64_t> turn, latest;
+  std::atomic<int32_t> arrived, left;
+};
+
+/* What all processes of the machine share, besides the slots. machine.py writes the clocks; the file begins with zeros. */
+struct Shared {
+  double clocks[CARDS];  // of the SMs, as a share of the highest; 0: not known yet
+  std::atomic<int64_t> rooms_given;
+  Seat rooms[ROOMS][SEATS];  // a room for each group of processes
+};
 
 /* What kernels and copies take of a card. */
 struct Cost {
@@ -77,6 +91,7 @@ static double slowdown = 1, kernel_s = 3e-6, gemm_share = 0.75, memory_share = 0
 static size_t queue_depth = 1024;
 static std::vector<Card> cards;
 static Slot* shared_slots = nullptr;
+static Shared* shared = nullptr;
 
 static double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -152,6 +167,7 @@ struct Cache {
   size_t allocated = 0, reserved = 0, allocated_peak = 0, reserved_peak = 0, retries = 0, ooms = 0, next_address = 0x7e0000000000;
   size_t expandable_free = 0;
   bool expandable = false;
+  int mallocs = 0, frees = 0;  // calls of cudaMalloc and cudaFree that the host has not paid for
   Pool common;
   std::map<uint64_t, Pool> of_graphs;
 
@@ -205,7 +221,7 @@ struct Cache {
         if (!fits(segment)) out_of_memory(asked);
       }
       block = new Block{next_address, segment, asked, small, false, nullptr, nullptr, own};
-      next_address += segment;
+      next_address += segment, mallocs++;
       count(0, segment);
     }
     if (block->size - size >= (small ? 512 : SMALL + 1)) {
@@ -252,6 +268,7 @@ struct Cache {
         count(0, -(int64_t)block->size);
         i = pool.erase(i);
         delete block;
+        frees++;
       }
   }
 
@@ -288,9 +305,28 @@ struct Cache {
 
 /* --- the clock: streams, events, a launch queue -------------------------------------------------------------------------- */
 
+/* A moment of a stream. It is known at once, or when the collectives before it have begun. */
+struct Moment {
+  double t = 0;
+  bool known = false;
+};
+using MomentOf = std::shared_ptr<Moment>;
+
+struct Meeting;
+
+/* What the host has issued on a stream: a kernel or a copy (`cost`), with `meeting` a collective; an event (`mark`); or a wait for an event (`awaited`). */
+struct Issued {
+  double at;  // the earliest moment at which it can begin
+  Cost cost;
+  std::shared_ptr<Meeting> meeting;
+  MomentOf mark, awaited;
+};
+
+/* `waiting`: behind a collective that has not begun, in the order of issue. */
 struct Timeline {
   double tail = 0;
   std::deque<double> ends;
+  std::deque<Issued> waiting;
 };
 
 struct Device_ {
@@ -299,6 +335,7 @@ struct Device_ {
   uint64_t kernels = 0;
   double busy_s = 0;
   int64_t last_period = -1;  // that had a kernel
+  MomentOf failing;  // the end of a kernel whose assertion fails: from then on each call fails
 };
 
 static std::recursive_mutex lock;
@@ -307,6 +344,15 @@ static std::string config_path;
 static void (*sync_callback)(const char*) = nullptr;
 thread_local int present_device = 0;
 thread_local StreamId current_stream[8];
+
+/* Memory that all processes share; null where there is none. Each of them gives the file the same size. */
+static void* map_file(const std::string& path, size_t bytes) {
+  int fd = open(path.c_str(), O_RDWR);
+  bool sized = fd >= 0 && !ftruncate(fd, bytes);
+  void* at = sized ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (fd >= 0) close(fd);
+  return at == MAP_FAILED ? nullptr : at;
+}
 
 static void read_machine() {
   std::ifstream file(config_path);
@@ -320,13 +366,9 @@ static void read_machine() {
     else if (word == "gemm_share") words >> gemm_share;
     else if (word == "memory_share") words >> memory_share;
     else if (word == "queue") words >> queue_depth;
-    else if (word == "shared") {
-      words >> word;
-      int fd = open(word.c_str(), O_RDWR);
-      void* at = fd < 0 ? MAP_FAILED : mmap(nullptr, sizeof(Slot) * SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-      if (at != MAP_FAILED) shared_slots = (Slot*)at;
-      if (fd >= 0) close(fd);
-    } else if (word == "card") {
+    else if (word == "processes") words >> word, shared_slots = (Slot*)map_file(word, sizeof(Slot) * SLOTS);
+    else if (word == "shared") words >> word, shared = (Shared*)map_file(word, sizeof(Shared));
+    else if (word == "card") {
       Card c;
       words >> c.uuid >> c.memory >> c.context >> c.bf16 >> c.fp16 >> c.tf32 >> c.fp32 >> c.fp64 >> c.int8 >> c.bandwidth >> c.link >> c.peer;
       cards.push_back(c);
@@ -371,7 +413,7 @@ static void in_child() {
   new (&shapes_lock) std::mutex;
   for (Device_* d : devices)
     if (d->cache.slot) d->cache.slot = new Slot(*d->cache.slot);  // the shared figures belong to the parent
-  shared_slots = nullptr;
+  shared_slots = nullptr, shared = nullptr;
 }
 
 /* From the first call to the driver on: children are told. */
@@ -492,25 +534,141 @@ static void count_work(Device_& d, const Cost& cost, double end) {
   if (last >= first) slot.active_s += (last - first + 1) * PERIOD_S, d.last_period = last;
 }
 
+/* A failed assertion of a kernel spoils the context: each call that needs it fails until the process ends. */
+static void require_sound(const Device_& d) {
+  if (!d.failing || !d.failing->known || now() < d.failing->t) return;
+  throw AcceleratorError({__func__, __FILE__, __LINE__}, 710,
+                         "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
+                         "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` "
+                         "to enable device-side assertions.\n");
+}
+
+/* A collective of a group. The cards of all its processes begin it at the same moment, when the last of them is ready. No host waits for that. */
+struct Meeting {
+  Seat& seat;
+  int64_t turn;
+  int size;
+  bool arrived = false;
+  double ready = 0, began = 0;
+
+  bool begins(double now_ready) {
+    if (!arrived) {
+      if (seat.turn.load() != turn) return false;  // others are at the collective that had this seat before
+      ready = now_ready, arrived = true;
+      int64_t own = std::bit_cast<int64_t>(ready), before = seat.latest.load();
+      while (before < own && !seat.latest.compare_exchange_weak(before, own)) {}
+      seat.arrived++;
+    }
+    if (seat.arrived.load() < size) return false;
+    began = std::bit_cast<double>(seat.latest.load());
+    if (++seat.left == size) {
+      seat.latest = 0, seat.arrived = 0, seat.left = 0;
+      seat.turn = turn + SEATS;
+    }
+    return true;
+  }
+};
+
+/* Puts `issued` on the timeline. Returns false where it is not known yet when it begins. */
+static bool place(Device_& d, Timeline& t, const Issued& issued) {
+  double start = std::max(issued.at, t.tail);
+  if (issued.mark) {
+    issued.mark->t = start, issued.mark->known = true;
+  } else if (issued.awaited) {
+    if (!issued.awaited->known) return false;
+    t.tail = std::max(t.tail, issued.awaited->t);
+  } else {
+    if (issued.meeting) {
+      if (!issued.meeting->begins(start)) return false;
+      start = std::max(start, issued.meeting->began);
+    }
+    t.tail = start + issued.cost.seconds;
+    t.ends.push_back(t.tail);
+    count_work(d, issued.cost, t.tail);
+  }
+  return true;
+}
+
+/* Goes on behind the collectives that have begun. */
+static void advance() {
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  for (bool moved = true; std::exchange(moved, false);)
+    for (Device_* d : devices)
+      for (auto& [id, t] : d->streams)
+        while (!t.waiting.empty() && place(*d, t, t.waiting.front())) t.waiting.pop_front(), moved = true;
+}
+
+/* The cards go on without their hosts. */
+constexpr auto LOOK = std::chrono::microseconds(200);
+static void advance_always() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static std::atomic<bool> over{false};
+    static std::thread thread([] {
+      pthread_setname_np(pthread_self(), "cuda-clock");
+      while (!over) advance(), std::this_thread::sleep_for(LOOK);
+    });
+    static const pid_t owner = getpid();
+    atexit([] {
+      over = true;
+      getpid() == owner ? thread.join() : thread.detach();  // a forked child has no such thread
+    });
+  });
+}
+
+/* With the lock held. */
+static void issue(Device_& d, Timeline& t, Issued issued) {
+  if (!t.waiting.empty()) advance();
+  if (!t.waiting.empty() || !place(d, t, issued)) t.waiting.push_back(std::move(issued));
+}
+
+static bool is_broken(int index) {
+  const MomentOf failing = devices[index]->failing;
+  return failing && failing->known && now() >= failing->t;
+}
+
+static MomentOf mark(int index, StreamId stream) {
+  Device_& d = device(index);
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  MomentOf moment = std::make_shared<Moment>();
+  issue(d, d.streams[stream], {.at = now(), .mark = moment});
+  return moment;
+}
+
+static bool passed(const MomentOf& moment) {
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  if (!moment->known) advance();
+  return moment->known && now() >= moment->t;
+}
+
+/* The time of a moment, which may be to come. */
+static double time_of(const MomentOf& moment) {
+  for (;; std::this_thread::sleep_for(LOOK / 4)) {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    if (!moment->known) advance();
+    if (moment->known) return moment->t;
+  }
+}
+
 /* `ready`: when the work can begin, if that is not now. */
-static void launch(int index, StreamId stream, const Cost& cost, double ready = INFINITY) {
+static void launch(int index, StreamId stream, const Cost& cost, double ready = INFINITY, std::shared_ptr<Meeting> meeting = nullptr) {
   Device_& d = device(index);
   std::unique_lock<std::recursive_mutex> hold(lock);
+  require_sound(d);
   if (capture && is_capturing(index, stream)) return capture->add(stream, cost);
   Timeline& t = d.streams[stream];
   double present = now();
   for (;;) {
+    if (!t.waiting.empty()) advance();
     while (!t.ends.empty() && t.ends.front() <= present) t.ends.pop_front();
-    if (t.ends.size() < queue_depth) break;
-    double first = t.ends.front();  // a full launch queue makes the host wait
+    if (t.ends.size() + t.waiting.size() < queue_depth) break;
+    double first = t.ends.empty() ? present + 1e-4 : t.ends.front();  // a full launch queue makes the host wait
     hold.unlock();
     sleep_until(first);
     hold.lock();
     present = now();
   }
-  t.tail = std::max(std::isinf(ready) ? present : ready, t.tail) + cost.seconds;
-  t.ends.push_back(t.tail);
-  count_work(d, cost, t.tail);
+  issue(d, t, {.at = std::isinf(ready) ? present : ready, .cost = cost, .meeting = std::move(meeting)});
 }
 
 static void wait_until(double t, const char* why) {
@@ -518,21 +676,32 @@ static void wait_until(double t, const char* why) {
   sleep_until(t);
 }
 
-static double tail_of(int index, StreamId stream) {
-  std::lock_guard<std::recursive_mutex> hold(lock);
-  return device(index).streams[stream].tail;
+static void wait_for(const MomentOf& moment, const char* why) {
+  if (sync_callback) sync_callback(why);
+  sleep_until(time_of(moment));
 }
 
+/* The end of what the host has issued on a stream. */
+static double tail_of(int index, StreamId stream) { return time_of(mark(index, stream)); }
+
 static double end_of(int index) {
-  std::lock_guard<std::recursive_mutex> hold(lock);
+  std::vector<MomentOf> moments;
+  {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    std::vector<StreamId> streams;
+    for (auto& [id, t] : device(index).streams) streams.push_back(id);
+    for (StreamId stream : streams) moments.push_back(mark(index, stream));
+  }
   double end = 0;
-  for (auto& [id, t] : device(index).streams) end = std::max(end, t.tail);
+  for (const MomentOf& moment : moments) end = std::max(end, time_of(moment));
   return end;
 }
 
 static void wait_for_stream(int index, StreamId stream, const char* why) {
   refuse_in_capture(is_capturing(index, stream));
-  wait_until(tail_of(index, stream), why);
+  require_sound(device(index));
+  wait_for(mark(index, stream), why);
+  require_sound(device(index));
 }
 
 /* For an operator that will wait for its result. */
@@ -540,13 +709,15 @@ static void refuse_to_wait(int index) { if (is_capturing(index, stream_of(index)
 
 static void wait_for_device(int index) {
   refuse_in_capture(capture && capture->graph->index == index);
+  require_sound(device(index));
   wait_until(end_of(index), "device");
+  require_sound(device(index));
 }
 
 struct Event_ {
   int index;  // the device of the stream that recorded it first
-  double t = 0;
-  uint64_t captured_by = 0;  // the capture to which the last record belongs; `t` is then a time of that graph
+  MomentOf moment;
+  uint64_t captured_by = 0;  // the capture to which the last record belongs; `moment` is then a time of that graph
 };
 
 struct Guard final : public impl::DeviceGuardImplInterface {
@@ -578,14 +749,14 @@ struct Guard final : public impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream s) const override { return (void*)(intptr_t)s.id(); }
   DeviceIndex deviceCount() const noexcept override { initialise(); return devices.size(); }
   void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
-    double tail = tail_of(s.device_index(), s.id());
+    require_sound(device(s.device_index()));
     if (!*event) *event = new Event_{s.device_index()};
     Event_& e = *(Event_*)*event;
     TORCH_CHECK(e.index == s.device_index(), "Event device ", e.index, " does not match recording stream's device ", (int)s.device_index(), ".");
     std::lock_guard<std::recursive_mutex> hold(lock);
     bool captured = is_capturing(e.index, s.id());
     e.captured_by = captured ? capture->id : 0;
-    e.t = captured ? capture->tails[s.id()] : std::max(now(), tail);
+    e.moment = captured ? std::make_shared<Moment>(capture->tails[s.id()], true) : mark(e.index, s.id());
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     if (event && in_bad_fork) die_in_destructor("a CUDA event that has been recorded");
@@ -593,32 +764,42 @@ struct Guard final : public impl::DeviceGuardImplInterface {
   }
   void block(void* event, const Stream& s) const override {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    double& tail = device(s.device_index()).streams[s.id()].tail;
+    Device_& d = device(s.device_index());
+    require_sound(d);
     if (!event) return;
     Event_& e = *(Event_*)event;
     if (e.captured_by) { /* the stream takes part in the capture from now on */
       TORCH_CHECK(capture && capture->id == e.captured_by, CAPTURED_EVENT);
       double& within = capture->tails[s.id()];
-      within = std::max(within, e.t);
+      within = std::max(within, e.moment->t);
     } else if (!is_capturing(s.device_index(), s.id())) {
-      tail = std::max(tail, e.t);
+      issue(d, d.streams[s.id()], {.at = 0, .awaited = e.moment});
     }
   }
   static constexpr const char* CAPTURED_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream (simulated)";
   static const Event_& recorded(void* event) {
     require_usable();
     const Event_& e = *(Event_*)event;
+    require_sound(device(e.index));
     refuse_in_capture(capture && e.captured_by == capture->id);
     TORCH_CHECK(!e.captured_by, CAPTURED_EVENT);
     return e;
   }
   bool isStreamCapturing(const Stream& s) const override { return is_capturing(s.device_index(), s.id()); }
-  bool queryEvent(void* event) const override { return !event || now() >= recorded(event).t; }
-  void synchronizeEvent(void* event) const override { if (event) wait_until(recorded(event).t, "event"); }
-  double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (recorded(b).t - recorded(a).t) * 1e3; }
+  bool queryEvent(void* event) const override { return !event || passed(recorded(event).moment); }
+  void synchronizeEvent(void* event) const override {
+    if (!event) return;
+    wait_for(recorded(event).moment, "event");
+    recorded(event);
+  }
+  double elapsedTime(void* a, void* b, const DeviceIndex) const override {
+    for (void* event : {a, b}) TORCH_CHECK(passed(recorded(event).moment), "CUDA error: device not ready (simulated)");
+    return (recorded(b).moment->t - recorded(a).moment->t) * 1e3;
+  }
   bool queryStream(const Stream& s) const override {
     refuse_in_capture(is_capturing(s.device_index(), s.id()));
-    return now() >= tail_of(s.device_index(), s.id());
+    require_sound(device(s.device_index()));
+    return passed(mark(s.device_index(), s.id()));
   }
   void synchronizeStream(const Stream& s) const override { wait_for_stream(s.device_index(), s.id(), "stream"); }
   void synchronizeDevice(const DeviceIndex i) const override { wait_for_device(i); }
@@ -663,14 +844,26 @@ static void drop(void* context) {
   delete held;
 }
 
+/* cudaMalloc and cudaFree take time of the host; cudaFree waits for the device first. The lock must not be held. */
+constexpr double MALLOC_S = 1.5e-4, FREE_S = 1.5e-4;
+static void pay(int index) {
+  Cache& cache = devices[index]->cache;
+  if (!cache.mallocs && !cache.frees) return;
+  int mallocs = std::exchange(cache.mallocs, 0), frees = std::exchange(cache.frees, 0);
+  if (frees) wait_until(end_of(index), "cudaFree");
+  sleep_until(now() + MALLOC_S * mallocs + FREE_S * frees);
+}
+
 static DataPtr hold_bytes(int index, size_t n, Storage values) {
   Device_& d = device(index);
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::unique_lock<std::recursive_mutex> guard(lock);
   Pool* own = capture && is_capturing(index, stream_of(index)) ? &d.cache.of_graphs[capture->graph->pool] : nullptr;
   Block* block = d.cache.allocate(n, own);
   void* data = values ? values.mutable_data() : (void*)block->address;
   if (!data) data = (void*)block->address;
   Held* held = new Held{index, block, std::move(values)};
+  guard.unlock();
+  if (!own) pay(index);
   return DataPtr(data, held, &drop, Device(DeviceType::CUDA, index));
 }
 
@@ -698,6 +891,12 @@ struct CardAllocator final : public Allocator {
 };
 static CardAllocator card_allocator;
 
+static bool any_broken() {
+  for (size_t i = 0; i < devices.size(); i++)
+    if (is_broken(i)) return true;
+  return false;
+}
+
 struct PinnedBlock {
   size_t size;
   bool used = false;  // by a stream, through a copy that does not wait; torch then records an event on that stream when the block is freed
@@ -708,7 +907,7 @@ struct PinnedAllocator final : public Allocator {
     require_usable();
     refuse_in_capture(false);
     bool any = false;
-    for (size_t i = 0; i < devices.size(); i++) any |= has_context(i);
+    for (size_t i = 0; i < devices.size(); i++) any |= has_context(i), require_sound(*devices[i]);
     if (n && !any) device(present_device);  // pinned memory belongs to a context; torch takes one that exists
     void* p = nullptr;
     if (n && posix_memalign(&p, 64, n)) throw std::bad_alloc();
@@ -723,6 +922,10 @@ struct PinnedAllocator final : public Allocator {
       auto at = pinned.find((uintptr_t)p);
       if (at != pinned.end()) {
         if (at->second.used && in_bad_fork) die_in_destructor("pinned host memory that a stream has used");
+        if (at->second.used && any_broken()) { /* torch records an event there: the exception leaves a destructor */
+          fprintf(stderr, "terminate called after throwing an instance of 'c10::AcceleratorError'\n");
+          abort();
+        }
         pinned.erase(at);
       }
     }
@@ -911,13 +1114,19 @@ static double bytes_of(const at::Tensor& t) { return t.defined() ? (double)t.num
 /* A kernel of the shortest duration fills the fewer SMs the less work it has; a long one keeps all of them busy but for its ends. */
 constexpr double FULL_SHARE = 0.95, ONE_SM_SHARE = 0.01;
 
+/* Of the SMs, as a share of the highest: the driver (machine.py) lowers it where the power cap demands. */
+static double clock_of(int card) {
+  double clock = shared ? shared->clocks[card] : 0;
+  return clock > 0 ? clock : 1;
+}
+
 static void charge(int index, double flops, double bytes, ScalarType type, at::Float32Op op = at::Float32Op::MATMUL) {
   const Card& c = cards[device(index).cache.card];
   double memory = bytes / c.bandwidth, compute = 0;
   Cost cost;
   if (flops > 0) {
     Peak peak = peak_of(c, type, op);
-    compute = flops / peak.flops;
+    compute = flops / (peak.flops * clock_of(device(index).cache.card));
     if (peak.tensor_cores) cost.tensor_s = slowdown * compute;
   }
   double work = std::max(compute / gemm_share, memory / memory_share), seconds = std::max(kernel_s, work);
@@ -1013,6 +1222,25 @@ static void remember(const std::string& key, const Call& call, const std::vector
   }
   std::lock_guard<std::mutex> hold(shapes_lock);
   if (known_shapes.size() < 100000 && !known_shapes.count(key)) known_shapes[key] = std::make_unique<const std::vector<Shape>>(std::move(shapes));
+}
+
+/* What a kernel with a failed assertion leaves behind: the results of its operator, with zeros. */
+static void fail_in_kernel(const OperatorHandle& handle, const std::vector<IValue>& arguments, torch::jit::Stack* stack, const std::string& why) {
+  auto on_meta = [](const at::Tensor& t) { return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(DeviceType::Meta)) : t; };
+  if (!handle.schema().returns().empty()) {
+    for (IValue value : arguments) {
+      if (value.isTensor()) value = on_meta(value.toTensor());
+      else if (value.isDevice()) value = Device(DeviceType::Meta);
+      stack->push_back(value);
+    }
+    handle.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), stack);  // raises what the host finds: only values are left to the kernel
+  }
+  for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); i++)
+    if ((*stack)[i].isTensor() && (*stack)[i].toTensor().defined()) {
+      const at::Tensor t = (*stack)[i].toTensor();
+      (*stack)[i] = at::empty_strided(t.sizes(), t.strides(), t.options().device(DeviceType::CPU)).zero_();
+    }
+  fprintf(stderr, "%s: block: [0,0,0], thread: [0,0,0] Assertion `%s` failed.\n", handle.schema().name().c_str(), why.c_str());
 }
 
 static bool aliases(const Argument& r) { return r.alias_info() && (r.alias_info()->isWrite() || !r.alias_info()->beforeSets().empty()); }
@@ -1176,7 +1404,19 @@ static void fallback(const OperatorHandle& handle, torch::jit::Stack* stack) {
   bool waits = op.waits || (op.is_index && std::any_of(call.inputs.begin() + 1, call.inputs.end(), [](const at::Tensor& t) {
     return t.scalar_type() == ScalarType::Bool || t.scalar_type() == ScalarType::Byte; }));
   if (waits) refuse_to_wait(call.index);
-  if (with_values || !selects_without_values(op, stack, first)) handle.redispatchBoxed(host_keys(), stack);
+  bool fails = false, asserts = op.name == "aten::_assert_async";
+  if (with_values && (op.plain_results || asserts)) {
+    try {
+      handle.redispatchBoxed(host_keys(), stack);
+    } catch (const c10::Error& error) { /* on a GPU a kernel finds it, later */
+      if (!asserts && !dynamic_cast<const c10::IndexError*>(&error)) throw;
+      stack->resize(first);
+      fail_in_kernel(handle, originals, stack, error.what_without_backtrace());
+      fails = true;
+    }
+  } else if (with_values || !selects_without_values(op, stack, first)) {
+    handle.redispatchBoxed(host_keys(), stack);
+  }
   size_t at = stack->size() - op.returned;
   for (auto& pair : std::vector<Call::Pair>(call.pairs)) call.write_back(pair);
   std::vector<at::Tensor> results;
@@ -1196,6 +1436,7 @@ static void fallback(const OperatorHandle& handle, torch::jit::Stack* stack) {
   if (is_view || op.reshapes) return;
   if (!key.empty()) remember(key, call, results);
   charge(call, op.name, results, op.changed_bytes(originals.data()));
+  if (fails && !devices[call.index]->failing) devices[call.index]->failing = mark(call.index, stream_of(call.index));
   if (waits) wait_for_stream(call.index, stream_of(call.index), op.name.c_str());
 }
 
@@ -1244,7 +1485,6 @@ static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
   double rate = cards[d.cache.card].link * (is_pinned ? 1.0 : 0.5); /* pageable memory is copied twice */
   launch(index, stream, of_copy(5e-6 + bytes / rate, self.is_cuda() ? bytes : 0, self.is_cuda() ? 0 : bytes));
   bool returns_at_once = non_blocking && (is_pinned || (self.is_cuda() && bytes <= 65536));
-  if (on_host.dim() == 0 && self.is_cuda()) returns_at_once = true;
   if (!returns_at_once) wait_for_stream(index, stream, self.is_cuda() ? "copy to the device" : "copy to the host");
   return self;
 }
@@ -1414,8 +1654,8 @@ static auto at_load = [] {
 
 /* --- collectives between processes: what NCCL does, on the clocks of the cards ------------------------------------------------ */
 
-/* Gloo on the host carries the values and the moment at which the last card is ready. The host of each process waits until all processes have
- * issued the operation; NCCL's host does not. The operation then runs on a stream of its own, at the rate of the link between the cards. */
+/* Gloo on the host carries the values, if there are any (values cpu); each host then waits until all processes have issued the operation. Without values the
+ * hosts run ahead, as NCCL's do: the cards meet (see Meeting). The operation runs on a stream of its own, at the rate of the link between the cards. */
 using c10d::ReduceOp;
 using Group = intrusive_ptr<c10d::ProcessGroup>;
 using Operation = intrusive_ptr<ReduceOp>;
@@ -1425,10 +1665,10 @@ constexpr double COLLECTIVE_S = 1e-5, COLLECTIVE_SMS = 0.15;  // share of the SM
 
 struct SimWork final : public c10d::Work {
   int index;
-  double end;
+  MomentOf end;
   std::vector<Tensor> tensors;
   intrusive_ptr<ivalue::Future> future;
-  SimWork(int index, double end, std::vector<Tensor> tensors) : index(index), end(end), tensors(std::move(tensors)) {
+  SimWork(int index, MomentOf end, std::vector<Tensor> tensors) : index(index), end(std::move(end)), tensors(std::move(tensors)) {
     Guard guard;
     Device card(DeviceType::CUDA, index);
     Stream before = guard.exchangeStream(Stream(Stream::UNSAFE, card, COLLECTIVES));
@@ -1436,13 +1676,14 @@ struct SimWork final : public c10d::Work {
     future->markCompleted(IValue(this->tensors));
     guard.exchangeStream(before);
   }
-  bool isCompleted() override { return now() >= end; }
+  bool isCompleted() override { return passed(end); }
   bool isSuccess() const override { return true; }
   std::vector<Tensor> result() override { return tensors; }
   void synchronize() override {
     std::lock_guard<std::recursive_mutex> hold(lock);
-    double& tail = device(index).streams[stream_of(index)].tail;
-    tail = std::max(tail, end);
+    Device_& d = device(index);
+    require_sound(d);
+    issue(d, d.streams[stream_of(index)], {.at = 0, .awaited = end});
   }
   bool wait(std::chrono::milliseconds) override { synchronize(); return true; }
   intrusive_ptr<ivalue::Future> getFuture() override { return future; }
@@ -1450,22 +1691,79 @@ struct SimWork final : public c10d::Work {
 
 using OnHost = std::function<void(c10d::Backend&, Call&)>;
 
-/* `moved`: the bytes that cross a card's link in one direction. */
-static Work collective(const Group& group, std::vector<Tensor> tensors, double moved, const OnHost& values) {
+/* The room of a group, and the number of its next collective. As with NCCL, the processes of a group find each other at its first collective. */
+struct Place {
+  weak_intrusive_ptr<c10d::ProcessGroup> group;  // as long as this lives, no other group has its address
+  int64_t room, turn = 0;
+};
+
+static Place& place_of(const Group& group) {
+  static auto& places = *new std::unordered_map<c10d::ProcessGroup*, Place>;
+  auto found = places.find(group.get());
+  if (found != places.end()) return found->second;
+  Place& place = places.emplace(group.get(), Place{weak_intrusive_ptr<c10d::ProcessGroup>(group), 0}).first->second;
+  Tensor number = at::zeros({1}, at::kLong);
+  if (!group->getRank()) {
+    place.room = shared->rooms_given++ % ROOMS;
+    for (int64_t i = 0; i < SEATS; i++) {
+      Seat& seat = shared->rooms[place.room][i];
+      seat.latest = 0, seat.arrived = 0, seat.left = 0, seat.turn = i;
+    }
+    number.fill_(place.room);
+  }
+  std::vector<Tensor> one{number};
+  group->getBackend(DeviceType::CPU)->broadcast(one)->wait();
+  place.room = number.const_data_ptr<int64_t>()[0];
+  advance_always();
+  return place;
+}
+
+/* What torch's flight recorder keeps of a collective of NCCL: the last ones, without the lines of the program. */
+struct Recorded {
+  int64_t number, turn, bytes, created_ns;
+  const char* kind;
+  std::string group, description;
+  MomentOf ready, end;
+};
+constexpr size_t RECORDED = 2000;
+static auto& recorded_collectives = *new std::deque<Recorded>;
+
+static void record_collective(const Group& group, const char* kind, int64_t turn, double bytes, MomentOf ready, MomentOf end) {
+  static int64_t number = 0;
+  int64_t created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  recorded_collectives.push_back({number++, turn, (int64_t)bytes, created_ns, kind, group->getGroupName(), group->getGroupDesc(), std::move(ready), std::move(end)});
+  if (recorded_collectives.size() > RECORDED) recorded_collectives.pop_front();
+}
+
+/* `bytes`: of the larger side; `moved`: those that cross a card's link in one direction. */
+static Work collective(const Group& group, const char* kind, std::vector<Tensor> tensors, double bytes, double moved, const OnHost& values) {
   int index = tensors.front().device().index();
-  auto host = group->getBackend(DeviceType::CPU);
-  double ready = std::max({now(), tail_of(index, stream_of(index)), tail_of(index, COLLECTIVES)});
-  std::vector<Tensor> start{at::full({1}, ready, at::dtype(at::kDouble))};
-  c10d::AllreduceOptions latest;
-  latest.reduceOp = ReduceOp::MAX;
-  host->allreduce(start, latest)->wait();
-  Call call;
-  if (with_values) values(*host, call);
   Cost cost;
   cost.seconds = slowdown * (COLLECTIVE_S + moved / cards[device(index).cache.card].peer);
   cost.sm_s = cost.seconds * COLLECTIVE_SMS, cost.bytes = 2 * moved, cost.dram_s = slowdown * cost.bytes / cards[device(index).cache.card].bandwidth;
-  launch(index, COLLECTIVES, cost, start[0].const_data_ptr<double>()[0]);
-  return make_intrusive<SimWork>(index, tail_of(index, COLLECTIVES), std::move(tensors));
+  if (with_values || !shared) {
+    double ready = std::max(tail_of(index, stream_of(index)), tail_of(index, COLLECTIVES));
+    std::vector<Tensor> start{at::full({1}, ready, at::dtype(at::kDouble))};
+    c10d::AllreduceOptions latest;
+    latest.reduceOp = ReduceOp::MAX;
+    auto host = group->getBackend(DeviceType::CPU);
+    host->allreduce(start, latest)->wait();
+    Call call;
+    if (with_values) values(*host, call);
+    launch(index, COLLECTIVES, cost, start[0].const_data_ptr<double>()[0]);
+  } else {
+    Place& place = place_of(group);
+    Seat& seat = shared->rooms[place.room][place.turn % SEATS];
+    MomentOf inputs = mark(index, stream_of(index));
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    Device_& d = device(index);
+    issue(d, d.streams[COLLECTIVES], {.at = 0, .awaited = inputs});
+    MomentOf ready = mark(index, COLLECTIVES);
+    launch(index, COLLECTIVES, cost, INFINITY, std::shared_ptr<Meeting>(new Meeting{seat, place.turn++, group->getSize()}));
+    record_collective(group, kind, place.turn, bytes, std::move(ready), mark(index, COLLECTIVES));
+  }
+  return make_intrusive<SimWork>(index, mark(index, COLLECTIVES), std::move(tensors));
 }
 
 static double share(const Group& group) { return (group->getSize() - 1.0) / group->getSize(); }
@@ -1481,7 +1779,7 @@ static ReduceOp on_host(const Operation& op) { return *op == ReduceOp::AVG ? Red
 static void finish_mean(const Operation& op, const Group& group, const Tensor& t) { if (*op == ReduceOp::AVG) t.div_(group->getSize()); }
 
 static Work reduce_all(at::TensorList tensors, const Group& group, const Operation& op) {
-  return collective(group, tensors.vec(), 2 * share(group) * bytes_of(tensors), [&](c10d::Backend& host, Call& call) {
+  return collective(group, "all_reduce", tensors.vec(), bytes_of(tensors), 2 * share(group) * bytes_of(tensors), [&](c10d::Backend& host, Call& call) {
     for (const Tensor& t : tensors) {
       std::vector<Tensor> one{call.stand_in(t)};
       c10d::AllreduceOptions options;
@@ -1497,7 +1795,7 @@ static std::tuple<std::vector<Tensor>, Work> allreduce(at::TensorList tensors, c
 static Work allreduce_coalesced(at::TensorList tensors, const Group& group, const Operation& op, bool, int64_t) { return reduce_all(tensors, group, op); }
 
 static std::tuple<std::vector<Tensor>, Work> broadcast(at::TensorList tensors, const Group& group, int64_t root, int64_t root_tensor, bool, int64_t) {
-  return {tensors.vec(), collective(group, tensors.vec(), bytes_of(tensors), [&](c10d::Backend& host, Call& call) {
+  return {tensors.vec(), collective(group, "broadcast", tensors.vec(), bytes_of(tensors), bytes_of(tensors), [&](c10d::Backend& host, Call& call) {
     for (const Tensor& t : tensors) {
       std::vector<Tensor> one{call.stand_in(t)};
       c10d::BroadcastOptions options;
@@ -1508,7 +1806,7 @@ static std::tuple<std::vector<Tensor>, Work> broadcast(at::TensorList tensors, c
 }
 
 static Work gather_all(const std::vector<Tensor>& outs, const std::vector<Tensor>& ins, const Group& group) {
-  return collective(group, outs, share(group) * bytes_of(outs), [&](c10d::Backend& host, Call& call) {
+  return collective(group, "_all_gather_base", outs, bytes_of(outs), share(group) * bytes_of(outs), [&](c10d::Backend& host, Call& call) {
     for (size_t i = 0; i < outs.size(); i++) {
       std::vector<std::vector<Tensor>> parts{call.stand_in(outs[i]).view({-1}).chunk(group->getSize())};
       std::vector<Tensor> own{call.stand_in(ins[i]).reshape({-1})};
@@ -1519,7 +1817,7 @@ static Work gather_all(const std::vector<Tensor>& outs, const std::vector<Tensor
 static std::tuple<Tensor, Work> allgather_base(Tensor& out, Tensor& in, const Group& group, bool, int64_t) { return {out, gather_all({out}, {in}, group)}; }
 static Work allgather_coalesced(at::TensorList outs, at::TensorList ins, const Group& group, bool) { return gather_all(outs.vec(), ins.vec(), group); }
 static std::tuple<std::vector<std::vector<Tensor>>, Work> allgather(const std::vector<std::vector<Tensor>>& outs, at::TensorList ins, const Group& group, bool, int64_t) {
-  return {outs, collective(group, outs[0], share(group) * bytes_of(outs[0]), [&](c10d::Backend& host, Call& call) {
+  return {outs, collective(group, "all_gather", outs[0], bytes_of(outs[0]), share(group) * bytes_of(outs[0]), [&](c10d::Backend& host, Call& call) {
     std::vector<std::vector<Tensor>> parts(1);
     for (const Tensor& t : outs[0]) parts[0].push_back(call.stand_in(t));
     std::vector<Tensor> own{call.stand_in(ins[0])};
@@ -1528,7 +1826,7 @@ static std::tuple<std::vector<std::vector<Tensor>>, Work> allgather(const std::v
 }
 
 static Work scatter_sums(const std::vector<Tensor>& outs, const std::vector<Tensor>& ins, const Group& group, const Operation& op) {
-  return collective(group, outs, share(group) * bytes_of(ins), [&](c10d::Backend& host, Call& call) {
+  return collective(group, "_reduce_scatter_base", outs, bytes_of(ins), share(group) * bytes_of(ins), [&](c10d::Backend& host, Call& call) {
     for (size_t i = 0; i < outs.size(); i++) {
       std::vector<Tensor> sums{call.stand_in(ins[i]).clone().view({-1})};
       c10d::AllreduceOptions options;
@@ -1548,9 +1846,10 @@ static Work reduce_scatter_coalesced(at::TensorList outs, at::TensorList ins, co
 }
 
 static Work barrier(Tensor tensor, const Group& group, const std::vector<int64_t>&, bool, int64_t) {
-  Work work = collective(group, {tensor}, 0, [](c10d::Backend&, Call&) {});
+  Work work = collective(group, "barrier", {tensor}, 0, 0, [](c10d::Backend&, Call&) {});
   work->synchronize();
   wait_until(end_of(tensor.device().index()), "barrier");
+  require_sound(device(tensor.device().index()));
   return work;
 }
 
@@ -1576,17 +1875,17 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
 /* The times of DistributedDataParallel's own logger: positions on the stream, as torch's CudaTimer (reducer_cuda.cpp) takes from events. */
 struct StreamTimer final : public c10d::Timer {
   int index;
-  std::map<Event, double> ends;
+  std::map<Event, MomentOf> ends;
   explicit StreamTimer(Device on) : index(on.index()) {}
   void record(Event event) override {
     Timer::record(event);
-    ends[event] = std::max(now(), tail_of(index, stream_of(index)));
+    ends[event] = mark(index, stream_of(index));
   }
   std::optional<int64_t> measureDifference(Event start, Event end) override { /* nanoseconds */
     if (!ends.count(start) || !ends.count(end)) return std::nullopt;
     for (Event event : {start, end})
-      if (ends[event] > now()) wait_until(ends[event], "event");
-    double seconds = ends[end] - ends[start];
+      if (!passed(ends[event])) wait_for(ends[event], "event");
+    double seconds = ends[end]->t - ends[start]->t;
     return seconds < 0 ? std::nullopt : std::optional<int64_t>(seconds * 1e9);
   }
 };
@@ -1658,7 +1957,7 @@ const char* sim_memory(int index, double* out) {
   });
 }
 double sim_total_memory(int card) { return cards[card].memory; }
-const char* sim_need_context(int index) { return attempt([&] { device(index); }); }
+const char* sim_need_context(int index) { return attempt([&] { require_sound(device(index)); }); }
 const char* sim_reset_peaks(int index) {
   return attempt([&] {
     Cache& c = figures(index).cache;
@@ -1671,8 +1970,14 @@ const char* sim_empty_cache() {
     require_usable();
     refuse_in_capture(false);
     initialise();
-    std::lock_guard<std::recursive_mutex> hold(lock);
-    for (Device_* d : devices) d->cache.release();
+    for (size_t index = 0; index < devices.size(); index++) {
+      require_sound(*devices[index]);
+      {
+        std::lock_guard<std::recursive_mutex> hold(lock);
+        devices[index]->cache.release();
+      }
+      pay(index);
+    }
   });
 }
 void sim_set_kernel_s(double seconds) { kernel_s = seconds; }
@@ -1685,6 +1990,17 @@ const char* sim_launch(int index, double seconds) {
     cost.seconds = seconds, cost.sm_s = seconds * ONE_SM_SHARE;
     launch(on, stream_of(on), cost);
   });
+}
+/* The lines of the flight recorder: number, turn, bytes, ns of the call, milliseconds on the card (-1: not over), kind, group, description. */
+const char* sim_collectives() {
+  static std::string text;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  std::ostringstream lines;
+  for (const Recorded& r : recorded_collectives)
+    lines << r.number << '\t' << r.turn << '\t' << r.bytes << '\t' << r.created_ns << '\t' << (passed(r.end) ? 1e3 * (r.end->t - r.ready->t) : -1) << '\t' << r.kind
+          << '\t' << r.group << '\t' << r.description << '\n';
+  text = lines.str();
+  return text.c_str();
 }
 const char* sim_synchronize(int index) { return attempt([&] { wait_for_device(index < 0 ? present_device : index); }); }
 const char* sim_clock(int index, double* out) {

@@ -24,7 +24,14 @@ EVERY_S = 0.25
 RATES = ("busy_s", "h2d", "d2h", "active_s", "sm_s", "tensor_s", "dram_s")
 IDLE_SHARE = 0.12
 """Power of an idle card, as a share of its limit."""
-ARCHITECTURES = {8: 7, 9: 9}
+FULL_SM_SHARE = 0.95
+"""Activity of the SMs under kernels that fill the card (device.cpp)."""
+POWER_BY_CLOCK = 2.0
+"""The exponent of the clock in the power of a load: the voltage falls with the clock."""
+LEAST_CLOCK = 0.3
+SW_POWER_CAP, POWER_VIOLATION = 0x4, 74
+"""NVML's reason for a low clock, and the number of its field that counts the nanoseconds of it."""
+ARCHITECTURES = {7: 6, 8: 7, 9: 9}
 """NVML_DEVICE_ARCH_* by the major compute capability."""
 
 
@@ -56,15 +63,18 @@ class SimulatedMachine:
         self.syncs = folder / "syncs"
         self._library = build_device()
         self._nvml = nvml or build_fake_nvml(folder)
-        self._shared = folder / "processes"
-        self._shared.write_bytes(bytes(SLOT.size * SLOTS))
+        self._processes, self._shared = folder / "processes", folder / "shared"
+        self._processes.write_bytes(bytes(SLOT.size * SLOTS))
+        self._shared.touch()
         self._configuration = folder / "cards"
-        self._configuration.write_text(self.machine.configuration(self._shared))
+        self._configuration.write_text(self.machine.configuration(self._processes, self._shared))
         self._script = Script(folder / "nvml", *self._fixed())
         self._before: dict[tuple[int, int], Used] = {}
         self._before_t = time.monotonic()
         self._written: list[str] = []
         self._energy_j = [0.0] * len(self.machine.cards)
+        self._clock = [1.0] * len(self.machine.cards)
+        self._capped_s = [0.0] * len(self.machine.cards)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -93,7 +103,7 @@ class SimulatedMachine:
 
     def used(self) -> list[Used]:
         """What the processes that live use now."""
-        data = self._shared.read_bytes()
+        data = self._processes.read_bytes()
         return [one for one in map(Used._make, SLOT.iter_unpack(data)) if one.pid and _lives(one.pid)]
 
     def _fixed(self) -> list[str]:
@@ -123,8 +133,9 @@ class SimulatedMachine:
             share = {name: min(1.0, rates[name]) for name in ("busy_s", "active_s", "sm_s", "tensor_s", "dram_s")}
             busy = share["busy_s"]
             memory = sum(one.reserved + card.context for one in own)
-            power = card.power_w * (IDLE_SHARE + (1 - IDLE_SHARE) * busy)
+            power = self._power(index, busy, share["sm_s"] / FULL_SM_SHARE, span)
             self._energy_j[index] += power * span
+            clock = self._clock[index]
             lines += [
                 f"gpu {index} {line}"
                 for line in (
@@ -132,6 +143,9 @@ class SimulatedMachine:
                     f"utilization_pct {100 * share['active_s']:.0f}",
                     f"memory_utilization_pct {100 * share['dram_s']:.0f}",
                     f"power_mw {1000 * power:.0f}",
+                    f"sm_clock_mhz {clock * card.clock_hz / 1e6:.0f}",
+                    f"clocks_reasons {SW_POWER_CAP if clock < 1 else 0}",
+                    f"field {POWER_VIOLATION} {1e9 * self._capped_s[index]:.0f}",
                     f"field 186 {1000 * power:.0f}",
                     f"energy_mj {1000 * self._energy_j[index]:.0f}",
                     f"pcie_rx_kb {rates['h2d'] / 1000:.0f}",
@@ -156,6 +170,22 @@ class SimulatedMachine:
                 ]
         self._before, self._before_t = present, t
         return lines
+
+    def _power(self, index: int, busy: float, load: float, span: float) -> float:
+        """The power of a card, after it has set the clock at which a load fits below the limit. `busy`: the share of time with a kernel, `load`: of the
+        SMs at work."""
+        card = self.machine.cards[index]
+        idle = IDLE_SHARE * card.power_w
+        if not card.demand_w:
+            return idle + (card.power_w - idle) * busy
+        demand = (card.demand_w - idle) * min(1.0, load)
+        fits = min(1.0, ((card.power_w - idle) / demand) ** (1 / POWER_BY_CLOCK)) if demand else 1.0
+        self._clock[index] = max(LEAST_CLOCK, fits)
+        self._capped_s[index] += span if fits < 1 else 0.0
+        with open(self._shared, "r+b") as file:  # device.cpp reads it for each kernel
+            file.seek(8 * index)
+            file.write(struct.pack("d", self._clock[index]))
+        return idle + demand * self._clock[index] ** POWER_BY_CLOCK
 
 
 def _facts(index: int, card: Card) -> list[str]:

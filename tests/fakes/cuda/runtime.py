@@ -16,6 +16,7 @@ import ctypes
 import functools
 import json
 import os
+import pickle
 import sys
 import time
 import types
@@ -59,6 +60,7 @@ def load() -> None:
     for name in ("sim_launch", "sim_set_fraction"):
         getattr(library, name).argtypes = [ctypes.c_int, ctypes.c_double]
     library.sim_total_memory.restype = ctypes.c_double
+    library.sim_collectives.restype = ctypes.c_char_p
     library.sim_graph_new.restype, library.sim_graph_pool.restype, library.sim_new_pool.restype = (
         ctypes.c_void_p,
         ctypes.c_uint64,
@@ -73,8 +75,10 @@ def load() -> None:
 
 
 def _raise_error(text: bytes | None, *_: object) -> None:
-    if text is not None:
-        raise RuntimeError(text.decode())
+    if text is None:
+        return
+    message = text.decode()
+    raise sys.modules["torch"].AcceleratorError(message) if "device-side assert" in message else RuntimeError(message)
 
 
 def memory(index: int) -> dict[str, float]:
@@ -133,6 +137,32 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+def recorded_collectives(includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False) -> bytes:
+    """As torch's `_dump_nccl_trace`: durations are there only where the user asks for them."""
+    distributed, timed = sys.modules["torch.distributed"], os.environ.get("TORCH_NCCL_ENABLE_TIMING", "0") == "1"
+    entries = []
+    for line in library.sim_collectives().decode().splitlines():
+        number, turn, size, created_ns, lasts_ms, kind, name, description = line.split("\t")
+        entry = {
+            "record_id": int(number),
+            "collective_seq_id": int(turn),
+            "p2p_seq_id": 0,
+            "is_p2p": False,
+            "process_group": (name, description),
+            "profiling_name": f"nccl:{kind}",
+            "input_sizes": [[int(size)]],
+            "input_dtypes": ["Byte"],
+            "output_sizes": [[int(size)]],
+            "output_dtypes": ["Byte"],
+            "time_created_ns": int(created_ns),
+            "duration_ms": float(lasts_ms) if timed and float(lasts_ms) >= 0 else None,
+        }
+        entries.append(entry)
+    groups = distributed.distributed_c10d._world.pg_names.items()
+    config = {name: {"name": name, "desc": "", "ranks": str(distributed.get_process_group_ranks(group))} for group, name in groups}
+    return pickle.dumps({"version": "2.10", "pg_config": config, "entries": entries})
 
 
 class Graph:
@@ -441,6 +471,7 @@ def install(torch: Any) -> None:
     if torch.distributed.is_available():
         init_process_group, torch.distributed.init_process_group = torch.distributed.init_process_group, without_nccl
         torch.distributed.is_nccl_available = lambda: True
+        torch._C._distributed_c10d._dump_nccl_trace = recorded_collectives
         if not library.sim_has_values():
             torch.distributed._verify_params_across_processes = lambda *_: None  # it would compare shapes that a card has exchanged
 
