@@ -86,7 +86,7 @@ CASES = (
     Case("numbers copied in each block, a busy H100", (), "--scalars"),
     Case("numbers copied in each block, a busy A100", (), "--scalars --batch 8", ("card a100-40",)),
     Case("numbers copied in each block, a busy L4", (), "--scalars --batch 4 --layers 6", ("card l4",)),
-    Case("numbers copied in recomputed blocks, a busy A100", (), "--scalars --checkpointing --batch 8", ("card a100-40",)),
+    Case("numbers copied in recomputed blocks, a busy A100", (), "--scalars --checkpointing --layers 24 --batch 8", ("card a100-40",)),
     Case("empty_cache in each step", ("host.slow_function", "host.python_overhead", "host.sync_stall", "mem.fragmentation"), "--empty-cache"),
     Case("fp32 and a mask, L4", ("gpu.fp32_no_tensor_core",), "--masks 1 --precision fp32 --batch 4 --layers 6", ("card l4",)),
     Case("fp32, A100", ("gpu.fp32_no_tensor_core",), "--precision fp32 --batch 4", ("card a100-40",)),

@@ -752,7 +752,7 @@ class Agent:
         if reason := why_unpatched():
             switch.notes.append(f"copies to the GPU and waits for it are not counted: {reason}")
             return None
-        return CopyCount()
+        return CopyCount(self._arithmetic.waits)
 
     @entry("job.ended")
     def ended(self) -> None:

@@ -9,7 +9,10 @@ SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, f
 SERIOUS = 0.10
 MOSTLY = 0.5
 """Share of a step in waits from which the GPU has more to do than the host."""
-ADVICE = " Keep numbers on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step"
+ADVICE = (
+    " Keep numbers on the device and read them only every few steps; avoid .item(), .cpu(), nonzero(), boolean masks and torch.tensor(number, device=\"cuda\")"
+    " within a step"
+)
 
 
 class HostSyncStall(Rule):

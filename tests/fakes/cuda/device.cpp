@@ -1224,25 +1224,6 @@ static void remember(const std::string& key, const Call& call, const std::vector
   if (known_shapes.size() < 100000 && !known_shapes.count(key)) known_shapes[key] = std::make_unique<const std::vector<Shape>>(std::move(shapes));
 }
 
-/* What a kernel with a failed assertion leaves behind: the results of its operator, with zeros. */
-static void fail_in_kernel(const OperatorHandle& handle, const std::vector<IValue>& arguments, torch::jit::Stack* stack, const std::string& why) {
-  auto on_meta = [](const at::Tensor& t) { return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(DeviceType::Meta)) : t; };
-  if (!handle.schema().returns().empty()) {
-    for (IValue value : arguments) {
-      if (value.isTensor()) value = on_meta(value.toTensor());
-      else if (value.isDevice()) value = Device(DeviceType::Meta);
-      stack->push_back(value);
-    }
-    handle.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), stack);  // raises what the host finds: only values are left to the kernel
-  }
-  for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); i++)
-    if ((*stack)[i].isTensor() && (*stack)[i].toTensor().defined()) {
-      const at::Tensor t = (*stack)[i].toTensor();
-      (*stack)[i] = at::empty_strided(t.sizes(), t.strides(), t.options().device(DeviceType::CPU)).zero_();
-    }
-  fprintf(stderr, "%s: block: [0,0,0], thread: [0,0,0] Assertion `%s` failed.\n", handle.schema().name().c_str(), why.c_str());
-}
-
 static bool aliases(const Argument& r) { return r.alias_info() && (r.alias_info()->isWrite() || !r.alias_info()->beforeSets().empty()); }
 
 /* What the schema of an operator says, read once. */
@@ -1299,6 +1280,25 @@ struct Operator {
     return true;
   }
 };
+
+/* What a kernel with a failed assertion leaves behind: its results, with whatever is in them. Raises what the host finds: shapes that do not fit. */
+static void fail_in_kernel(const OperatorHandle& handle, const Operator& op, const std::vector<IValue>& arguments, Call& call, torch::jit::Stack* stack,
+                           const std::string& why) {
+  auto on_meta = [](const at::Tensor& t) { return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options().device(DeviceType::Meta)) : t; };
+  if (op.plain_results) {
+    for (IValue value : arguments) {
+      if (value.isTensor()) value = on_meta(value.toTensor());
+      else if (value.isDevice()) value = Device(DeviceType::Meta);
+      stack->push_back(value);
+    }
+    handle.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), stack);
+    for (size_t i = stack->size() - op.returned; i < stack->size(); i++)
+      if (const at::Tensor t = (*stack)[i].toTensor(); t.defined())
+        (*stack)[i] = at::empty_strided(t.sizes(), t.strides(), t.options().device(DeviceType::CPU)).zero_();
+  }
+  for (size_t i : op.results) stack->push_back(call.stand_in(arguments[i].toTensor()));
+  fprintf(stderr, "%s: block: [0,0,0], thread: [0,0,0] Assertion `%s` failed.\n", op.name.c_str(), why.c_str());
+}
 
 /* Without values most calls need no stand-ins: an operator in place changes nothing, and the shapes of new tensors are known from an earlier call.
  * Returns the key of the shapes where they are not known yet, and whether the call is done. */
@@ -1405,13 +1405,13 @@ static void fallback(const OperatorHandle& handle, torch::jit::Stack* stack) {
     return t.scalar_type() == ScalarType::Bool || t.scalar_type() == ScalarType::Byte; }));
   if (waits) refuse_to_wait(call.index);
   bool fails = false, asserts = op.name == "aten::_assert_async";
-  if (with_values && (op.plain_results || asserts)) {
+  if (with_values && (op.plain_results || asserts || (op.in_place && op.has_room(originals.data())))) {
     try {
       handle.redispatchBoxed(host_keys(), stack);
     } catch (const c10::Error& error) { /* on a GPU a kernel finds it, later */
       if (!asserts && !dynamic_cast<const c10::IndexError*>(&error)) throw;
       stack->resize(first);
-      fail_in_kernel(handle, originals, stack, error.what_without_backtrace());
+      fail_in_kernel(handle, op, originals, call, stack, error.what_without_backtrace());
       fails = true;
     }
   } else if (with_values || !selects_without_values(op, stack, first)) {

@@ -398,10 +398,6 @@ def install(torch: Any) -> None:
         else:
             waiting_seeds.append(give)
 
-    def empty_cache() -> None:
-        if is_initialized():
-            library.sim_empty_cache()
-
     def is_capturing() -> bool:
         return bool(library.sim_is_capturing())
 
@@ -428,7 +424,6 @@ def install(torch: Any) -> None:
         "current_stream": initialised(lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index_of(device)))),
         "default_stream": initialised(lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=1)),
         "set_stream": lambda chosen: torch.accelerator.set_stream(chosen),
-        "empty_cache": empty_cache,
         "memory_stats": lambda device=None: collections.OrderedDict(sorted(_flat(nested(device)))),
         "memory_stats_as_nested_dict": nested,
         "memory_allocated": figure("allocated"),
@@ -501,6 +496,7 @@ def install(torch: Any) -> None:
     torch._C._cuda_isCurrentStreamCapturing = cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
     torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
     torch._C._host_emptyCache = lambda: None
+    torch._C._cuda_emptyCache = lambda: library.sim_empty_cache()
     for name, method in vars(Graph).items():
         if callable(method) or isinstance(method, staticmethod):
             setattr(torch._C._CUDAGraph, name, method)

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ...clock import now
 from ..calls import compiled
 from ..guard import entry, from_outside, switch
 from ..modes import has_modes, modes
 from ..passes import state
 from ..structure import structure
 from ..watch import watch
+from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
 
 MODES = "the program has a mode on that would see how its operators are counted"
 COMPILED = "the model is compiled: torch would run it uncompiled while its operators are counted"
@@ -88,7 +90,8 @@ class StepCount:
 
     `recomputed`: those of forward passes that the backward pass repeats (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type
     of the operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out, where it computes the scores for the first
-    time; `flops` counts all scores. `unknown`: operators that may multiply, and have no formula.
+    time; `flops` counts all scores. `unknown`: operators that may multiply, and have no formula. `waits`: operators that wait for the GPU. The host is slower
+    than usual meanwhile, so they wait for less time than usual.
     """
 
     def __init__(self) -> None:
@@ -101,6 +104,9 @@ class StepCount:
         self.convolved = self.masked = self.recomputed = 0.0
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
+        self.waits = Waits()
+        self.last_end = now()
+        """When the last operator has returned."""
         self._depth = 0
         self._records: Callable[[], bool] = torch.is_grad_enabled
         self._backward = False
@@ -118,8 +124,13 @@ class StepCount:
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if types and any(kind.__module__ != "torch" for kind in types):
                     return NotImplemented  # a class of tensors goes first, as ever: its operators on plain tensors come here (DTensor: those of this rank)
+                before, begun = count.last_end, now()
                 out = func(*args, **(kwargs or {}))
+                count.last_end = now()
                 packet = getattr(func, "_overloadpacket", None)
+                if packet is not None and packet.__name__ in WAITING_OPERATORS:
+                    waited = begun - before if packet.__name__ == AFTER_A_COPY else count.last_end - begun
+                    count.note_wait(packet.__name__, args, kwargs or {}, out, waited)
                 if packet is None or packet.__name__ in PRODUCTS:
                     count.note_special(packet)
                 elif count.flops is not None:
@@ -156,6 +167,12 @@ class StepCount:
             place = parameters.index("is_causal") if "is_causal" in parameters else len(args)
             if not records and (args[place] if place < len(args) else kwargs.get("is_causal", False)):
                 self.masked += (flops - again) / 2
+
+    @entry("copies.in_passes")
+    def note_wait(self, name: str, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
+        """One of WAITING_OPERATORS has run."""
+        if operator_waits(name, args, kwargs, out):
+            self.waits.note(seconds, sys._getframe(1))
 
     def note_special(self, packet: Any) -> None:
         """One of PRODUCTS has run, or an operator that calls others, which are not counted then."""
@@ -235,6 +252,8 @@ class Arithmetic:
         self.facts: dict[str, float] = {}
         """Facts of the run. FLOPs of a sample: without recomputation, that of recomputation, and without the masked half of causal attention. Shares of all
         FLOPs: of convolutions, and of each number type. The number of operators that may multiply, and have no formula."""
+        self.waits = Waits()
+        """Of the operators in the passes of the counted step."""
         self.reason = ""
         self.done = False
         self._count: StepCount | None = None
@@ -253,7 +272,7 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
-        self.done = True
+        self.done, self.waits = True, count.waits
         if count.flops:
             self._note(count, count.flops, last_samples)
         if not self.per_sample:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from ...clock import now
@@ -61,6 +62,66 @@ WAITS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__",
 """Methods of a tensor on a GPU that wait until the GPU has computed its values. `to` waits where it copies to the host."""
 
 
+WAITING_OPERATORS = frozenset(
+    (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "bincount",
+        "equal",
+        "index",
+        "_to_copy",
+        "copy_",
+        "lift_fresh",
+    )
+)
+"""Operators of torch that may wait for the GPU, by name: the sizes of their results, or their results, are values."""
+AFTER_A_COPY = "lift_fresh"
+"""The operator that ends `torch.tensor(number, device="cuda")`. The copy before it waits for the GPU, and no mode sees that copy."""
+
+
+def operator_waits(name: str, args: Any, kwargs: Any, out: Any) -> bool:
+    """Whether a call of one of WAITING_OPERATORS has waited for the GPU: for numbers that it reads, for a mask, or for a copy from or to the host."""
+    if name in ("_to_copy", "copy_"):
+        target, source = (out, args[0]) if name == "_to_copy" else args[:2]
+        ahead = kwargs.get("non_blocking", False) or (name == "copy_" and len(args) > 2 and args[2])
+        return bool(source.is_cuda != target.is_cuda and not ahead and "meta" not in (source.device.type, target.device.type))
+    if name == "index" and not any(str(getattr(index, "dtype", "")) in ("torch.bool", "torch.uint8") for index in args[1]):
+        return False
+    return bool(args[0].is_cuda)
+
+
+class Waits:
+    """Calls that wait for the GPU: how many, and seconds of the host by line of the program."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds: dict[str, float] = {}
+
+    def note(self, seconds: float, frame: FrameType) -> None:
+        """A call has waited. `frame`: of the caller."""
+        program = program_frame(frame)
+        place = place_name(program.f_code.co_filename, program.f_lineno) if program is not None else ""
+        self.calls += 1
+        self.seconds[place] = self.seconds.get(place, 0.0) + seconds
+
+    def total_s(self) -> float:
+        """Seconds in all calls."""
+        return sum(self.seconds.values())
+
+    def signals(self, steps: int, source: str) -> Signals:
+        """Calls and seconds of a step."""
+        place = max(self.seconds, key=self.seconds.__getitem__, default="")
+        source += f", most of it at {place}" if place else ""
+        return {
+            "sync.calls": Signal(self.calls / steps, "", f"{source}; calls a step"),
+            "sync.wait_s": Signal(self.total_s() / steps, "s", f"{source}; seconds of the host a step"),
+        }
+
+
 def evaluated() -> bool:
     """Whether the step under way holds passes of an evaluation."""
     return EVAL in recorder.codes or not WITHOUT_GRADIENTS.isdisjoint(recorder.codes)
@@ -89,18 +150,17 @@ def why_unpatched() -> str:
 
 
 class CopyCount:
-    """Counts from now on, until `over`. `torch.Tensor` inherits the methods, so that its own attributes can be taken away again. Make one only where
+    """Counts from now on, until `over`. `in_passes`: the waits of all operators in the passes of the step before. `torch.Tensor` inherits the methods, so that its own attributes can be taken away again. Make one only where
     `why_unpatched` is empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_passes: Waits) -> None:
         import torch
 
+        self._in_passes = in_passes
         self.pageable = self.pinned = 0
         self.bytes = self.pinned_bytes = 0.0
         """Of the copies from pageable and from page-locked memory."""
-        self.waits = 0
-        self.wait_s: dict[str, float] = {}
-        """Seconds of the host in calls that wait for the GPU, by line of the program."""
+        self.waits = Waits()
         self._first = recorder.index
         self._inside = False
         self._class: Any = torch.Tensor
@@ -170,10 +230,7 @@ class CopyCount:
         """A call of the training thread has waited for the GPU."""
         if recorder.thread != get_ident() or recorder.stack[-1] == OWN or evaluated():
             return
-        frame = program_frame(sys._getframe(1))
-        place = place_name(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
-        self.waits += 1
-        self.wait_s[place] = self.wait_s.get(place, 0.0) + seconds
+        self.waits.note(seconds, sys._getframe(1))
 
     def over(self) -> bool:
         """Whether the steps are over. Call it after each step."""
@@ -192,12 +249,12 @@ class CopyCount:
 
     def signals(self) -> Signals:
         copies = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"
-        place = max(self.wait_s, key=self.wait_s.__getitem__, default="")
-        waits = f"calls that wait for the GPU in {STEPS} steps (Tensor.item and the like)" + (f", most of it at {place}" if place else "")
+        waits = self.waits.signals(STEPS, f"calls that wait for the GPU in {STEPS} steps (Tensor.item and the like)")
+        if self._in_passes.calls > self.waits.calls / STEPS:
+            waits = self._in_passes.signals(1, "operators that wait for the GPU in the passes of one step")
         return {
             "h2d.pageable_copies": Signal(self.pageable / STEPS, "", f"{copies}; copies a step from pageable memory"),
             "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{copies}; bytes a step from pageable memory"),
             "h2d.pinned_bytes": Signal(self.pinned_bytes / STEPS, "B", f"{copies}; bytes a step from page-locked memory"),
-            "sync.calls": Signal(self.waits / STEPS, "", f"{waits}; calls a step"),
-            "sync.wait_s": Signal(sum(self.wait_s.values()) / STEPS, "s", f"{waits}; seconds of the host a step"),
+            **waits,
         }

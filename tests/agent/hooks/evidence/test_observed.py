@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.hooks.evidence.observed import CopyCount
+from gpuconsole.agent.hooks.evidence.observed import CopyCount, Waits
 from gpuconsole.agent.hooks.guard import switch
 
 
@@ -22,7 +22,7 @@ def as_before() -> Iterator[None]:
 
 def test_the_methods_and_functions_are_torchs_own_afterwards() -> None:
     before = dict(vars(torch.Tensor)), torch.cuda.synchronize
-    counting = CopyCount()
+    counting = CopyCount(Waits())
     assert torch.cuda.synchronize is not before[1]
     counting.stop()
     counting.stop()
@@ -33,7 +33,7 @@ def test_what_the_program_puts_in_place_of_a_function_stays() -> None:
     def synchronize(*args: Any) -> None:
         return None
 
-    counting = CopyCount()
+    counting = CopyCount(Waits())
     torch.cuda.synchronize = synchronize
     counting.stop()
     assert torch.cuda.synchronize is synchronize
