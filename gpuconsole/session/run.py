@@ -201,8 +201,10 @@ class Ranks:
         }
 
     def _sampled(self, rank: int) -> list[Step]:
-        """The last steps for which run-queue delay was read; empty while there are fewer than LEAST_STEPS."""
-        sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
+        """The last steps for which run-queue delay was read, or the last ones where it is not read: on a GPU, where the times are those of the stream. Empty
+        while there are fewer than LEAST_STEPS."""
+        steps = self._steps[rank]
+        sampled = ([step for step in steps if step.runq is not None] or list(steps))[-SAMPLED_STEPS:]
         return sampled if len(sampled) >= LEAST_STEPS else []
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:

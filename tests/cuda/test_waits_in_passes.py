@@ -24,7 +24,9 @@ def test_waits_within_the_passes_are_counted_with_their_line(way: str, waits: in
         sys.executable, str(PROGRAM), way, "300", environment=machine.environment(watch_syncs=True, OMP_NUM_THREADS="1"), cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")
-    signals = {name: signal for event in listener.watched[0].events if isinstance(event, ProbeDone) for name, signal in event.signals.items()}
+    signals = {
+        name: signal for event in listener.watched[0].events if isinstance(event, ProbeDone) for name, signal in event.signals.items()
+    }
     assert signals["sync.calls"].value == waits
     if waits:
         line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if text.strip().startswith(f'"{way}": '))

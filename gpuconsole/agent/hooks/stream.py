@@ -11,7 +11,7 @@ from typing import Any
 
 from . import tracing
 from .guard import switch
-from .recorder import RawStep
+from .recorder import COMM, RawStep
 from .watch import recorder
 
 KEPT_EVENTS = 256
@@ -48,15 +48,19 @@ class StreamClock:
 
     def record(self) -> Any:
         """An event at this place of the stream. None while a stream is being captured, after a failure, and where the program has changed its stream
-        since the last mark: events of two streams make no timeline."""
+        since the last mark: events of two streams make no timeline. A collective that the program calls in a stream of its own is marked in the stream
+        of the computation, which may go on meanwhile."""
         try:
             if tracing.capturing():
                 return None
             stream = self._cuda.current_stream(self.device)
-            if stream != self._stream:
-                before, self._stream = self._stream, stream
-                if before is not None:
+            if self._stream is None:  # torch's streams say that they do not differ from None
+                self._stream = stream
+            elif stream != self._stream:
+                if COMM not in (recorder.stack[-1], *recorder.codes[-1:]):
+                    self._stream = stream
                     return None
+                stream = self._stream
             event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
             event.record(stream)
             return event

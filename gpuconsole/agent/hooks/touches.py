@@ -128,6 +128,8 @@ FUNCTIONS = Group(
               "all_reduce all_gather all_gather_into_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single broadcast barrier reduce all_gather_object broadcast_object_list",
               "phase comm", When.IMPORT),
         Touch(DDP, "__init__ _sync_buffers", "the exchange of gradients; phase comm", When.IMPORT, "`__init__` has a `__qualname__` of ours."),
+        Touch("torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup", "wait_for_unshard", "phase comm: waits for gathered parameters on a GPU",
+              When.IMPORT),
         Touch("torch._dynamo.eval_frame._TorchDynamoContext", "__call__", "steps and passes of compiled functions", When.IMPORT,
               "What `torch.compile` returns is wrapped too."),
         Touch(GRAPH, "capture_begin capture_end replay", "steps that are replays of a CUDA graph", When.TORCH),

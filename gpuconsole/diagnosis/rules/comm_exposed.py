@@ -26,7 +26,8 @@ the slowest process without it: no computation hides this part. In ordinary step
 other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
 In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
 of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
-With FSDP on a CPU this time is a lower bound. With FSDP on a GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
+With FSDP on a CPU this time is a lower bound. With FSDP 2 on a GPU the lower bound is the time in which the computation waits for gathered parameters in
+the forward pass. With other sharding on a GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
 TORCH_NCCL_ENABLE_TIMING=1 is in the environment of the job. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
 Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
 the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers

@@ -10,7 +10,7 @@ SERIOUS = 0.10
 MOSTLY = 0.5
 """Share of a step in waits from which the GPU has more to do than the host."""
 ADVICE = (
-    " Keep numbers on the device and read them only every few steps; avoid .item(), .cpu(), nonzero(), boolean masks and torch.tensor(number, device=\"cuda\")"
+    ' Keep numbers on the device and read them only every few steps; avoid .item(), .cpu(), nonzero(), boolean masks and torch.tensor(number, device="cuda")'
     " within a step"
 )
 

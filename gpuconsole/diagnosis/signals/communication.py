@@ -21,6 +21,8 @@ HIDDEN = 0.01
 """Share of step time. Below it the exposed time says nothing about the link."""
 AT_LEAST = 0.10
 """Share of step time from which rules call communication exposed (families/comm.py)."""
+HOST_LATE = 0.2
+"""Share of steps at whose end the GPU has no work left. A host that is the limit in so many steps, or waits for the GPU in them, is not always ahead."""
 OF_SHARDED = ("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "comm.bytes_per_step")
 TIMER = "DistributedDataParallel's own timer"
 
@@ -47,13 +49,17 @@ def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict
 
 
 def _of_account(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
-    """What the account tells of the collectives that the training thread calls. With FSDP on a CPU the host waits in some of them, within
-    the passes: their time is a lower bound, which says something only where it is large. On a GPU the host runs ahead there."""
+    """What the account tells of the collectives that the training thread calls. With FSDP the host, or on a GPU the stream of the computation, waits
+    for some of them within the passes: their time is a lower bound, which says something only where it is large. On a GPU it does so only where the hosts
+    are ahead: else a process waits for the late host of another one."""
     passive = _of_collectives(record, signals)
     if record.run.knobs.get("sharding") == "ddp":
         return passive
     large = "comm.exposed_s" in passive and passive["comm.exposed_s"].value >= AT_LEAST * signals["step_s"].value
-    return {name: passive[name] for name in OF_SHARDED if name in passive} if large and not signals["is_gpu"].value else {}
+    late = signals["host.caught_up_ratio"].value if "host.caught_up_ratio" in signals else 1.0
+    if not large or (signals["is_gpu"].value and late >= HOST_LATE):
+        return {}
+    return {name: passive[name] for name in OF_SHARDED if name in passive}
 
 
 def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:

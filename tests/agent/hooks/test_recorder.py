@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from gpuconsole.agent.hooks import recorder as module
-from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, LOG, NO_GRAD, OPTIMIZER, Recorder
+from gpuconsole.agent.hooks import stream
+from gpuconsole.agent.hooks.recorder import BACKWARD, COMM, FORWARD, GAP, LOG, NO_GRAD, OPTIMIZER, Recorder
 from gpuconsole.agent.hooks.stream import StreamClock
 
 
@@ -112,3 +114,47 @@ def test_a_host_that_waits_within_a_step_was_ahead_of_the_gpu(issued_s: tuple[fl
     clock._settled([step, without_times], wait=False)  # type: ignore[list-item]
     assert clock.ahead_s == pytest.approx(ahead_s) and clock.caught_up_s == pytest.approx(1.0)
     assert not clock._caught_up, "no step is left over, also none whose times are not known"
+
+
+class Stream:
+    """A stream as torch's: it says that it does not differ from None."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.events = name, 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.name == self.name
+
+    def __ne__(self, other: object) -> bool:
+        return other is not None and not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_events_of_two_streams_make_no_timeline_but_a_collective_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, others = Stream("passes"), Stream("others")
+    present = [passes]
+
+    class MadeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            """Nothing is recorded yet."""
+
+        def record(self, stream: Stream) -> None:
+            stream.events += 1
+
+    clock = StreamClock.__new__(StreamClock)
+    clock._free, clock._stream, clock.device = [], None, None
+    clock._cuda = SimpleNamespace(current_stream=lambda device: present[-1], Event=MadeEvent)
+    monkeypatch.setattr(stream.tracing, "capturing", lambda: False)
+    monkeypatch.setattr(stream.recorder, "stack", [GAP])
+    monkeypatch.setattr(stream.recorder, "codes", [])
+    assert clock.record() is not None and clock.record() is not None
+    present.append(others)
+    monkeypatch.setattr(stream.recorder, "stack", [GAP, FORWARD, COMM])
+    assert clock.record() is not None
+    monkeypatch.setattr(stream.recorder, "stack", [GAP, FORWARD])
+    monkeypatch.setattr(stream.recorder, "codes", [FORWARD, COMM])
+    assert clock.record() is not None, "the end of the collective"
+    assert (passes.events, others.events) == (4, 0)
+    monkeypatch.setattr(stream.recorder, "codes", [])
+    assert clock.record() is None and clock.record() is not None, "the program goes on in another stream"

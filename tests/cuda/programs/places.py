@@ -15,7 +15,9 @@ from tests.fakes.cuda.machine import SLOT, Used
 
 found: dict[str, Any] = {}
 device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
-PROCESSES = next(line.split()[1] for line in Path(os.environ["SIMULATED_CUDA_MACHINE"]).read_text().splitlines() if line.startswith("processes"))
+PROCESSES = next(
+    line.split()[1] for line in Path(os.environ["SIMULATED_CUDA_MACHINE"]).read_text().splitlines() if line.startswith("processes")
+)
 
 
 def contexts() -> list[int]:
@@ -98,7 +100,9 @@ def load(run: Callable[[], object]) -> dict[str, float]:
 
 
 def own_slot() -> Used:
-    return next(used for used in map(Used._make, SLOT.iter_unpack(Path(PROCESSES).read_bytes())) if used.pid == os.getpid() and used.card == 1)
+    return next(
+        used for used in map(Used._make, SLOT.iter_unpack(Path(PROCESSES).read_bytes())) if used.pid == os.getpid() and used.card == 1
+    )
 
 
 def many_small_kernels() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ...clock import now
 from ...protocol import Exchange, Knobs
 from ..calls import spanned
-from ..guard import entry, put, switch, wrappers_without_level
+from ..guard import alike, entry, put, switch, wrappers_without_level
 from ..recorder import COMM
 from ..watch import recorder, watch
 
@@ -214,6 +214,22 @@ def on_ddp(module: Any) -> None:
     put(module.DistributedDataParallel, "__init__", __init__)
 
 
+@wrappers_without_level
+def on_fsdp2(module: Any) -> None:
+    """Parameters of a layer that FSDP 2 has gathered from the other processes, where the pass needs them. On a GPU the stream of the computation waits there;
+    the host does not. On a CPU the host waits in the collectives themselves."""
+    group = module.FSDPParamGroup
+    plain = getattr(group, "wait_for_unshard", None)
+    if plain is None:
+        return
+    timed = spanned(COMM, plain)
+
+    def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
+        return (timed if recorder.on_stream else plain)(*args, **kwargs)
+
+    put(group, "wait_for_unshard", alike(wait_for_unshard, plain))
+
+
 @entry("communication.made")
 def note_made(module: Any) -> None:
     if switch.failed:
@@ -222,4 +238,4 @@ def note_made(module: Any) -> None:
     exchanges.made(module)
 
 
-HOOKS = {"torch.nn.parallel.distributed": on_ddp}
+HOOKS = {"torch.nn.parallel.distributed": on_ddp, "torch.distributed.fsdp._fully_shard._fsdp_param_group": on_fsdp2}
