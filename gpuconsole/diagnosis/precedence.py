@@ -104,6 +104,7 @@ PRECEDENCE = (
     Yields("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),
     Yields("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Yields("gpu.optimizer_unfused", "host.optimizer_offloaded", "that finding says why the update takes long"),
     Yields("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
     Yields("gpu.optimizer_unfused", "host.gil", _LOCKED, when=host.waits_for_lock),
     Yields("gpu.fp32_no_tensor_core", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
@@ -145,6 +146,7 @@ PRECEDENCE = (
     Yields("gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN, must_know=_on_gpu),
     Yields("gpu.compute_bound_healthy", "gpu.optimizer_unfused", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.idle_cores", _MORE_TO_GAIN),
+    Yields("gpu.compute_bound_healthy", "host.optimizer_offloaded", _MORE_TO_GAIN),
     Yields("mem.near_capacity", "mem.activation_capped", _FILLED, unless="memory_limit_mb"),
     Yields("mem.near_capacity", "mem.state_capped", _FILLED, unless="memory_limit_mb"),
     Yields(

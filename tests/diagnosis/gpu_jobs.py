@@ -72,11 +72,11 @@ KNOBS: Knobs = {
     "torch_compile": "off", "optim": "adamw_fused", "gradient_accumulation_steps": 1, "num_threads": 8, "nproc": 1, "log_every": 10,
 }  # fmt: skip
 GPT_FACTS = {
-    "threads": 8.0, "world_size": 1.0, "parameters": 124e6, "trainable_parameters": 124e6, "linear_parameters": 124e6, "layers": 12.0,
+    "threads": 8.0, "world_size": 1.0, "parameters": 124e6, "trainable_parameters": 124e6, "linear_parameters": 124e6, "optimizer_on_host_ratio": 0.0, "layers": 12.0,
     "width": 768.0, "causal": 1.0, "tf32_convolutions": 1.0, "tf32_matmul": 0.0, "environment.CUDA_LAUNCH_BLOCKING": 0.0,
 }  # fmt: skip
 CNN_FACTS = {
-    "threads": 8.0, "world_size": 1.0, "parameters": 25.6e6, "trainable_parameters": 25.6e6, "linear_parameters": 2.05e6,
+    "threads": 8.0, "world_size": 1.0, "parameters": 25.6e6, "trainable_parameters": 25.6e6, "linear_parameters": 2.05e6, "optimizer_on_host_ratio": 0.0,
     "convolution_flops_ratio": 0.998, "flops_per_sample": RESNET_FLOPS, "tf32_convolutions": 1.0, "tf32_matmul": 0.0,
     "environment.CUDA_LAUNCH_BLOCKING": 0.0,
 }  # fmt: skip

@@ -18,7 +18,7 @@ parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--width", type=int, default=768)
 parser.add_argument("--layers", type=int, default=12)
 parser.add_argument("--seq", type=int, default=1024)
-parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="bf16")
+parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="bf16")
 parser.add_argument(
     "--autocast-within", action="store_true", help="autocast around the forward function, as accelerate and Hugging Face's Trainer put it"
 )
@@ -224,8 +224,8 @@ def loss_of(model, x, y):
     end = time.perf_counter() + args.prepare_ms / 1e3
     while time.perf_counter() < end:
         sum(range(100))
-    around = args.precision == "bf16" and not args.autocast_within and not args.shards
-    with torch.autocast("cuda", torch.bfloat16) if around else contextlib.nullcontext():
+    around = args.precision in ("bf16", "fp16") and not args.autocast_within and not args.shards
+    with torch.autocast("cuda", torch.bfloat16 if args.precision == "bf16" else torch.float16) if around else contextlib.nullcontext():
         out = model(x)
         if args.model == "gpt":
             return F.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))

@@ -142,6 +142,9 @@ def facts() -> dict[str, float]:
         numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()) + model.packed_parameters)
         numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
         numbers["linear_parameters"] = float(model.linear_parameters)
+    if trained and device().startswith("cuda"):
+        on_host = sum(parameter.numel() for parameter in trained.values() if parameter.device.type == "cpu")
+        numbers["optimizer_on_host_ratio"] = on_host / sum(parameter.numel() for parameter in trained.values())
     return numbers | model.transformer | model.experts | _dataset() | _tf32() | _switches() | communication.exchanges.facts()
 
 

@@ -43,7 +43,7 @@ def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]
 
 
 def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
-    """What the agent has read of the training's dataset, and the line that makes an iterator for each batch."""
+    """What the agent has read of the training's dataset, where the optimizer works, and the line that makes an iterator for each batch."""
     passive = {}
     if record.facts.get("loader.row_bytes"):
         passive["loader.row_bytes"] = Signal(
@@ -52,6 +52,9 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
     if "loader.unsharded" in record.facts:
         source = "an IterableDataset of the program: whether its class never asks get_worker_info"
         passive["loader.unsharded"] = Signal(record.facts["loader.unsharded"], "", source)
+    if "optimizer_on_host_ratio" in record.facts:
+        source = "the program's optimizers: share of their parameters that are in the memory of the host"
+        passive["optimizer.on_host_ratio"] = Signal(record.facts["optimizer_on_host_ratio"], "ratio", source)
     sites = record.run.job.sites if record.run.job is not None else []
     site = next((site for site in sites if site.kind == "iterator"), None)
     calls = signals.get("loader.calls_per_epoch")

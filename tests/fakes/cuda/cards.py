@@ -14,9 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import psutil
+
 SIMULATED = "simulated "
 """Begins the name of every simulated card, on the screen and in the snapshot."""
 MOST_CARDS = 8
+HOST_BYTES = float(psutil.virtual_memory().total)
+"""The memory of a GPU that is integrated."""
 CONTEXT_BYTES = 450e6
 """What a CUDA context takes of the card: 300 to 600 MB on recent drivers."""
 
@@ -25,7 +29,8 @@ CONTEXT_BYTES = 450e6
 class Card:
     """One card. FLOP/s are dense peaks of the datasheet, bandwidths are bytes/s: of the memory, of the link to the host in one direction,
     and to another card. `power_w`, `clock_hz`: the limits. `capability`: the compute capability. `cores`: a bit for each core beside the card, of the first 64.
-    `demand_w`: the power that large products would draw at the highest clock; above `power_w` the driver lowers the clock (0: not above it)."""
+    `demand_w`: the power that large products would draw at the highest clock; above `power_w` the driver lowers the clock (0: not above it).
+    `default_w`: the limit before a person has lowered it (0: nobody has). `is_integrated`: its memory is that of the host."""
 
     name: str
     memory: float
@@ -47,11 +52,13 @@ class Card:
     context: float = CONTEXT_BYTES
     cores: float = 2.0**53 - 1
     demand_w: float = 0.0
+    default_w: float = 0.0
+    is_integrated: bool = False
 
     @property
     def has_gpm(self) -> bool:
-        """NVML's performance metrics exist from Hopper on."""
-        return self.capability >= (9, 0)
+        """NVML's performance metrics exist from Hopper on, but not on integrated GPUs."""
+        return self.capability >= (9, 0) and not self.is_integrated
 
 
 # Datasheets of NVIDIA, dense; memory as NVML reports it; links as measured at best (pinned copies), 0.8 of the PCIe rate
@@ -103,6 +110,28 @@ CARDS = {
     "t4": Card(
         "Tesla T4", 16.1e9, 8.1e12, 65e12, 8.1e12, 8.1e12, 0.25e12, 130e12, 320e9, 11e9, 8e9, (7, 5), 40, 70, 1.59e9, 3, demand_w=220
     ),
+    "gh200": Card(
+        "NVIDIA GH200 480GB", 102e9, 989e12, 989e12, 494e12, 67e12, 67e12, 1979e12, 4.0e12, 380e9, 360e9, (9, 0), 132, 900, 1.98e9, 5, 18
+    ),
+    "gb10": Card(
+        "NVIDIA GB10",
+        HOST_BYTES,
+        125e12,
+        125e12,
+        62e12,
+        31e12,
+        0.5e12,
+        250e12,
+        273e9,
+        100e9,
+        20e9,
+        (12, 1),
+        48,
+        140,
+        2.4e9,
+        5,
+        is_integrated=True,
+    ),  # fmt: skip
     "rtx4090": Card(
         "NVIDIA GeForce RTX 4090",
         25.3e9,

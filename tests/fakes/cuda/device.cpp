@@ -4,6 +4,8 @@
  * the meta device (values none: only shapes), and charges its cost to an asynchronous clock. This file also holds the device guard (streams,
  * events), the CUDA hooks, the allocators (a caching allocator with torch's rules, pinned host memory) and the memory that processes share.
  *
+ * docs/simulated.md says what the device does, and where it differs from a GPU: the ten differences that hid faults are a table there.
+ *
  * build.py compiles the file; runtime.py loads it and gives it to torch.cuda. cards.py writes the configuration that `read_machine` reads.
  */
 #include <ATen/CPUGeneratorImpl.h>

@@ -31,7 +31,9 @@ POWER_BY_CLOCK = 2.0
 LEAST_CLOCK = 0.3
 SW_POWER_CAP, POWER_VIOLATION = 0x4, 74
 """NVML's reason for a low clock, and the number of its field that counts the nanoseconds of it."""
-ARCHITECTURES = {7: 6, 8: 7, 9: 9}
+NOT_SUPPORTED = 3
+"""NVML's answer to the question for the memory of an integrated GPU."""
+ARCHITECTURES = {7: 6, 8: 7, 9: 9, 12: 10}
 """NVML_DEVICE_ARCH_* by the major compute capability."""
 
 
@@ -89,7 +91,13 @@ class SimulatedMachine:
     def environment(self, *, watch_syncs: bool = False, **more: str) -> dict[str, str]:
         """The environment of a program on this machine. `watch_syncs`: its synchronisations are written to `syncs`."""
         cards = [
-            {"name": SIMULATED + card.name, "uuid": uuid(index), "capability": card.capability, "processors": card.processors}
+            {
+                "name": SIMULATED + card.name,
+                "uuid": uuid(index),
+                "capability": card.capability,
+                "processors": card.processors,
+                "is_integrated": card.is_integrated,
+            }
             for index, card in enumerate(self.machine.cards)
         ]
         found = self._script.environment(self._nvml) | {
@@ -198,7 +206,8 @@ def _facts(index: int, card: Card) -> list[str]:
         "memory_used_bytes 0",
         "memory_reserved_bytes 0",
         f"power_limit_mw {1000 * card.power_w:.0f}",
-        f"power_limit_max_mw {1000 * card.power_w:.0f}",
+        f"power_limit_max_mw {1000 * max(card.power_w, card.default_w):.0f}",
+        f"power_limit_default_mw {1000 * (card.default_w or card.power_w):.0f}",
         f"power_mw {1000 * card.power_w * IDLE_SHARE:.0f}",
         "utilization_pct 0",
         "memory_utilization_pct 0",
@@ -214,6 +223,7 @@ def _facts(index: int, card: Card) -> list[str]:
         f"capability_major {major}",
         f"capability_minor {minor}",
         f"affinity_low {card.cores:.0f}",
+        *(f"error {call} {NOT_SUPPORTED}" for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2") if card.is_integrated),
     ]
 
 

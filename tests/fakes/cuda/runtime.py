@@ -5,7 +5,7 @@ SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA
 
 SIMULATED_CUDA_COMPILE names what compiling does: the seconds that each graph takes, and `forward` or `backward` where that pass cannot be compiled.
 
-Gaps: torch.compile runs Dynamo's graphs operator by operator (there is no Inductor for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
+docs/simulated.md lists what the device does, and where it differs from a GPU. Gaps: torch.compile runs Dynamo's graphs operator by operator (there is no Inductor for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
 does not compute its values again. In the modes with CUDA graphs a call writes over the outputs of the call before.
 """
 
@@ -331,6 +331,7 @@ def install(torch: Any) -> None:
             major=card["capability"][0],
             minor=card["capability"][1],
             multi_processor_count=card["processors"],
+            is_integrated=int(card["is_integrated"]),
         )
 
     def is_available() -> bool:
@@ -496,7 +497,7 @@ def install(torch: Any) -> None:
     torch._C._cuda_isCurrentStreamCapturing = cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
     torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
     torch._C._host_emptyCache = lambda: None
-    torch._C._cuda_emptyCache = lambda: library.sim_empty_cache()
+    torch._C._cuda_emptyCache = functools.partial(library.sim_empty_cache)  # no frame of ours: the line is that of the program
     for name, method in vars(Graph).items():
         if callable(method) or isinstance(method, staticmethod):
             setattr(torch._C._CUDAGraph, name, method)
