@@ -88,6 +88,7 @@ _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host.cpu_contention", ("core_wait",)),
     ("hw.", ("busy",)),
     ("gpu.small_batch", ("idle", "busy")),
+    ("mem.cache_emptied", ("other", "idle")),
     ("gpu.", ("busy", "idle")),
     ("host.", ("idle", "busy")),
     ("serve.over_capacity", ("queue",)),

@@ -92,6 +92,7 @@ PRECEDENCE = (
     Yields("host.slowing_down", "hw.power", _CLOCK),
     Yields("host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"),
     Yields("meta.not_steady", "host.slowing_down", "that finding says how the step time drifts", when=trend.slows),
+    Yields("host.python_overhead", "mem.cache_emptied", "that finding names the line that waits"),
     Yields("host.python_overhead", "host.slowing_down", _GROWS, when=trend.claims_in("other", "data_wait")),
     Yields("host.logging_io", "host.slowing_down", _GROWS, when=trend.claims_in("logging")),
     Yields("host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")),
@@ -147,6 +148,7 @@ PRECEDENCE = (
     Yields("gpu.compute_bound_healthy", "gpu.optimizer_unfused", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.idle_cores", _MORE_TO_GAIN),
     Yields("gpu.compute_bound_healthy", "host.optimizer_offloaded", _MORE_TO_GAIN),
+    Yields("gpu.compute_bound_healthy", "mem.cache_emptied", _MORE_TO_GAIN),
     Yields("mem.near_capacity", "mem.activation_capped", _FILLED, unless="memory_limit_mb"),
     Yields("mem.near_capacity", "mem.state_capped", _FILLED, unless="memory_limit_mb"),
     Yields(

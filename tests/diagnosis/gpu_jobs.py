@@ -88,7 +88,7 @@ QUIET_HOLDS = (
     "power_cap_time_ratio", "power_brake_time_ratio", "sync_boost_time_ratio", "board_limit_time_ratio", "reliability_time_ratio",
     "xid_errors", "ecc_uncorrected", "row_remap_pending", "row_remap_failed", "pcie_replays",
 )  # fmt: skip
-NO_SYNC = {"sync.calls": 0.0, "sync.wait_s": 0.0}
+NO_SYNC = {"sync.calls": 0.0, "sync.wait_s": 0.0, "cache.emptied_calls": 0.0, "cache.emptied_s": 0.0}
 NO_SLOW_FUNCTION = {
     "stack.thread_ratio": 0.0,
     "stack.function_ratio": 0.02,

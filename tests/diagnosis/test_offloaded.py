@@ -26,5 +26,5 @@ def test_an_update_on_the_gpu_or_a_short_one_is_no_finding(why: dict[str, float]
 
 
 def test_without_the_place_of_the_parameters_nothing_is_said() -> None:
-    with pytest.raises(Missing, match="optimizer.on_host_ratio"):
+    with pytest.raises(Missing, match=r"optimizer\.on_host_ratio"):
         check("host.optimizer_offloaded", case(is_gpu=1.0, optimizer_ratio=0.4))

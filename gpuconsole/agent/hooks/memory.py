@@ -19,7 +19,7 @@ from ..free_memory import free_and_total
 from . import tracing
 from .evidence.memory_lines import history
 from .first_steps import first_steps
-from .guard import MARK, from_outside, put, unseen, wrappers_without_level
+from .guard import MARK, entry, from_outside, put, unseen, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, EVAL, FORWARD, LOG, OPTIMIZER, SAVE, WITHOUT_GRADIENTS, get_ident
 from .structure import children, has_parameters, inner_modules, parameters_of
 from .watch import is_program, program_frame, recorder, watch
@@ -484,9 +484,25 @@ def _with_causes(problem: BaseException | None) -> Iterator[BaseException]:
         problem = problem.__cause__ or problem.__context__
 
 
+class Emptied:
+    """Who hears of calls of torch.cuda.empty_cache, with their seconds, as long as they are counted."""
+
+    note: Callable[[float], None] | None = None
+
+
+emptied = Emptied()
+
+
+@entry("copies.note_emptied")
+def note_emptied(seconds: float) -> None:
+    """The program has emptied the cache of the allocator."""
+    if emptied.note is not None:
+        emptied.note(seconds)
+
+
 @wrappers_without_level
 def watch_retries(cuda: Any) -> None:
-    """Watch torch.cuda.empty_cache: programs that catch an error of memory call it before they try again, so an error under way is seen there. The
+    """Watch torch.cuda.empty_cache: its calls are counted in a few steps; programs that catch an error of memory call it before they try again, so an error under way is seen there. The
     passes of a first step have no hooks yet. `cuda`: the module torch.cuda."""
     plain = cuda.empty_cache
     if hasattr(plain, MARK):
@@ -500,7 +516,9 @@ def watch_retries(cuda: Any) -> None:
         if problem is not None:
             raised(problem)
             problem = None  # this frame must not keep the tensors of the traceback
+        begun = now()
         plain()
+        note_emptied(now() - begun)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(empty_cache, name, getattr(plain, name, ""))

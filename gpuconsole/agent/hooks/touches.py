@@ -133,7 +133,7 @@ FUNCTIONS = Group(
         Touch("torch._dynamo.eval_frame._TorchDynamoContext", "__call__", "steps and passes of compiled functions", When.IMPORT,
               "What `torch.compile` returns is wrapped too."),
         Touch(GRAPH, "capture_begin capture_end replay", "steps that are replays of a CUDA graph", When.TORCH),
-        Touch("torch.cuda, torch.cuda.memory", "empty_cache", "a failed allocation that the program catches", When.MADE,
+        Touch("torch.cuda, torch.cuda.memory", "empty_cache", "a failed allocation that the program catches; calls in a few steps, with their line", When.MADE,
               "It has the mark `_gpuconsole_watched`."),
         Touch("torch.cuda", "synchronize", "waits of the host for the GPU, with their line", When.THREE, until=Until.ITSELF),
         Touch("torch._tensor.Tensor", "to cuda item tolist cpu nonzero __bool__ __int__ __float__ __index__",

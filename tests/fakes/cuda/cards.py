@@ -131,7 +131,7 @@ CARDS = {
         2.4e9,
         5,
         is_integrated=True,
-    ),  # fmt: skip
+    ),
     "rtx4090": Card(
         "NVIDIA GeForce RTX 4090",
         25.3e9,

@@ -222,10 +222,10 @@ def on_fsdp2(module: Any) -> None:
     plain = getattr(group, "wait_for_unshard", None)
     if plain is None:
         return
-    timed = spanned(COMM, plain)
+    plain_timed = spanned(COMM, plain)
 
     def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
-        return (timed if recorder.on_stream else plain)(*args, **kwargs)
+        return plain_timed(*args, **kwargs) if recorder.on_stream else plain(*args, **kwargs)
 
     put(group, "wait_for_unshard", alike(wait_for_unshard, plain))
 

@@ -14,7 +14,7 @@ from ...loop import Signals
 from ...protocol import Signal
 from .. import tracing
 from ..guard import entry, switch, unseen, wrappers_without_level
-from ..memory import Counted, counted, tensors_of_program
+from ..memory import Counted, counted, emptied, tensors_of_program
 from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of
 from ..watch import place_name, program_frame, recorder, watch
@@ -112,10 +112,14 @@ class Waits:
         """Seconds in all calls."""
         return sum(self.seconds.values())
 
+    def where(self) -> str:
+        """The line that has waited longest, as the end of a text."""
+        place = max(self.seconds, key=self.seconds.__getitem__, default="")
+        return f", most of it at {place}" if place else ""
+
     def signals(self, steps: int, source: str) -> Signals:
         """Calls and seconds of a step."""
-        place = max(self.seconds, key=self.seconds.__getitem__, default="")
-        source += f", most of it at {place}" if place else ""
+        source += self.where()
         return {
             "sync.calls": Signal(self.calls / steps, "", f"{source}; calls a step"),
             "sync.wait_s": Signal(self.total_s() / steps, "s", f"{source}; seconds of the host a step"),
@@ -160,7 +164,7 @@ class CopyCount:
         self.pageable = self.pinned = 0
         self.bytes = self.pinned_bytes = 0.0
         """Of the copies from pageable and from page-locked memory."""
-        self.waits = Waits()
+        self.waits, self.emptied = Waits(), Waits()
         self._first = recorder.index
         self._inside = False
         self._class: Any = torch.Tensor
@@ -172,6 +176,7 @@ class CopyCount:
                 self._set[self._class, name] = self._counted(name, getattr(self._class, name))
         for (target, name), method in self._set.items():
             setattr(target, name, method)
+        emptied.note = self._note_emptied
         self._synchronize = torch.cuda.synchronize = self._counted_synchronize(torch.cuda.synchronize)
         switch.undo.append(self.stop)
         switch.undo_part["copies"] = self.stop
@@ -232,6 +237,11 @@ class CopyCount:
             return
         self.waits.note(seconds, sys._getframe(1))
 
+    def _note_emptied(self, seconds: float) -> None:
+        """The program has emptied the cache of the allocator."""
+        if recorder.thread == get_ident() and recorder.stack[-1] != OWN and not evaluated():
+            self.emptied.note(seconds, sys._getframe(1))
+
     def over(self) -> bool:
         """Whether the steps are over. Call it after each step."""
         if recorder.index - self._first < STEPS:
@@ -240,6 +250,7 @@ class CopyCount:
         return True
 
     def stop(self) -> None:
+        emptied.note = None
         for (target, name), method in self._set.items():
             if target.__dict__.get(name) is method:
                 delattr(target, name)
@@ -249,6 +260,7 @@ class CopyCount:
 
     def signals(self) -> Signals:
         copies = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"
+        cache = f"calls of torch.cuda.empty_cache in {STEPS} steps{self.emptied.where()}"
         waits = self.waits.signals(STEPS, f"calls that wait for the GPU in {STEPS} steps (Tensor.item and the like)")
         if self._in_passes.calls > self.waits.calls / STEPS:
             waits = self._in_passes.signals(1, "operators that wait for the GPU in the passes of one step")
@@ -257,4 +269,6 @@ class CopyCount:
             "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{copies}; bytes a step from pageable memory"),
             "h2d.pinned_bytes": Signal(self.pinned_bytes / STEPS, "B", f"{copies}; bytes a step from page-locked memory"),
             **waits,
+            "cache.emptied_calls": Signal(self.emptied.calls / STEPS, "", f"{cache}; calls a step"),
+            "cache.emptied_s": Signal(self.emptied.total_s() / STEPS, "s", f"{cache}; seconds of the host a step"),
         }
