@@ -11,7 +11,7 @@ from typing import Any
 
 from . import tracing
 from .guard import switch
-from .recorder import COMM, RawStep
+from .recorder import COMM, DATA, LOADER, LOADERS, RawStep
 from .watch import recorder
 
 KEPT_EVENTS = 256
@@ -19,6 +19,8 @@ LOSSES = 1024
 """Losses whose copies may be under way at once: a sampled step has one for each backward pass. A further loss is not read."""
 MOST_PASSES = 64
 """Backward passes of a step whose losses are added; with more the step has no loss."""
+BESIDE = frozenset((COMM, DATA, *range(LOADER, LOADER + LOADERS)))
+"""Segments that may have a stream of their own: collectives of FSDP 2, batches that a program copies ahead."""
 STREAM_TIMES: list[float] = []
 """In place of the readings of a step: its times are those of the stream."""
 
@@ -48,8 +50,8 @@ class StreamClock:
 
     def record(self) -> Any:
         """An event at this place of the stream. None while a stream is being captured, after a failure, and where the program has changed its stream
-        since the last mark: events of two streams make no timeline. A collective that the program calls in a stream of its own is marked in the stream
-        of the computation, which may go on meanwhile."""
+        since the last mark: events of two streams make no timeline. A collective or a batch that has a stream of its own is marked in the stream of the
+        computation, which goes on meanwhile."""
         try:
             if tracing.capturing():
                 return None
@@ -57,7 +59,7 @@ class StreamClock:
             if self._stream is None:  # torch's streams say that they do not differ from None
                 self._stream = stream
             elif stream != self._stream:
-                if COMM not in (recorder.stack[-1], *recorder.codes[-1:]):
+                if BESIDE.isdisjoint((recorder.stack[-1], *recorder.codes[-1:])):
                     self._stream = stream
                     return None
                 stream = self._stream

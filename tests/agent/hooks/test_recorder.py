@@ -9,7 +9,7 @@ import pytest
 
 from gpuconsole.agent.hooks import recorder as module
 from gpuconsole.agent.hooks import stream
-from gpuconsole.agent.hooks.recorder import BACKWARD, COMM, FORWARD, GAP, LOG, NO_GRAD, OPTIMIZER, Recorder
+from gpuconsole.agent.hooks.recorder import BACKWARD, COMM, DATA, FORWARD, GAP, LOG, NO_GRAD, OPTIMIZER, Recorder
 from gpuconsole.agent.hooks.stream import StreamClock
 
 
@@ -131,7 +131,10 @@ class Stream:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_events_of_two_streams_make_no_timeline_but_a_collective_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beside", [COMM, DATA])
+def test_events_of_two_streams_make_no_timeline_but_collectives_and_batches_have_streams_of_their_own(
+    beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes, others = Stream("passes"), Stream("others")
     present = [passes]
 
@@ -150,11 +153,11 @@ def test_events_of_two_streams_make_no_timeline_but_a_collective_has_a_stream_of
     monkeypatch.setattr(stream.recorder, "codes", [])
     assert clock.record() is not None and clock.record() is not None
     present.append(others)
-    monkeypatch.setattr(stream.recorder, "stack", [GAP, FORWARD, COMM])
+    monkeypatch.setattr(stream.recorder, "stack", [GAP, beside])
     assert clock.record() is not None
-    monkeypatch.setattr(stream.recorder, "stack", [GAP, FORWARD])
-    monkeypatch.setattr(stream.recorder, "codes", [FORWARD, COMM])
-    assert clock.record() is not None, "the end of the collective"
+    monkeypatch.setattr(stream.recorder, "stack", [GAP])
+    monkeypatch.setattr(stream.recorder, "codes", [GAP, beside])
+    assert clock.record() is not None, "its end"
     assert (passes.events, others.events) == (4, 0)
     monkeypatch.setattr(stream.recorder, "codes", [])
     assert clock.record() is None and clock.record() is not None, "the program goes on in another stream"
