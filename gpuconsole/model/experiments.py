@@ -82,9 +82,9 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
     training: bool = False
 
     @property
-    def cost_ratio(self) -> float:
-        """How much worse the change makes the model, as a share; below 0: better."""
-        return self.after / self.before - 1
+    def cost_ratio(self) -> float | None:
+        """How much worse the change makes the model, as a share; below 0: better. A loss may be negative. None for a loss of 0."""
+        return (self.after - self.before) / abs(self.before) if self.before else None
 
     @property
     def too_high(self) -> bool:

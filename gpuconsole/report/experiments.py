@@ -109,7 +109,8 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
     for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
         if cost is not None:
-            values = f"{units.plain(cost.before)} -> {units.plain(cost.after)} ({units.change(cost.cost_ratio)})"
+            change = f" ({units.change(cost.cost_ratio)})" if cost.cost_ratio is not None else ""
+            values = f"{units.plain(cost.before)} -> {units.plain(cost.after)}{change}"
             report.append(Line([(f"{name} {values}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")

@@ -16,7 +16,8 @@ from gpuconsole.experiments.trial import FiniteLoss, LossNotFinite, run_trial, w
 from gpuconsole.model.experiments import HeldOutLoss, Speedup, Trial
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
-from gpuconsole.report.experiments import verdict
+from gpuconsole.report.experiments import trial_report, verdict
+from gpuconsole.report.parts import printed
 from gpuconsole.wire.events import ProbeDone
 from tests.experiments.fake_job import FakeJob
 
@@ -44,6 +45,18 @@ class Sides:
 def judged(worse: float, **changes: object) -> Trial:
     won = Trial("1", "1", changes or {"precision": "bf16"}, "done", Speedup(1.5, 1.4, 1.6), verdict="win")  # type: ignore[arg-type]
     return asyncio.run(with_quality(won, Sides(worse)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse", "too_high"),
+    [(-2.0, -1.0, 0.5, True), (-2.0, -2.2, -0.1, False), (0.0, 0.0, None, False), (0.0, 0.5, None, True)],
+)
+def test_a_loss_may_be_negative_or_zero(before: float, after: float, worse: float | None, too_high: bool) -> None:
+    """A contrastive loss or a bound of a likelihood is often negative. A loss of 0 ended the console by a division."""
+    loss = HeldOutLoss(before, after)
+    assert loss.cost_ratio == (None if worse is None else pytest.approx(worse)) and loss.too_high == too_high
+    trial = Trial("1", "1", {"precision": "bf16"}, "done", Speedup(1.2, 1.1, 1.3), None, 8, verdict="win", held_out_loss=loss)
+    assert printed(trial_report(trial, None))
 
 
 def test_the_loss_is_compared_with_looks_on_both_sides_so_that_training_on_does_not_count() -> None:

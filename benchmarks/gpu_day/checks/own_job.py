@@ -269,7 +269,7 @@ def is_kept_alive(change: str, day: Day) -> None:
     ended = watched(day, "live.py", f"{LIVE_S:.0f}", options=("--try", change, "--allow-numerics"))
     day.require("exit code", ended.code == 0, f"{ended.code}" + (f": {last_line(ended.errors)}" if ended.code else ""))
     pairs = list(zip(_losses(alone), _losses(ended), strict=False))[:-1]
-    apart = max((abs(after - before) / abs(before) for before, after in pairs), default=None)
+    apart = max((abs(after - before) / (abs(before) or 1.0) for before, after in pairs), default=None)
     day.expect("losses, watched over bare, less 1", apart, "ratio", high=LOSS)
     trials = ended.snapshot.trials if ended.snapshot is not None else []
     day.require("a trial", bool(trials), f"{len(trials)}")

@@ -182,7 +182,7 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         torch = sys.modules["torch"]
         if torch._C._get_tracing_state() is not None:  # torch.jit warns where a size is compared
             return
-        value = args[0] if args else None
+        value: Any = args[0] if args else None
         if type(value) is torch.Tensor and not torch._C._len_torch_function_stack():  # the usual pass: as the one before
             counted = watch.counted
             if counted and counted[0] == value.shape and counted[1] is value.dtype and counted[2] == watch.loader_batch:

@@ -101,9 +101,9 @@ def run_signals(
         signals["mfu_at_least"] = Signal(1.0, "", "operators of other libraries ran, whose FLOPs are not known")
     if summary.mfu_above_peak:
         signals["mfu_above_peak"] = Signal(1.0, "", "the FLOP/s are above the peak")
-    counted = {name: share for name in COUNTED_TYPES if (share := record.facts.get(f"flops_{name}_ratio"))}
-    if counted:
-        signals["precision.fp64_ratio"] = Signal(counted.get("fp64", 0.0), "ratio", "FLOPs of the counted step by number type")
+    if any(f"flops_{name}_ratio" in record.facts for name in COUNTED_TYPES):
+        double = record.facts.get("flops_fp64_ratio", 0.0)
+        signals["precision.fp64_ratio"] = Signal(double, "ratio", "FLOPs of the counted step by number type")
     if not on_cpu and TF32_FACTS[0] in record.facts:
         convolved = convolved_ratio(run.knobs, record.facts)
         source = f"torch's settings of TF32 for convolutions ({percent(convolved)} of the FLOPs) and for other products"
