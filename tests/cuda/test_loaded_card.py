@@ -61,6 +61,7 @@ def test_a_limit_that_a_person_has_lowered_is_a_fault_with_its_cure(simulated: M
     assert "nvidia-smi -pl 700" in power["summary"]
 
 
+@pytest.mark.rates
 def test_a_cache_that_is_emptied_in_each_step_is_named_with_its_line(simulated: Machines, tmp_path: Path) -> None:
     found = job(simulated("card h100", "values none"), tmp_path, "cache", 15)
     finding = next(finding for finding in found["findings"] if finding["rule"] == "mem.cache_emptied")

@@ -44,6 +44,7 @@ def test_gathers_that_no_computation_hides_are_named_and_are_no_slow_host(simula
     assert 0.1 * sharded_s < exposed_s < 1.1 * (sharded_s - alone_s), "a lower bound of what the exchange adds to a step"
 
 
+@pytest.mark.rates
 def test_gathers_that_computation_hides_accuse_nobody(simulated: Machines, tmp_path: Path) -> None:
     found = job(simulated("card h100", "card h100", "values none"), tmp_path, "hidden", 400)
     assert [
