@@ -2,8 +2,8 @@
 
     python -m benchmarks.own_job.reports [--only NAME ...] [--seconds 30] [--libraries FOLDER] [--keep] [--show]
 
-Runs each program of `programs` (one for each report of `cases.py`) three times: under `gpuconsole run --headless`, without gpuconsole, and without
-gpuconsole and without the fault (`--fixed`). A row of the table says:
+Runs each program of `programs` (one for each report of `cases.py`) under `gpuconsole run --headless`, then four times without gpuconsole: with the fault, twice
+without it (`--fixed`), with it. A row of the table says:
 
 - share: the share of the time of a step that the slow part takes by the program's own stamps, in the watched run;
 - gain: the rate without the fault over the rate with it, without gpuconsole;
@@ -79,7 +79,7 @@ HEADER = f"{'report':<20} {'share':>5}  {'gain':>7}  {'cause':>6}  {'line':>4}  
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(CASES), metavar="NAME", help="names of reports")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of the watched run; the others take half of it")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of the watched run; each of the others takes a third of it")
     parser.add_argument("--libraries", type=Path, help="a folder with modules that this Python lacks")
     parser.add_argument("--keep", action="store_true", help="write the rows to benchmarks/results")
     parser.add_argument("--show", action="store_true", help="print the summary of each watched run")
@@ -129,8 +129,10 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
             "--",
         )
         told = ran(name, case, place, {**environment, "SECONDS": f"{seconds}"}, before)
-        half = {**environment, "SECONDS": f"{seconds / 2}"}
-        alone, fixed = ran(name, case, place, half), ran(name, case, place, half, fixed=True)
+        shorter = {**environment, "SECONDS": f"{seconds / 3}"}
+        rates = dict.fromkeys((False, True), 0.0)
+        for fixed in (False, True, True, False):  # a slow change of the machine's speed cancels out
+            rates[fixed] += ran(name, case, place, shorter, fixed=fixed)["rate"]
         if show:
             print(summary.read_text(encoding="utf-8"), flush=True)
         run = json.loads(snapshot.read_text(encoding="utf-8"))["runs"][0]
@@ -141,7 +143,7 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
     ]
     right = [finding for finding in fired if finding["rule"] in case.truth]
     accused = tuple(finding["rule"] for finding in fired if finding["rule"] not in (*case.truth, *case.also))
-    row = Row(name, share=told["share"], gain=None if case.memory else fixed["rate"] / alone["rate"], accused=accused)
+    row = Row(name, share=told["share"], gain=None if case.memory else rates[True] / rates[False], accused=accused)
     if not right:
         return row._replace(line=False if case.line else None)
     finding = right[0]
