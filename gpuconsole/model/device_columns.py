@@ -46,7 +46,9 @@ class DeviceColumn(NamedTuple):
 # --- a GPU ---------------------------------------------------------------------------------------------------
 
 SM = DeviceColumn("SM active", "gpu.sm_active_ratio", short="SM", full=1.0, lead="SM", width=5)
-UTILIZATION = DeviceColumn("utilization", "gpu.utilization_ratio", short="util", full=1.0, lead="util", width=5)
+UTILIZATION = DeviceColumn("GPU-Util", "gpu.utilization_ratio", full=1.0, lead="GPU-Util", width=8)
+"""The figure of this name in nvidia-smi: the share of time in which any kernel runs. It says less than the share of active SMs, and stands in its place
+where the driver does not report that."""
 TENSOR = DeviceColumn("tensor active", "gpu.tensor_active_ratio", short="tensor", full=1.0, lead="tensor", width=6)
 HBM = DeviceColumn(
     "HBM used", "gpu.hbm_used_bytes", short="HBM", top="gpu.hbm_total_bytes", lead="HBM", heading="HBM used/total", width=16, align="<"

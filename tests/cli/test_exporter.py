@@ -224,7 +224,7 @@ def test_a_lost_gpu_has_a_reason_and_no_values_and_the_others_go_on(machine: Mac
 
 
 def test_what_is_not_available_is_absent_with_its_reason(machine: Machine) -> None:
-    _, environment = machine("gpus 2", *GPM, "gpu 1 gpm_support 0", "gpu 0 error nvmlDeviceGetTemperatureV 3")
+    _, environment = machine("gpus 2", *GPM, "gpu 1 gpm_support 0", "gpu 1 architecture 7", "gpu 0 error nvmlDeviceGetTemperatureV 3")
     with Exporter(environment).ready() as exporter:
         reason = "GPM needs Hopper or newer"
         wait_until(lambda: exporter.value("gpuconsole_unavailable", "gpu:1", metric="gpu.sm_active_ratio", reason=reason) == 1)

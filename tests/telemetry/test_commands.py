@@ -15,7 +15,9 @@ from tests.conftest import Cli, Machine
 
 
 def test_devices_lists_values_and_reasons_as_plain_text(cli: Cli, machine: Machine) -> None:
-    _, environment = machine("gpus 2", "gpu * gpm 2 78.5", "gpu 0 name NVIDIA \\x1b]0;x\\x07H200", "gpu 1 gpm_support 0")
+    _, environment = machine(
+        "gpus 2", "gpu * gpm 2 78.5", "gpu 0 name NVIDIA \\x1b]0;x\\x07H200", "gpu 1 gpm_support 0", "gpu 1 architecture 7"
+    )
     done = cli("devices", env=environment)
     assert done.returncode == 0, done.stderr
     assert "gpu:0  NVIDIA \\x1b]0;x\\x07H200  140 GiB  gen5 x16  NVLink 18 links" in done.stdout
@@ -55,7 +57,7 @@ def test_a_sampler_that_dies_leaves_its_last_words(cli: Cli, machine: Machine) -
 
 
 def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine) -> None:
-    _, environment = machine("gpus 2", "gpu 1 gpm_support 0")
+    _, environment = machine("gpus 2", "gpu 1 gpm_support 0", "gpu 1 architecture 7")
     done = cli("doctor", env=environment)
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())

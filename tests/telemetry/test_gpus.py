@@ -241,7 +241,12 @@ def test_many_gpus(machine: Machine, count: int) -> None:
 
 def test_before_hopper_pcie_comes_from_nvml_and_the_rest_says_why(machine: Machine) -> None:
     _, environment = machine(
-        "gpus 1", "gpu 0 gpm_support 0", "gpu 0 name NVIDIA A100-SXM4-80GB", "gpu 0 field_error 197 3", "gpu 0 field_error 198 3"
+        "gpus 1",
+        "gpu 0 gpm_support 0",
+        "gpu 0 architecture 7",
+        "gpu 0 name NVIDIA A100-SXM4-80GB",
+        "gpu 0 field_error 197 3",
+        "gpu 0 field_error 198 3",
     )
     with SamplerChild(environment) as child:
         child.rounds()

@@ -56,6 +56,15 @@ def test_eight_gpus_have_a_mark_and_a_figure_each() -> None:
             assert unit in text(rows)
 
 
+def test_without_gpm_the_first_row_is_the_utilization_of_nvidia_smi() -> None:
+    shown = box(8)
+    shown = msgspec.structs.replace(
+        shown, latest={key: value for key, value in shown.latest.items() if not key.startswith("gpu.sm_active")}
+    )
+    _, first = paint_fleet(shown, 120, 2)
+    assert text([first]).startswith("GPU-Util") and "n/a" not in text([first])
+
+
 def test_sixteen_gpus_still_have_figures_at_120_columns() -> None:
     row = text(paint_fleet(box(16), 120, 2)[1:])
     assert len(re.findall(rf"[{MARKS}] *\d+", row)) == 16

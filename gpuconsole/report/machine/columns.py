@@ -55,9 +55,19 @@ def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
 
 
 def for_devices(view: View, column: DeviceColumn, devices: Collection[str]) -> DeviceColumn:
-    """The column with the words of these devices: their memory may be that of the host."""
+    """The column with the words of these devices: their memory may be that of the host, and their driver may know no active SMs."""
+    if column is device_columns.SM:
+        return activity_column(view, devices)
     unified = {device.id for device in view.devices if device.is_unified}
     return UNIFIED_COLUMNS.get(column, column) if devices and unified.issuperset(devices) else column
+
+
+def activity_column(view: View, devices: Collection[str]) -> DeviceColumn:
+    """How busy these devices are: the share of active SMs; where no device reports it, the utilization of nvidia-smi."""
+    for column in (device_columns.SM, device_columns.UTILIZATION):
+        if any(series_key(column.metric, device) in view.latest for device in devices):
+            return column
+    return device_columns.SM
 
 
 def trouble(view: View, device: str) -> str:

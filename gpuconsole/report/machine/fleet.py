@@ -12,11 +12,11 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from gpuconsole.model.device_columns import HBM, HBM_BANDWIDTH, NVLINK, PCIE, POWER, SM, TEMPERATURE, TENSOR, DeviceColumn
+from gpuconsole.model.device_columns import HBM, HBM_BANDWIDTH, NVLINK, PCIE, POWER, SM, TEMPERATURE, TENSOR, UTILIZATION, DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.units import NA, digits
 from gpuconsole.report.cells import LEVELS, SHADES, Row, Segment, fill, line, shade
-from gpuconsole.report.machine.columns import label, link_column
+from gpuconsole.report.machine.columns import activity_column, label, link_column
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import silent_s
 
@@ -113,7 +113,7 @@ def _keys(gpu: str) -> dict[str, tuple[str, str, str]]:
     """For the title of each row the series keys of the value, of the other direction, and of the top."""
     return {
         column.title: (series_key(column.metric, gpu), series_key(column.beside, gpu) if column.ways else "", series_key(column.top, gpu))
-        for column in ROWS
+        for column in (*ROWS, UTILIZATION)
     }
 
 
@@ -130,6 +130,7 @@ def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     grid = _grid(len(gpus), width)
     link = link_column(view, gpus)
     columns = [column for column in ROWS if column not in LINKS or column is link]
+    columns[0] = activity_column(view, gpus)
     readings = [_read(view, gpus, column) for column in columns[: max(1, height - 1)]]
     count = _count(view, gpus, readings)
     current = next((n for n, gpu in enumerate(gpus) if gpu == view.device.partition("/")[0]), -1)

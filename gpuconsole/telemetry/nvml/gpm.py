@@ -8,9 +8,13 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, driver_is_at_least, member
+from gpuconsole.telemetry.nvml.facts import fact
+from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, NOT_SUPPORTED, CallFailed, call, driver_is_at_least, member
 
 NEEDS_HOPPER = "GPM needs Hopper or newer"
+NOT_OFFERED = "the driver offers no GPM on this device"
+HOPPER = 9
+"""NVML's number of the architecture, and the major compute capability."""
 FIRST_SAMPLE = "a rate needs two GPM samples"
 MAX_LINKS = 18
 REFRESH_S = 0.12
@@ -115,8 +119,8 @@ class GpmReader:
 
     def _open(self) -> None:
         """Raises CallFailed when the device, the driver or the binding has no GPM."""
-        if self._instance is None and not call("nvmlGpmQueryDeviceSupport", self._handle).isSupportedDevice:
-            raise CallFailed(3, NEEDS_HOPPER)
+        if self._instance is None and not self._is_supported():
+            raise CallFailed(NOT_SUPPORTED, NEEDS_HOPPER if _is_before_hopper(self._handle) else NOT_OFFERED)
         struct = getattr(pynvml, "c_nvmlGpmMetricsGet_t", None)
         if struct is None:
             raise CallFailed(FUNCTION_NOT_FOUND, "the installed nvidia-ml-py lacks GPM")
@@ -128,6 +132,15 @@ class GpmReader:
         for slot, metric in enumerate(self._metrics.values()):
             query.metrics[slot].metricId = metric.identifier
         self._query = query
+
+    def _is_supported(self) -> bool:
+        """Raises CallFailed where the driver does not say, and a newer driver could."""
+        try:
+            return bool(call("nvmlGpmQueryDeviceSupport", self._handle).isSupportedDevice)
+        except CallFailed as failure:
+            if failure.is_loss or not _is_before_hopper(self._handle):
+                raise
+            return False
 
     def _averages(self) -> tuple[dict[str, float], dict[str, CallFailed]]:
         if self._instance is None:
@@ -161,3 +174,12 @@ class GpmReader:
                 values[name] = member(answer, "value") * metric.factor
         self._refused = failures
         return values, failures
+
+
+def _is_before_hopper(handle: Any) -> bool:
+    """Whether the architecture is known, and older than Hopper: then no driver offers GPM."""
+    for function in ("nvmlDeviceGetArchitecture", "nvmlDeviceGetCudaComputeCapability"):
+        answer = fact(function, handle)
+        if answer is not None:
+            return bool((answer[0] if isinstance(answer, list | tuple) else answer) < HOPPER)
+    return False
