@@ -15,6 +15,7 @@ from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_
 from gpuconsole.telemetry.nvml.gpm import C2C, GpmReader, gpm_metrics
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, driver_is_at_least, meter
 from gpuconsole.telemetry.nvml.links import LinksReader, link_states
+from gpuconsole.telemetry.nvml.pairs import contradictions
 from gpuconsole.telemetry.nvml.shared_memory import (
     NO_RESERVE,
     NO_SIZES,
@@ -47,7 +48,7 @@ class _Reader(Protocol):
 
 
 class Gpu:
-    """Reads one device. A lost device stays lost: only a reset brings the GPU back, and a reset invalidates the handle."""
+    """Reads one device. A lost device stays lost here: a reset brings the GPU back, and invalidates the handle (see `NvmlSource`)."""
 
     def __init__(self, device: str, handle: Any, may_ask: Callable[[str, Call], bool]) -> None:
         """`may_ask(device, call)`: whether a slow call is due now."""
@@ -58,6 +59,7 @@ class Gpu:
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self.substitutes: dict[str, str] = {}
         self._seen: set[str] = set()
+        self._limit_w = 0.0
         self._mig = is_mig_on(handle)
         states = None
         try:
@@ -112,6 +114,7 @@ class Gpu:
                 self._slow_read_t = time.monotonic()
                 self._read_from(self._slow, values)
                 self._read_links(values)
+            self._drop_contradictions(values)
         except CallFailed as failure:
             self._lose(failure)
             return {}
@@ -191,6 +194,15 @@ class Gpu:
         elif source in self.reasons:  # otherwise both are unchanged
             self.reasons[name] = self.reasons[source]
 
+    def _drop_contradictions(self, values: dict[str, float]) -> None:
+        """Values that cannot be true together become n/a, with the reason."""
+        name = "gpu.power_limit_w"
+        self._limit_w = values.get(name, 0.0 if name in self.reasons else self._limit_w)
+        for name, why in contradictions(values, self._limit_w).items():
+            del values[name]
+            self.substitutes.pop(name, None)
+            self.reasons[name] = why
+
     def _share_memory(self, values: dict[str, float]) -> None:
         """The memory of a GPU that shares it with the host. The used part of unified memory comes with the processes: see `add_processes`."""
         if self.device.is_unified:
@@ -258,7 +270,9 @@ class MigSlice:
                     self.reasons.pop(name, None)
                 else:
                     self.reasons[name] = GARBAGE
-        return values
+        wrong = contradictions(values)
+        self.reasons |= wrong
+        return {name: value for name, value in values.items() if name not in wrong}
 
 
 def mig_slices(whole: Gpu) -> list[MigSlice]:
