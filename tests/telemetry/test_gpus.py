@@ -199,12 +199,12 @@ def test_mig_slices_are_devices(machine: Machine) -> None:
 def test_processes_with_their_details(machine: Machine) -> None:
     """One that is real, here, and one from another pid namespace."""
     me = os.getpid()
-    _, environment = machine("gpus 2", f"gpu 1 process {me} compute 5e9 37", "gpu 0 process 4194305 graphics 1e6 -1")
+    _, environment = machine("gpus 2", f"gpu 1 process {me} compute 5e9 37", "gpu 0 process 4194302 graphics 1e6 -1")
     with SamplerChild(environment) as child:
         child.rounds()
         stranger, mine = child.last(Processes).processes
         assert (stranger.pid, stranger.device, stranger.kind, stranger.memory_bytes, stranger.sm_ratio) == (
-            4194305,
+            4194302,
             "gpu:0",
             "graphics",
             1000000,

@@ -102,10 +102,10 @@ def test_links_that_come_up_later_have_traffic_and_a_topology(machine: Machine) 
 
 
 def test_graphics_that_is_not_supported_does_not_hide_compute(machine: Machine) -> None:
-    _, environment = machine("gpus 1", "gpu 0 process 4194304 compute 1e9 10", "gpu 0 error nvmlDeviceGetGraphicsRunningProcesses_v3 3")
+    _, environment = machine("gpus 1", "gpu 0 process 4194303 compute 1e9 10", "gpu 0 error nvmlDeviceGetGraphicsRunningProcesses_v3 3")
     with SamplerChild(environment) as child:
         child.rounds()
-        assert [one.pid for one in child.last(Processes).processes] == [4194304]
+        assert [one.pid for one in child.last(Processes).processes] == [4194303]
         assert child.last(Processes).reasons == {}
         assert child.values("gpu:0")["gpu.processes"] == 1
 

@@ -298,6 +298,30 @@ def test_a_signal_is_sent_only_after_a_yes() -> None:
     assert api.calls[:2] == [("signal", 4100, RANK_0.started, signal.SIGTERM), ("signal", 4100, RANK_0.started, signal.SIGKILL)]
 
 
+def test_a_process_that_is_not_seen_here_is_offered_no_signal() -> None:
+    """Its pid is of another namespace, or belongs to a thread of the kernel here."""
+    shown = msgspec.structs.replace(box(8), processes=(Process(79, "gpu:0", memory_bytes=2**30),))
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        for key in ("T", "K"):
+            await pilot.press(key)
+            await shows(app, "no signal can be sent")
+            assert "send SIG" not in text_of(app)
+            await pilot.press("y")
+        assert not api.calls
+
+    on_box(shown, ProcessesScreen, body)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_digit_of_a_number_is_cut(width: int) -> None:
+    wide = Process(4294967295, "gpu:0", memory_bytes=2**64 - 2**20)
+    shown = msgspec.structs.replace(box(1), processes=(wide,))
+    lines = process_lines(shown, arrange(shown.processes, Choice()), Choice(), width, WALL)
+    painted = text([lines.row(0, False)])
+    assert "4294967295" in painted and units.size_bytes(wide.memory_bytes).strip() in painted
+
+
 def test_a_refusal_is_one_line() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         api.error = "4100 python belongs to [/b]\x1b[2Jroot: only root may signal it"

@@ -179,12 +179,18 @@ class _Layout(NamedTuple):
     room: int
 
 
-def _layout(view: View, width: int) -> _Layout:
+def _layout(view: View, width: int, entries: Iterable[Entry]) -> _Layout:
+    """No number is cut: `pid` and `memory` are as wide as their longest text."""
+    listed = [entry.process for entry in entries if entry.process is not None]
+    longest = {
+        "pid": max((len(str(process.pid)) for process in listed), default=0),
+        "memory": max((len(_memory(process, None)) for process in listed), default=0),
+    }
     ids = max([6, *(len(device.id) for device in view.devices if device.is_gpu)])
     for shape in range(SHAPES):
         gap = 1 if shape else 2
         columns = tuple(
-            column._replace(width=ids) if column.name == "device" else column
+            column._replace(width=ids if column.name == "device" else max(column.width, longest.get(column.name, 0)))
             for column in _COLUMNS
             if column.shapes[0] <= shape < column.shapes[1]
         )
@@ -196,7 +202,7 @@ def _layout(view: View, width: int) -> _Layout:
 
 def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, wall: float | None) -> Lines:
     """The heads of the columns, the entries, and devices that do not report their processes. `wall`: Unix time of `view`, if known."""
-    layout = _layout(view, width)
+    layout = _layout(view, width, entries)
     if not entries:
         return text_lines([row for text in _why_empty(view, choice) for row in paragraph(text, width)])
     notes = [line(width, (text, "dim")) for text in _missing(view)]

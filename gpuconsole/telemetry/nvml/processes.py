@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ import msgspec
 import psutil
 
 from gpuconsole.model.machine import Process
+from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 
 _KINDS = {"compute": "nvmlDeviceGetComputeRunningProcesses", "graphics": "nvmlDeviceGetGraphicsRunningProcesses"}
@@ -18,11 +21,52 @@ _LOOK_BACK_S = 5.0
 _PERCENT = 0.01
 
 
-def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Process], CallFailed | None]:
-    """Each process once (compute if it is both kinds), and the reason if the list may be incomplete. `slices`: MIG slices by GPU instance.
+LARGEST_PID = 2**22 - 1
+"""Of Linux (PID_MAX_LIMIT). The driver names processes by their pid on the host, whose own `pid_max` a container may not know."""
+INVENTED = "the driver lists processes that cannot exist: it and nvidia-ml-py disagree about the records (drivers 535.43 to 535.86)"
+FAR_ABOVE = 1.5
+ROOM_BYTES = 2**30
+"""Processes come and go between two calls: the sum of their memory is wrong only this far above the used memory of the device, and twice in a row."""
 
-    Raises CallFailed only for a lost device.
+
+def processes_of(device: str, handle: Any, slices: dict[int, str], total_bytes: int = 0) -> tuple[list[Process], CallFailed | None]:
+    """Each process once (compute if it is both kinds), and the reason if the list may be incomplete. `slices`: MIG slices by GPU instance.
+    `total_bytes`: memory of the device, 0 if it is not known.
+
+    A list with a process that cannot exist is wrong as a whole: no process of it is returned. Raises CallFailed only for a lost device.
     """
+    for _ in range(2):
+        listed, gap = _listed(device, handle, slices)
+        if not _is_far_above_used(listed, handle, bool(slices)):
+            break
+    else:
+        return [], CallFailed(-1, INVENTED)
+    if any(not _can_exist(process, total_bytes) for process in listed):
+        return [], CallFailed(-1, INVENTED)
+    return listed, gap
+
+
+def _can_exist(process: Process, total_bytes: int) -> bool:
+    fits = not total_bytes or (process.memory_bytes or 0) <= total_bytes
+    return 0 < process.pid <= LARGEST_PID and fits
+
+
+def _is_far_above_used(processes: list[Process], handle: Any, in_slices: bool) -> bool:
+    """Whether the processes hold far more memory than the device says is used. The driver is asked only where a device has processes."""
+    held = sum(process.memory_bytes or 0 for process in processes)
+    if in_slices or held <= ROOM_BYTES:
+        return False
+    try:
+        used = ask(MEMORY, handle)["gpu.hbm_used_bytes"]
+    except CallFailed as failure:
+        if failure.is_loss:
+            raise
+        return False
+    return is_plausible("gpu.hbm_used_bytes", used) and held > FAR_ABOVE * used + ROOM_BYTES
+
+
+def _listed(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Process], CallFailed | None]:
+    """The list of the driver, unchecked, and the reason if it may be incomplete. Raises CallFailed only for a lost device."""
     shares = _sm_shares(handle)
     by_pid: dict[int, Process] = {}
     gap: CallFailed | None = None
@@ -74,7 +118,7 @@ class ProcessDetails:
         self._known: dict[int, tuple[psutil.Process, Process]] = {}
 
     def complete(self, processes: list[Process]) -> list[Process]:
-        """The same processes with their details. An invisible process keeps only its pid."""
+        """The same processes with their details. An invisible process keeps only its pid, and so does one whose pid here belongs to another process."""
         owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
         self._known = {pid: details for pid, details in self._known.items() if pid in owners}
         return [_joined(process, owners[process.pid]) for process in processes]
@@ -92,8 +136,37 @@ class ProcessDetails:
         except psutil.Error:  # another pid namespace, or the process has just ended
             self._known.pop(pid, None)
             return None
+        if is_stranger(pid):
+            return None
         self._known[pid] = (handle, identity)
         return identity
+
+
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD in the flags of /proc/PID/stat."""
+_DEVICE_FILES = ("nvidia", "dxg", "nvhost", "nvmap", "dri/")
+"""Names in /dev that a process on an NVIDIA GPU has open: of the driver, of WSL, of Jetson, and of graphics."""
+
+
+def is_stranger(pid: int, processes: Path = Path("/proc"), devices: Path = Path("/dev")) -> bool:
+    """Whether the local process `pid` cannot be the one that the driver means, whose pid is of another namespace: it is a thread of the kernel, or it has
+    no device file of the GPU open. False where that cannot be told: its files cannot be read, or there are no device files here."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = (processes / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        if int(fields[6]) & _KERNEL_THREAD:
+            return True
+    if not any(file.name.startswith(_DEVICE_FILES[:-1]) for file in devices.iterdir()):
+        return False
+    prefixes = tuple(f"{devices}/{name}" for name in _DEVICE_FILES)
+    try:
+        files = [*(processes / str(pid) / "fd").iterdir()]
+    except OSError:
+        return False
+    for file in files:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(file).startswith(prefixes):
+                return False
+    return True
 
 
 def _joined(process: Process, owner: Process | None) -> Process:

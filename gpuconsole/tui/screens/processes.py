@@ -142,7 +142,12 @@ class ProcessesScreen(ListScreen):
 
     def _ask(self, name: str) -> None:
         process = self._selected()
-        if process is not None:
+        if process is not None and process.started <= 0:
+            self._answer(
+                f"{process.pid}: no process of this number here is seen on the GPU (another container or user): no signal can be sent",
+                "alert",
+            )
+        elif process is not None:
             self._asked = name, process
             self._prompt.repaint()
 

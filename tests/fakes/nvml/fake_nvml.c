@@ -25,6 +25,7 @@
  *   gpu I field_32bit ID 1    that field is an unsigned int, which wraps
  *   gpu I link_field LINK ID VALUE, link_field_error ID CODE    the same for a field of one NVLink (by scopeId)
  *   gpu I process PID KIND BYTES PERCENT    a process with its memory and SM share; KIND is compute or graphics
+ *   gpu I record_bytes N      the driver writes records of processes of 16 or 32 bytes, where the binding reads 24
  *   gpu I mig_slice INSTANCE TOTAL USED     a MIG slice; mig_gpm INSTANCE METRIC VALUE: what GPM says of it
  *   gpu I xid CODE, gpu I xid_serial N      each new N above 0 raises the event XID once
  *   gpu I KEY NUMBER          one of the keys in KEYS below (lost 1: every call fails with NVML_ERROR_GPU_IS_LOST)
@@ -341,7 +342,10 @@ static int running(Gpu *g, int kind, unsigned *count, ProcessInfo *found) {
     if (n > room || (n && !found)) return INSUFFICIENT_SIZE;
     n = 0;
     for (int k = 0; k < g->task_count; k++)
-        if (g->tasks[k].kind == kind) found[n++] = (ProcessInfo){ g->tasks[k].pid, u64(g->tasks[k].memory_bytes), 0xFFFFFFFF, 0xFFFFFFFF };
+        if (g->tasks[k].kind == kind) { /* a driver that writes other records: 16 bytes (pid, memory), or 32 (one more field) */
+            struct { ProcessInfo info; unsigned long long protected_bytes; } record = { { g->tasks[k].pid, u64(g->tasks[k].memory_bytes), 0xFFFFFFFF, 0xFFFFFFFF }, 20276 };
+            memcpy((char *)found + n++ * (size_t)g->record_bytes, &record, (size_t)g->record_bytes);
+        }
     return OK;
 }
 
