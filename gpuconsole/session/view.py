@@ -15,6 +15,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import summarized
 from gpuconsole.session.freshness import silent_devices, why_server_not_fresh
+from gpuconsole.session.gpu_state import SeenNow
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.serving import Outage
@@ -104,6 +105,18 @@ def make_view(
         closed_s=state.session_time(record.closed_t) if record is not None and record.closed_t is not None else None,
         sides=tuple(state.sides),
         trial_times={name: (state.session_time(begun), state.session_time(last)) for name, (begun, last) in state.trial_times.items()},
+    )
+
+
+def seen_now(state: MachineState, now: float) -> SeenNow:
+    """The machine at `now`, in session seconds, for `session/gpu_state.py`."""
+    return SeenNow(
+        state.readings.latest,
+        reasons(state),
+        state.lost,
+        silent_devices(state, now),
+        state.processes,
+        state.processes_missing,
     )
 
 

@@ -10,6 +10,7 @@ from gpuconsole.model.serving import Request
 from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
 from gpuconsole.session.freshness import why_not_fresh
+from gpuconsole.session.gpu_state import VITAL
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Requests, RunOpened, Sample, SourceState, Unavailable, Xid
 from tests.diagnosis.test_run_figures import FACTS, session, stored
@@ -166,10 +167,11 @@ def test_a_stuck_source_is_told_and_counted_on() -> None:
 
 
 def test_the_own_metrics_are_all_shown() -> None:
-    world = World()
+    world = World(GPU, Device(id="gpu:1", name="unknown GPU"), CPU)
     world.sample(power_w=350)
     world.state.apply(DeviceLost(world.now, "gpu:7", "gone"))
     world.state.apply(Unavailable(world.now, "cpu", {"host.cores_busy": "no"}))
+    world.state.apply(Unavailable(world.now, "gpu:1", dict.fromkeys(VITAL, "no permission")))
     world.state.apply(SourceState(world.now, "nvml", 1.0))
     world.state.apply(RunOpened(world.now, "1", "serve-chat", "inference.serving", {}, "gpu:0"))
     world.state.apply(Requests(world.now, [Request(world.now, 0.0, 0.1, 1.0, 10, 10)], 1))

@@ -7,6 +7,7 @@ import pytest
 
 from gpuconsole.cli.parser import parse
 from gpuconsole.engine import catalog
+from gpuconsole.model.metrics import series_key
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
@@ -56,7 +57,10 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
     assert all(f"gpu:{n}" in text for n in range(8))
     assert "1 lost" in text and "lost: fell off the bus" in text and "4 processes" in text
     assert "4100" in text and "train.py" in text
-    free = painted(msgspec.structs.replace(idle(gpu_view()), latest={}), 120, 37)
+    still = {"gpu.utilization_ratio": 0.0, "gpu.processes": 0.0}
+    free = painted(
+        msgspec.structs.replace(idle(gpu_view()), latest={series_key(name, "gpu:0"): value for name, value in still.items()}), 120, 37
+    )
     assert "H200: free." in free and "No process holds a GPU." in free
 
 

@@ -18,6 +18,7 @@ from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out,
 from gpuconsole.report.parts import labelled as labelled_line
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import View
+from gpuconsole.session.gpu_state import gpu_states, unreadable
 
 # --- the values of a place ------------------------------------------------------------------------------------
 
@@ -247,6 +248,8 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
     gpu = place.partition("/")[0]
     if gpu in view.lost:
         rows += paragraph(f"{gpu} is lost: {plain(view.lost[gpu])}", width, "alert")
+    elif place.startswith("gpu") and (state := gpu_states(view, [Device(place, "")])[place]).kind == "n/a":
+        rows += paragraph(f"whether {place} is free is not known: {plain(state.reason)}", width, "alert" if unreadable(view, gpu) else "")
     if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
         rows += paragraph(f"no GPU: {plain(view.no_gpu_reason)}", width)
     for name, source in view.sources.items():
@@ -335,6 +338,11 @@ def _device_report(view: View, device: Device) -> Report:
     report: Report = [Line([("  ".join(plain(part) for part in title if part), "heading")])]
     if device.id in view.lost:
         return [*report, text(f"lost: {plain(view.lost[device.id])}", "alert", indent=2)]
+    if device.is_gpu:
+        state = gpu_states(view, [device])[device.id]
+        report.append(text(f"state: {plain(state.text)}", indent=2))
+        if unreadable(view, device.id):
+            return report  # a table would give the same reason for each metric
     metrics = [metric for _, group in _groups(view, device.id, whole=False) for metric in group]
     report.append(_table("metric", "value", "source", rows=[_metric_cells(view, metric, device.id) for metric in metrics]))
     if not device.is_gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,12 +13,13 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, shaded, spark, wrap
-from gpuconsole.report.machine.columns import GAP, cell, for_devices, heading, link_column, named, read, shown
+from gpuconsole.report.machine.columns import GAP, cell, figure, for_devices, heading, link_column, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words, unreadable, whole_gpus
 
 WIDE = 100
 TALL = 28
@@ -33,12 +35,13 @@ TRACE_TITLE = 8
 TRACE_GAP = "  "
 LEAST_TRACE = 10
 """Cells of a history. A GPU has as many histories as there is room for, side by side below their names."""
+LEAST_REASON = 24
+"""Cells for the reason why a state is not known. With fewer, the reason stands in place of the figures."""
 LEAST_ROWS_FOR_GAP = 3
 LEAST_PROCESSES = 4
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
-BUSY_RATIO = 0.02
-"""A GPU without a known process counts as busy above this share of active SMs. An idle desktop GPU stays below it."""
+STYLES = {"free": "good", "lost": "alert", "silent": "alert", "n/a": "dim"}
 
 
 class Hint(NamedTuple):
@@ -57,7 +60,7 @@ def paint_overview(
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
     gpus = [device for device in view.devices if device.is_gpu]
-    states = _states(view, gpus)
+    states = gpu_states(view, gpus)
     least = len(gpus) + 2 + LEAST_PROCESSES + 2 * frame if gpus else LEAST_HOST + frame
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
         keys = _hint_rows(fewer, inner)
@@ -78,17 +81,10 @@ def paint_overview(
     return fill([*rows, *panel("processes on the GPUs", [], processes, width, room - upper, boxed)], width, height)
 
 
-def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], width: int) -> list[Row]:
+def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int) -> list[Row]:
     """How many GPUs are free, or why there is none, in one line."""
     if gpus:
-        free = sum(state == "free" for state, _ in states.values())
-        name = facts.short_name(gpus[0].name)
-        lost = sum(gpu.id in view.lost for gpu in gpus)
-        counts = (("free", free), ("busy", len(gpus) - free - lost), ("lost", lost))
-        several = f"{len(gpus)} GPUs: {', '.join(f'{count} {state}' for state, count in counts if count)}"
-        text = several if len(gpus) > 1 else f"{plain(name)}: {states[gpus[0].id][0]}"
-        users = len({process.pid for process in view.processes})
-        text += f"; {users} {'process' if users == 1 else 'processes'}." if len(gpus) > 1 and users else "."
+        text = _gpus_in_words(view, gpus, states) + "."
         rest = "Nothing runs under gpuconsole yet."
     elif view.devices:
         text = f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU."
@@ -98,6 +94,17 @@ def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, Segment],
     if cell_width(text) + cell_width(rest) + 5 <= width:
         return [line(width, ("▌ ", "accent"), (text, "title"), (f"  {rest}", ""))]
     return [line(width, ("▌ ", "accent"), (text, "title")), *([line(width, ("▌ ", "accent"), rest)] if rest else [])]
+
+
+def _gpus_in_words(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]) -> str:
+    """How many GPUs are in which state; of a single one, what it does."""
+    whole = whole_gpus(gpus)
+    users = len({process.pid for process in view.processes})
+    if len(gpus) == 1:
+        return f"{plain(facts.short_name(gpus[0].name))}: {plain(states[gpus[0].id].text)}"
+    counts = Counter(states[gpu.id].kind for gpu in whole)
+    parts = [f"{counts[kind]} {kind}" for kind in ("free", "busy", "lost", "silent", "n/a") if counts[kind]]
+    return f"{in_words(gpus)}: {', '.join(parts)}" + (f"; {users} {'process' if users == 1 else 'processes'}" if users else "")
 
 
 def _hint_rows(hints: Sequence[Hint], width: int) -> list[Row]:
@@ -132,35 +139,17 @@ def _key_rows(keys: Sequence[Hint], width: int) -> list[Row]:
 # --- devices ------------------------------------------------------------------------------------------------
 
 
-def _states(view: View, gpus: Sequence[Device]) -> dict[str, Segment]:
-    """What each GPU does, in words, and the style."""
-    pids: dict[str, set[int]] = {}
-    for process in view.processes:
-        pids.setdefault(process.device, set()).add(process.pid)
-    return {gpu.id: _state(view, gpu, len(pids.get(gpu.id, ()))) for gpu in gpus}
-
-
-def _state(view: View, gpu: Device, users: int) -> Segment:
-    if gpu.id in view.lost:
-        return f"lost: {plain(view.lost[gpu.id])}", "alert"
-    if silent_s := facts.silent_s(view, gpu.id):
-        return f"silent for {silent_s:.0f} s", "alert"
-    if users:
-        return f"{users} {'process' if users == 1 else 'processes'}", ""
-    shares = (read(view, column, gpu.id).value for column in (device_columns.SM, device_columns.UTILIZATION))
-    if next((share for share in shares if share is not None), 0.0) > BUSY_RATIO:
-        return "busy", ""
-    return ("free", "good") if gpu.id not in view.processes_missing else ("processes n/a", "dim")
-
-
-def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segment], history: History, width: int, height: int) -> list[Row]:
+def _device_rows(
+    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], history: History, width: int, height: int
+) -> list[Row]:
     """A head, then each GPU with its figures and its histories, then the host."""
     host = next((device for device in view.devices if not device.is_gpu), None)
     room = height - 1 - (1 if host else 0)
     listed = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
     each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(listed))))
     ids = max(6, *(cell_width(gpu.id) for gpu in gpus))
-    names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in gpus)) if width >= 80 else 0
+    known = [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus  # a GPU without a handle has no name
+    names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in known)) if width >= 80 else 0
     columns = [for_devices(view, column, [gpu.id for gpu in gpus]) for column in shown(COLUMNS, width)]
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
     used = cell_width("  ".join(heads) + GAP)
@@ -171,16 +160,17 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     most = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
     for gpu in listed:
         start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
-        start += [(fit(plain(facts.short_name(gpu.name)), names) + "  ", "dim")] if names else []
-        if gpu.id in view.lost:
-            rows += fill([line(width, *start, states[gpu.id])], width, each)
+        start += [(fit(plain(facts.short_name(gpu.name)) if gpu in known else "", names) + "  ", "dim")] if names else []
+        state = states[gpu.id]
+        if instead := _instead_of_figures(view, gpu.id, state, width - used):
+            rows += fill([line(width, *start, instead)], width, each)
             continue
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
         figures = "  ".join(cell(column, read(view, column, gpu.id)) for column in columns)
-        start += [(fit(states[gpu.id][0], STATE), states[gpu.id][1]), (f"  {figures}   ", "")]
-        why = view.unavailable.get(series_key(device_columns.SM.metric, gpu.id))
-        if why and read(view, device_columns.SM, gpu.id).value is None:
-            rows += fill([line(width, *line(used, *start), (f"SM n/a: {plain(why)}", "dim"))], width, each)
+        start += [(fit(state.words, STATE), STYLES.get(state.kind, "")), (f"  {figures}   ", "")]
+        why = _remark(view, gpu.id, state, columns[0])
+        if why:
+            rows += fill([line(width, *start, (plain(why), "dim"))], width, each)
             continue
         histories = list(zip(past[gpu.id], tops, strict=True))
         traced = _stacked(histories, titles, each) if stacked else _side_by_side(histories, each)
@@ -194,11 +184,30 @@ def _device_rows(view: View, gpus: Sequence[Device], states: Mapping[str, Segmen
     return fill(rows, width, height)
 
 
+def _instead_of_figures(view: View, gpu: str, state: GpuState, room: int) -> Segment | None:
+    """What stands in place of the figures of a GPU that has none, or whose state has a reason that does not fit into the `room` beside them."""
+    if state.kind == "lost" or unreadable(view, gpu):
+        return plain(state.text), "alert"
+    return (plain(state.text), "dim") if state.kind == "n/a" and room < LEAST_REASON else None
+
+
+def _remark(view: View, gpu: str, state: GpuState, busy: DeviceColumn) -> str:
+    """What stands in place of the histories of a GPU: why its state is not known, or why it has no value in the first column."""
+    if state.kind == "n/a":
+        return state.reason
+    why = view.unavailable.get(series_key(busy.metric, gpu))
+    if not why or read(view, busy, gpu).value is not None:
+        return ""
+    share = read(view, device_columns.UTILIZATION, gpu)
+    known = f"{device_columns.UTILIZATION.title} {figure(device_columns.UTILIZATION, share).strip()}; " if share.value is not None else ""
+    return f"{known}{busy.short_title} n/a: {why}"
+
+
 def _arrangement(view: View, gpus: Sequence[Device], room: int, each: int) -> tuple[list[DeviceColumn], int, bool]:
     """The histories of each GPU, the most useful first; the cells of each; and whether they stand below one another in the `each` rows of a GPU,
     which shows a longer time. Side by side, only those that have room."""
     ids = [gpu.id for gpu in gpus]
-    wanted = [device_columns.SM, for_devices(view, device_columns.HBM_BANDWIDTH, ids), link_column(view, ids)]
+    wanted = [*(for_devices(view, column, ids) for column in (device_columns.SM, device_columns.HBM_BANDWIDTH)), link_column(view, ids)]
     if each >= LEAST_ROWS_FOR_GAP * len(wanted):
         return wanted, max(0, room - TRACE_TITLE), True
     gap = len(TRACE_GAP)

@@ -31,6 +31,7 @@ OWN = {
     "gpuconsole_build_info": "The exporter's version.",
     "gpuconsole_device_info": "A device and its fixed properties.",
     "gpuconsole_device_lost": "1 for a device that the driver has lost, with the reason.",
+    "gpuconsole_device_unreadable": "1 for a GPU that gives no value at all, such as one without a handle, with the reason.",
     "gpuconsole_unavailable": "1 for a metric that a device cannot report, with the reason.",
     "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Old values are not exported.",
     "gpuconsole_sampler_up": "Whether the process that reads the devices runs and reports.",
@@ -137,11 +138,14 @@ class ScrapeCollector(Collector):
         lost = _own("gpuconsole_device_lost", "device", "reason")
         for name, reason in scrape.lost.items():
             lost.add_metric([visible(name), visible(reason)], 1)
+        unreadable = _own("gpuconsole_device_unreadable", "device", "reason")
+        for name, reason in scrape.unreadable.items():
+            unreadable.add_metric([visible(name), visible(reason)], 1)
         missing = _own("gpuconsole_unavailable", "device", "metric", "reason")
         for name, reasons in scrape.unavailable.items():
             for metric, reason in reasons.items():
                 missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
-        yield from (info, lost, missing)
+        yield from (info, lost, unreadable, missing)
 
     def _attained(self) -> Iterator[Metric]:
         run = self._scrape.attained

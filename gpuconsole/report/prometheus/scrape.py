@@ -15,9 +15,10 @@ from gpuconsole.session.freshness import (
     stale_s,
     stuck_s,
 )
+from gpuconsole.session.gpu_state import unreadable, whole_gpus
 from gpuconsole.session.machine import USUAL
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import run_now
+from gpuconsole.session.view import run_now, seen_now
 
 
 class ServingRun(NamedTuple):
@@ -50,6 +51,7 @@ class Scrape:
     usual: dict[str, frozenset[str]]
     unavailable: dict[str, dict[str, str]]
     lost: dict[str, str]
+    unreadable: dict[str, str]
     last_xid: dict[str, int]
     ages_s: dict[str, float]
     sources: dict[str, tuple[float, float]]
@@ -80,6 +82,7 @@ def scrape(state: SessionState, t: float) -> Scrape:
         },
         unavailable=no_gpu | {device: dict(reasons) for device, reasons in state.unavailable.items()},
         lost=dict(state.lost),
+        unreadable=unreadable_gpus(state, now),
         last_xid=dict(state.last_xid),
         ages_s=ages,
         sources={name: (stuck_s(source, t), source.period_s) for name, source in state.sources.items()},
@@ -89,6 +92,12 @@ def scrape(state: SessionState, t: float) -> Scrape:
         serving=_serving(state),
         attained=_attained(state),
     )
+
+
+def unreadable_gpus(state: SessionState, now: float) -> dict[str, str]:
+    """The GPUs that give no value, with the reason. `now`: session seconds."""
+    seen = seen_now(state, now)
+    return {gpu.id: why for gpu in whole_gpus(state.devices) if (why := unreadable(seen, gpu.id))}
 
 
 def _serving(state: SessionState) -> ServingRun | None:

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from gpuconsole import __version__
+from gpuconsole.model.text import visible
 from gpuconsole.report.prometheus.collector import ScrapeCollector
-from gpuconsole.report.prometheus.scrape import scrape
+from gpuconsole.report.prometheus.scrape import scrape, unreadable_gpus
 from gpuconsole.session.freshness import why_not_fresh
 from gpuconsole.session.state import SessionState
 
@@ -31,7 +32,7 @@ THREAD_BYTES = 1 << 15
 ABOUT = f"""gpuconsole {__version__} exporter
 
 /metrics   for Prometheus, text or OpenMetrics
-/healthz   200 while samples are fresh
+/healthz   200 while samples are fresh; it names GPUs that are lost or give no value
 """
 
 LOGGER = logging.getLogger(__name__)
@@ -93,12 +94,20 @@ class MetricsServer:
             case "/metrics":
                 return await self._metrics(request)
             case "/healthz":
-                reason = why_not_fresh(self._state, self._state.session_time(time.monotonic()))
-                return web.Response(status=503, text=f"{reason}\n") if reason else web.Response(text="ok\n")
+                return self._health()
             case "/":
                 return web.Response(text=ABOUT)
             case _:
                 return web.Response(status=404, text="see /\n")
+
+    def _health(self) -> web.Response:
+        """503 while samples are not fresh. A dead GPU is named, but does not fail the check: a restart of the exporter would not help, and the other GPUs report."""
+        now = self._state.session_time(time.monotonic())
+        if reason := why_not_fresh(self._state, now):
+            return web.Response(status=503, text=f"{reason}\n")
+        dead = {device: f"lost: {why}" for device, why in self._state.lost.items()}
+        dead |= {device: f"n/a: {why}" for device, why in unreadable_gpus(self._state, now).items()}
+        return web.Response(text="".join(["ok\n", *(f"{device} is {visible(why)}\n" for device, why in dead.items())]))
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         """The text is made on a thread: eight GPUs with their links take 14 ms, in which the screen would not answer keys."""

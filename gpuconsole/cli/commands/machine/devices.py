@@ -15,8 +15,9 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.machine.devices import devices_report
 from gpuconsole.report.parts import Report
+from gpuconsole.session.gpu_state import GpuState, gpu_states
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import make_view
+from gpuconsole.session.view import make_view, seen_now
 
 HELP = "list the devices with their current values"
 DESCRIPTION = "List the GPUs and the host with the value of every metric now, or the reason why there is no value."
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
 def as_json(reading: Reading) -> dict[str, object]:
     """The JSON of `--json`: SI units, by metric name."""
     state, readings = reading.state, reading.state.readings
+    states = gpu_states(seen_now(state, state.session_time(state.now)), [device for device in state.devices if device.is_gpu])
     links = [device for device in readings.devices() if "/link:" in device]
     devices = [
         {
@@ -55,6 +57,7 @@ def as_json(reading: Reading) -> dict[str, object]:
             "peaks": device.peaks,
             "facts": device.facts,
             "lost": state.lost.get(device.id),
+            **_state_of(states.get(device.id)),
             "values": readings.present(device.id),
             "sources": {metric: readings.substitutes[key] for metric, key, _ in readings.values(device.id) if key in readings.substitutes},
             "unavailable": state.unavailable.get(device.id, {}),
@@ -72,6 +75,11 @@ def as_json(reading: Reading) -> dict[str, object]:
         "devices": devices,
         "topology": state.links,
     }
+
+
+def _state_of(gpu: GpuState | None) -> dict[str, str | None]:
+    """What a GPU does: `free`, `busy`, `lost`, `silent` or `n/a`, and the reason. Empty for the host."""
+    return {"state": gpu.kind, "state_reason": gpu.reason or None} if gpu is not None else {}
 
 
 def _without_command(process: Process) -> dict[str, object]:

@@ -24,7 +24,9 @@ from gpuconsole.model.text import visible
 from gpuconsole.model.torch_build import Driver
 from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
+from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import seen_now
 
 HELP = "report what works on this machine, and why not"
 DESCRIPTION = """Report what works on this machine, what reads n/a with the reason, and where the value of each setting comes from. This command
@@ -44,6 +46,9 @@ KERNEL_FILES = {
 SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED_BYTES = 2 * 2**30
 """Twelve workers with two batches of 64 images each need 1 GB. Docker's default is 64 MB."""
+
+LONGEST_LABEL = 32
+"""Cells. A longer label has a row of its own."""
 
 Row = tuple[str, str]
 
@@ -75,7 +80,7 @@ def sections(reading: Reading) -> dict[str, list[Row]]:
 
 def report(sections: dict[str, list[Row]]) -> Report:
     """The sections that have rows, with a heading for each."""
-    column = max(len(name) for rows in sections.values() for name, _ in rows) + 2
+    column = min(LONGEST_LABEL, max(len(name) for rows in sections.values() for name, _ in rows)) + 2
     parts: Report = []
     for title, rows in sections.items():
         if rows:
@@ -141,14 +146,24 @@ def gpu_rows(reading: Reading) -> list[Row]:
     if state.no_gpu_reason:
         return [*rows, ("NVML", f"{state.no_gpu_reason}; the host CPU is the device")]
     gpus = [device for device in state.devices if device.is_gpu]
-    rows.append(("NVML", f"works, {len(gpus)} {'GPU' if len(gpus) == 1 else 'GPUs'}"))
-    for gpu in gpus:
-        missing = state.lost.get(gpu.id) or state.unavailable.get(gpu.id, {}).get(GPM_METRIC)
-        rows.append((gpu.id, f"{gpu.name}; GPM {f'n/a: {missing}' if missing else 'works'}"))
+    rows.append(("NVML", f"works, {in_words(gpus)}"))
+    states = gpu_states(seen_now(state, state.session_time(state.now)), gpus)
+    rows += [(gpu.id, f"{gpu.name}; {_condition(state, gpu, states[gpu.id])}") for gpu in gpus]
     rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, state.readings.present(gpu.id))]
     rows += torch_rows(state)
     rows += [(source.source, source.detail) for source in state.sources.values() if source.detail]
     return rows
+
+
+def _condition(state: SessionState, gpu: Device, seen: GpuState) -> str:
+    """Whether GPM works on a GPU; else why the GPU itself does not answer, or why its state is not known."""
+    missing = state.unavailable.get(gpu.id, {}).get(GPM_METRIC)
+    gpm = f"GPM n/a: {missing}" if missing else "GPM works"
+    if seen.kind == "lost":
+        return seen.text
+    if seen.kind == "n/a":
+        return seen.text if missing and missing in seen.reason else f"{gpm}; state {seen.text}"
+    return gpm
 
 
 def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
@@ -242,7 +257,19 @@ def missing_rows(reading: Reading) -> list[Row]:
 
 
 def folded(devices: list[str]) -> str:
-    """Device ids with consecutive numbers as ranges: `gpu:0-7`, `gpu:1/link:0-17`."""
+    """Device ids with consecutive numbers as ranges: `gpu:0-7`, `gpu:0-7/link:0-17`."""
+    parts_of: dict[str, list[str]] = {}
+    for device in devices:
+        gpu, _, part = device.partition("/")
+        parts_of.setdefault(gpu, []).append(part)
+    gpus_with: dict[tuple[str, ...], list[str]] = {}
+    for gpu, parts in parts_of.items():
+        gpus_with.setdefault(tuple(_ranges(parts)), []).append(gpu)
+    return ", ".join(f"{gpus}/{part}".rstrip("/") for parts, named in gpus_with.items() for gpus in _ranges(named) for part in parts)
+
+
+def _ranges(devices: list[str]) -> list[str]:
+    """Numbered names, consecutive numbers as ranges."""
     parts: list[list[object]] = []
     for device in devices:
         head, _, tail = device.rpartition(":")
@@ -252,6 +279,4 @@ def folded(devices: list[str]) -> str:
             last[2] = number
         else:
             parts.append([head, number if number is not None else tail, number])
-    return ", ".join(
-        f"{head}:{low}-{high}" if high is not None and high != low else f"{head}:{low}".lstrip(":") for head, low, high in parts
-    )
+    return [f"{head}:{low}-{high}" if high is not None and high != low else f"{head}:{low}".strip(":") for head, low, high in parts]
