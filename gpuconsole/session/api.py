@@ -58,6 +58,8 @@ class View(msgspec.Struct, frozen=True):
     - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
     - `remote`: what an agent on the console's socket does (`RemoteApi.activity`).
     - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or its first side starts.
+    - `xids`: the newest error (XID) of each GPU since the start of the console, and its session seconds.
+    - `ecc_before`: the uncorrected memory errors that each GPU had at the start of the console.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
@@ -99,6 +101,8 @@ class View(msgspec.Struct, frozen=True):
     sides: tuple[tuple[float, int], ...] = ()
     remote: str = ""
     asked: Knobs = {}
+    xids: dict[str, tuple[int, float]] = {}
+    ecc_before: dict[str, float] = {}
 
     @property
     def run(self) -> Run | None:

@@ -1,4 +1,4 @@
-"""What each GPU does now: one answer for the screen, `devices`, the exporter and the doctor.
+"""What each GPU does now, and what is wrong with it: one answer for the screen, `devices`, the exporter and the doctor.
 
 "free" and "busy" are claims, and each needs a proof. Without one the state is n/a, with the reason.
 """
@@ -24,6 +24,8 @@ BUSY_RATIO = 0.02
 MUCH_MEMORY = 2 * 2**30
 """A GPU on which no process is seen is not free above so many used bytes. The driver itself keeps up to 1 GB, which version 1 of NVML's call counts as used
 (912 MB on an idle A100: rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek pull request 113)."""
+LOWERED = 0.99
+"""A power limit below this share of the board's default was set by a person. At its default a cap is normal at full load (the rule hw.power)."""
 NO_SAMPLE = "no sample yet"
 NOT_LISTED = "its processes are not known"
 
@@ -43,6 +45,10 @@ class Seen(Protocol):
     def processes(self) -> Sequence[Process]: ...
     @property
     def processes_missing(self) -> Mapping[str, str]: ...
+    @property
+    def xids(self) -> Mapping[str, tuple[int, float]]: ...
+    @property
+    def ecc_before(self) -> Mapping[str, float]: ...
 
 
 class SeenNow(NamedTuple):
@@ -54,6 +60,8 @@ class SeenNow(NamedTuple):
     silent: Mapping[str, float]
     processes: Sequence[Process]
     processes_missing: Mapping[str, str]
+    xids: Mapping[str, tuple[int, float]]
+    ecc_before: Mapping[str, float]
 
 
 class GpuState(NamedTuple):
@@ -133,3 +141,48 @@ def _why_not_free(seen: Seen, gpu: str, share: float | None) -> str:
 
 def _is_known(seen: Seen, metrics: Iterable[str], gpu: str) -> bool:
     return any(series_key(name, gpu) in seen.latest for name in metrics)
+
+
+# --- what is wrong with a GPU -----------------------------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """`is_new`: it lasts, or it came since the start of the console; else it is an old count. `t`: when it came, in session seconds, if that is known."""
+
+    words: str
+    is_new: bool = True
+    t: float | None = None
+
+
+def faults(seen: Seen, gpu: str) -> list[Fault]:
+    """What is wrong with a GPU, the worst first."""
+    if gpu in seen.silent:
+        return []
+
+    def now(metric: str) -> float:
+        return seen.latest.get(series_key(metric, gpu), 0.0)
+
+    found: list[Fault] = []
+    if gpu in seen.xids:
+        code, t = seen.xids[gpu]
+        found.append(Fault(f"XID {code}", True, t))
+    if now("gpu.row_remap_failed"):
+        found.append(Fault("worn memory"))
+    old = min(seen.ecc_before.get(gpu, 0.0), now("gpu.ecc_uncorrected"))
+    if (new := now("gpu.ecc_uncorrected") - old) > 0:
+        found.append(Fault(_errors(new)))
+    if now("gpu.clocks_hw_thermal") or now("gpu.clocks_sw_thermal"):
+        found.append(Fault("heat slowdown"))
+    elif now("gpu.clocks_power_brake"):
+        found.append(Fault("power brake"))
+    elif now("gpu.clocks_hw_slowdown"):
+        found.append(Fault("HW slowdown"))
+    if now("gpu.clocks_power_cap") and 0 < now("gpu.power_limit_w") < LOWERED * now("gpu.power_limit_default_w"):
+        found.append(Fault("power cap"))
+    if old:
+        found.append(Fault(f"{old:.0f} before" if new > 0 else f"{_errors(old)} before", is_new=False))
+    return found
+
+
+def _errors(count: float) -> str:
+    return f"{count:.0f} ECC {'error' if count == 1 else 'errors'}"

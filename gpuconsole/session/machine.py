@@ -178,6 +178,10 @@ class MachineState:
         self.links: list[Link] = []
         self.xids: deque[Xid] = deque(maxlen=XIDS)
         self.last_xid: dict[str, int] = {}
+        self.xid_times: dict[str, tuple[int, float]] = {}
+        """The newest error of each GPU since the start of the console, and its session time."""
+        self.ecc_before: dict[str, float] = {}
+        """Uncorrected memory errors of each GPU at the start of the console."""
         self.sources: dict[str, SourceState] = {}
         self.sampler_t: float | None = None
         """The time of the sampler's last event."""
@@ -230,6 +234,7 @@ class MachineState:
             case Xid():
                 self.xids.append(event)
                 self.last_xid[event.device] = event.code
+                self.xid_times[event.device] = (event.code, self.session_time(event.t))
                 return f"{event.device}: XID {event.code}{f', {event.meaning}' if event.meaning else ''}"
             case SourceState():
                 self.sources[event.source] = event
@@ -248,6 +253,8 @@ class MachineState:
             return  # an old value: from the round in which the device was lost, or from the memory of another reader
         if event.values and self.lost.pop(event.device, None) is not None:
             self.reasons_version += 1
+        if (errors := event.values.get("gpu.ecc_uncorrected")) is not None:
+            self.ecc_before[event.device] = min(errors, self.ecc_before.get(event.device, errors))  # a reset of the GPU clears the count
         self.readings.add_sample(event, self.session_time(event.t))
         # Each reader of a device has its own thread, so a value may arrive before the event that withdraws its reason.
         missing = self.unavailable.get(event.device)
@@ -261,6 +268,9 @@ class MachineState:
         for device in event.devices:
             if before.get(device.id, device.uuid) != device.uuid:
                 self.readings.drop_history(device.id)
+            if device.uuid and before.get(device.id) not in (None, "", device.uuid):
+                self.xid_times.pop(device.id, None)
+                self.ecc_before.pop(device.id, None)
         self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
         self.devices_t = self.session_time(event.t)
         self.cuda = event.cuda

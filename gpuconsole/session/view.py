@@ -104,6 +104,8 @@ def make_view(
         run_times=tuple(state.session_time(record.opened.t) for record in state.records),
         closed_s=state.session_time(record.closed_t) if record is not None and record.closed_t is not None else None,
         sides=tuple(state.sides),
+        xids=dict(state.xid_times),
+        ecc_before=dict(state.ecc_before),
         trial_times={name: (state.session_time(begun), state.session_time(last)) for name, (begun, last) in state.trial_times.items()},
     )
 
@@ -117,6 +119,8 @@ def seen_now(state: MachineState, now: float) -> SeenNow:
         silent_devices(state, now),
         state.processes,
         state.processes_missing,
+        state.xid_times,
+        state.ecc_before,
     )
 
 

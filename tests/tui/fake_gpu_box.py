@@ -36,7 +36,7 @@ _TOPS = {
     "gpu.ecc_corrected": 3.0, "gpu.ecc_corrected_lifetime": 90.0,
 }  # fmt: skip
 _FIXED = {
-    "gpu.hbm_total_bytes": 140.4 * GIB, "gpu.bar1_total_bytes": 256.0 * GIB, "gpu.power_limit_w": 700.0, "gpu.power_limit_max_w": 700.0,
+    "gpu.hbm_total_bytes": 140.4 * GIB, "gpu.bar1_total_bytes": 256.0 * GIB, "gpu.power_limit_w": 700.0, "gpu.power_limit_default_w": 700.0, "gpu.power_limit_max_w": 700.0,
     "gpu.temperature_slowdown_c": 87.0, "gpu.sm_clock_max_hz": 1.98e9, "gpu.memory_clock_max_hz": 3.2e9, "gpu.pcie_link_generation": 5.0,
     "gpu.pcie_link_generation_max": 5.0, "gpu.pcie_link_width": 16.0, "gpu.pcie_link_width_max": 16.0, "gpu.nvlinks_active": 18.0,
     "gpu.link_up": 1.0, "gpu.clocks_power_cap": 1.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import msgspec
 import pytest
 
@@ -62,6 +64,46 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
         msgspec.structs.replace(idle(gpu_view()), latest={series_key(name, "gpu:0"): value for name, value in still.items()}), 120, 37
     )
     assert "H200: free." in free and "No process holds a GPU." in free
+
+
+def faulty(**changes: object) -> View:
+    """Eight GPUs: the second was hot, the third had memory errors before and now, the fourth before, the fifth had an XID, a person has lowered the
+    power of the sixth, and the last is lost after an XID."""
+    shown = idle(box(8, lost=[7]))
+    values = {
+        series_key(name, gpu): value
+        for name, gpu, value in (
+            ("gpu.clocks_hw_thermal", "gpu:1", 1.0), ("gpu.ecc_uncorrected", "gpu:2", 9.0), ("gpu.ecc_uncorrected", "gpu:3", 4.0),
+            ("gpu.power_limit_w", "gpu:5", 400.0),
+        )
+    }  # fmt: skip
+    errors = {"gpu:4": (79, shown.now - 60), "gpu:7": (79, shown.now - 30)}
+    known: dict[str, object] = {"latest": shown.latest | values, "xids": errors, "ecc_before": {"gpu:2": 7.0, "gpu:3": 4.0}}
+    return msgspec.structs.replace(shown, **(known | changes))
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 47), (120, 37), (80, 21)])
+def test_a_sick_gpu_looks_sick_in_its_row(width: int, height: int) -> None:
+    shown = faulty()
+    rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height)
+    text = ["".join(part for part, _ in row) for row in rows]
+    at = datetime.datetime.fromtimestamp(shown.wall - 60).strftime("%H:%M:%S" if width > 80 else "%H:%M")
+    assert any("8 GPUs: 7 busy, 1 lost, 4 with a fault" in row for row in text)
+    words = {"gpu:1": "heat slowdown", "gpu:2": "2 ECC errors", "gpu:4": f"XID 79 {at}", "gpu:5": "power cap", "gpu:7": "XID 79"}
+    for gpu, fault in words.items():
+        row = next(
+            row for row in rows if row and f"{gpu} " in "".join(part for part, _ in row) and "H200" in "".join(part for part, _ in row)
+        )
+        assert any(fault in part and style == "alert" for part, style in row), (gpu, row)
+    calm = [row for row in rows if any("gpu:0 " in part or "gpu:3 " in part for part, _ in row)]
+    assert not any(style == "alert" for row in calm for _, style in row)
+    if width > 80:
+        assert any("4 ECC errors before" in part and style == "dim" for row in calm for part, style in row)
+
+
+def test_a_power_cap_at_the_default_limit_is_no_fault() -> None:
+    """An H100 works like this at full load."""
+    assert "with a fault" not in painted(idle(box(8)), 120, 37)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words, unreadable, whole_gpus
+from gpuconsole.session.gpu_state import Fault, GpuState, faults, gpu_states, in_words, unreadable, whole_gpus
 
 WIDE = 100
 TALL = 28
@@ -97,13 +98,15 @@ def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]
 
 
 def _gpus_in_words(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]) -> str:
-    """How many GPUs are in which state; of a single one, what it does."""
+    """How many GPUs are in which state, and how many have a fault; of a single one, what it does."""
     whole = whole_gpus(gpus)
+    faulty = sum(states[gpu.id].kind != "lost" and any(fault.is_new for fault in faults(view, gpu.id)) for gpu in whole)
     users = len({process.pid for process in view.processes})
     if len(gpus) == 1:
-        return f"{plain(facts.short_name(gpus[0].name))}: {plain(states[gpus[0].id].text)}"
+        return f"{plain(facts.short_name(gpus[0].name))}: {plain(states[gpus[0].id].text)}" + (", with a fault" if faulty else "")
     counts = Counter(states[gpu.id].kind for gpu in whole)
     parts = [f"{counts[kind]} {kind}" for kind in ("free", "busy", "lost", "silent", "n/a") if counts[kind]]
+    parts += [f"{faulty} with a fault"] if faulty else []
     return f"{in_words(gpus)}: {', '.join(parts)}" + (f"; {users} {'process' if users == 1 else 'processes'}" if users else "")
 
 
@@ -151,8 +154,14 @@ def _device_rows(
     known = [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus  # a GPU without a handle has no name
     names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in known)) if width >= 80 else 0
     columns = [for_devices(view, column, [gpu.id for gpu in gpus]) for column in shown(COLUMNS, width)]
+    wrong = {gpu.id: faults(view, gpu.id) for gpu in listed}
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
     used = cell_width("  ".join(heads) + GAP)
+    remarks = max((len(_fault_words(view, found)) for found in wrong.values()), default=0)
+    remarks = remarks if used + remarks <= width else 0
+    if remarks:  # beside the histories; where there is no room, in place of the state
+        used += remarks + len(TRACE_GAP)
+        heads[-1] += GAP + fit("faults", remarks - 1)
     traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)
     titles = [fit(column.short_title, TRACE_TITLE if stacked else cells) for column in traces]
     rows = [line(width, ("  ".join(heads) + GAP + ("" if stacked else TRACE_GAP.join(titles)), "dim"))]
@@ -161,16 +170,25 @@ def _device_rows(
     for gpu in listed:
         start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
         start += [(fit(plain(facts.short_name(gpu.name)) if gpu in known else "", names) + "  ", "dim")] if names else []
-        state = states[gpu.id]
-        if instead := _instead_of_figures(view, gpu.id, state, width - used):
+        state, found = states[gpu.id], wrong[gpu.id]
+        if instead := _instead_of_figures(view, gpu.id, state, found, width - used + remarks):
             rows += fill([line(width, *start, instead)], width, each)
             continue
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
         figures = "  ".join(cell(column, read(view, column, gpu.id)) for column in columns)
-        start += [(fit(state.words, STATE), STYLES.get(state.kind, "")), (f"  {figures}   ", "")]
+        new = [fault for fault in found if fault.is_new]
+        doing: Segment = (state.words, STYLES.get(state.kind, ""))
+        if new and not remarks:
+            doing = (_fault_words(view, new[:1], seconds=False), "alert")
+        start += [(fit(doing[0], STATE), doing[1]), (f"  {figures}   ", "")]
         why = _remark(view, gpu.id, state, columns[0])
-        if why:
+        if why and not found:
             rows += fill([line(width, *start, (plain(why), "dim"))], width, each)
+            continue
+        if remarks:
+            start += [(fit(_fault_words(view, found), remarks), "alert" if new else "dim"), (TRACE_GAP, "")]
+        if why:
+            rows += fill([line(width, *line(used, *start), (plain(why), "dim"))], width, each)
             continue
         histories = list(zip(past[gpu.id], tops, strict=True))
         traced = _stacked(histories, titles, each) if stacked else _side_by_side(histories, each)
@@ -184,11 +202,24 @@ def _device_rows(
     return fill(rows, width, height)
 
 
-def _instead_of_figures(view: View, gpu: str, state: GpuState, room: int) -> Segment | None:
+def _instead_of_figures(view: View, gpu: str, state: GpuState, found: Sequence[Fault], room: int) -> Segment | None:
     """What stands in place of the figures of a GPU that has none, or whose state has a reason that does not fit into the `room` beside them."""
     if state.kind == "lost" or unreadable(view, gpu):
-        return plain(state.text), "alert"
+        errors = "".join(f"; {_fault_words(view, [fault])}" for fault in found if fault.t is not None)
+        return plain(state.text) + errors, "alert"
     return (plain(state.text), "dim") if state.kind == "n/a" and room < LEAST_REASON else None
+
+
+def _fault_words(view: View, found: Sequence[Fault], seconds: bool = True) -> str:
+    """`XID 79 12:50:02, heat slowdown`. `seconds`: whether a time has them."""
+    words = []
+    for fault in found:
+        moment = ""
+        if fault.t is not None and view.wall:
+            at = datetime.datetime.fromtimestamp(view.wall - view.now + fault.t)
+            moment = f" {at:%H:%M:%S}" if seconds else f" {at:%H:%M}"
+        words.append(fault.words + moment)
+    return ", ".join(words)
 
 
 def _remark(view: View, gpu: str, state: GpuState, busy: DeviceColumn) -> str:
