@@ -6,7 +6,7 @@ import time
 
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.telemetry.nvml.calls import SlowCalls
-from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
+from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME, fact
 from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.processes import ProcessDetails, processes_of
@@ -17,6 +17,7 @@ from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology
 
 PROCESSES_S = 2.0
 CHECK_S = 5.0
+LONGEST_LOOK_S = 600.0
 
 
 class NvmlSource:
@@ -35,6 +36,9 @@ class NvmlSource:
         self._gpus: list[Gpu] = []
         self._closed: dict[str, CallFailed] = {}
         self._told_lost: set[str] = set()
+        self._worked: set[str] = set()
+        """GPUs without a valid handle here that worked at the last look."""
+        self._look_s, self._look_t = CHECK_S, 0.0
         for index in range(self._count):
             self._open(index)
         self._slices: list[MigSlice] = [mig_slice for gpu in self._gpus for mig_slice in mig_slices(gpu)]
@@ -174,9 +178,38 @@ class NvmlSource:
             meter.suspects_driver = False
         if count != self._count:
             raise DriverGone(f"the number of GPUs went from {self._count} to {count}")
+        self._look_for_returned()
         alive = [gpu for gpu in self._gpus if gpu.loss is None]
         if mig_layout(alive) != {gpu.device.id: self._mig[gpu.device.id] for gpu in alive if gpu.device.id in self._mig}:
             raise DriverGone("the MIG slices have changed")
+
+    def _look_for_returned(self) -> None:
+        """Raises DriverGone when a GPU that was lost, or had no handle, works again twice in a row: its old handle stays invalid after a reset."""
+        if time.monotonic() < self._look_t:
+            return
+        dead = [gpu.device.id for gpu in self._gpus if gpu.loss is not None] + [*self._closed]
+        working = {device for device in dead if self._works(device)}
+        if both := sorted(working & self._worked):
+            raise DriverGone(f"{both[0]} answers again")
+        self._worked = working
+
+    def _works(self, device: str) -> bool:
+        """Whether a GPU gives a new handle, and no call through it says that the GPU is lost. Where one does, the next look is twice as late."""
+        meter.device = device
+        handle = fact("nvmlDeviceGetHandleByIndex", int(device.removeprefix("gpu:")))
+        if handle is None:
+            return False
+        gpu = Gpu(device, handle, self._slow_calls.may_ask)
+        gpu.prime()
+        values = gpu.read()
+        try:
+            processes_of(device, handle, {})
+        except CallFailed:
+            values = {}
+        if not values:
+            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
+            self._look_t = time.monotonic() + self._look_s
+        return bool(values)
 
     def _losses(self) -> list[tuple[str, str]]:
         opened = [(gpu.device.id, gpu.loss) for gpu in self._gpus if gpu.loss is not None]
