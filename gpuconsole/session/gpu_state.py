@@ -92,12 +92,24 @@ def in_words(gpus: Iterable[Device]) -> str:
 
 
 def gpu_states(seen: Seen, gpus: Iterable[Device]) -> dict[str, GpuState]:
-    """The state of each GPU and of each MIG slice."""
+    """The state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from its slices, which must be among `gpus`."""
     users: dict[str, set[int]] = {}
     for process in seen.processes:
         for place in {process.device, parent(process.device)}:  # a process in a slice uses the GPU, too
             users.setdefault(place, set()).add(process.pid)
-    return {gpu.id: _state(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
+    states = {gpu.id: _state(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
+    for gpu, state in states.items():
+        slices = [states[other].kind for other in states if parent(other) == gpu != other]
+        if state.kind == "n/a" and slices and not unreadable(seen, gpu):  # the driver reports no utilization of a GPU in MIG mode
+            states[gpu] = _of_slices(state, slices)
+    return states
+
+
+def _of_slices(state: GpuState, slices: Sequence[Kind]) -> GpuState:
+    """The state of a GPU in MIG mode, from those of its slices where they prove it."""
+    if "busy" in slices:
+        return GpuState("busy", "busy")
+    return GpuState("free", "free") if set(slices) == {"free"} else state
 
 
 def _state(seen: Seen, gpu: str, users: int) -> GpuState:

@@ -85,6 +85,15 @@ def test_slices_are_not_counted_as_gpus(machine: Machine, monkeypatch: pytest.Mo
     assert "NVML works, 2 GPUs with 2 MIG slices" in " ".join(cli("doctor", env=environment).stdout.split())
 
 
+@pytest.mark.parametrize(("second", "state"), [(0, "free"), (50, "busy")])
+def test_the_slices_say_what_a_gpu_in_mig_mode_does(machine: Machine, cli: Cli, second: int, state: str) -> None:
+    slices = ["mig 1", "mig_slice 3 19000000000 1000000", "mig_slice 9 38000000000 1000000", f"mig_gpm 9 2 {second}"]
+    none = "gpu 0 error nvmlDeviceGetUtilizationRates 3"
+    _, environment = machine("gpus 1", *IDLE, none, *(f"gpu 0 {line}" for line in slices))
+    devices = json.loads(cli("devices", "--json", env=environment).stdout)["devices"]
+    assert [device["state"] for device in devices[:-1]] == [state, "free", state]
+
+
 def test_labels_of_the_doctor_name_ranges_of_links_on_ranges_of_gpus() -> None:
     links = [f"gpu:{gpu}/link:{link}" for gpu in range(16) for link in range(18)]
     assert folded(links) == "gpu:0-15/link:0-17"

@@ -36,3 +36,14 @@ def test_without_gpm_the_overview_shows_the_utilization_of_nvidia_smi(
     (heads,) = (row for row in screen(view, width) if "state" in row and "power" in row)
     assert "GPU-Util" in heads and " SM" not in heads
     assert " 96 %" in row_of(view, "gpu:0", width)
+
+
+@pytest.mark.parametrize("width", [80, 120, 170])
+def test_a_gpu_without_gpm_beside_one_with_it_has_the_utilization_under_its_name(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    _, environment = machine("gpus 2", "gpu * gpm 2 41", "gpu 1 gpm_support 0", "gpu * utilization_pct 96")
+    view = view_of(environment, monkeypatch)
+    assert any("SM or util" in row for row in screen(view, width))
+    assert " 41 %" in row_of(view, "gpu:0", width) and "util" not in row_of(view, "gpu:0", width)
+    assert "util 96 %" in row_of(view, "gpu:1", width)

@@ -18,7 +18,7 @@ from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out,
 from gpuconsole.report.parts import labelled as labelled_line
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import gpu_states, unreadable
+from gpuconsole.session.gpu_state import GpuState, gpu_states, unreadable
 
 # --- the values of a place ------------------------------------------------------------------------------------
 
@@ -242,13 +242,17 @@ MOST_CORES = 1024
 LABEL = 22
 
 
+def _state(view: View, gpu: str) -> GpuState:
+    return gpu_states(view, [device for device in view.devices if device.id == gpu or device.id.startswith(f"{gpu}/")])[gpu]
+
+
 def _trouble(view: View, place: str, width: int) -> list[Row]:
     """Problems that affect the values of the page."""
     rows: list[Row] = []
     gpu = place.partition("/")[0]
     if gpu in view.lost:
         rows += paragraph(f"{gpu} is lost: {plain(view.lost[gpu])}", width, "alert")
-    elif place.startswith("gpu") and (state := gpu_states(view, [Device(place, "")])[place]).kind == "n/a":
+    elif (device := _device_at(view, place)) and device.is_gpu and (state := _state(view, place)).kind == "n/a":
         rows += paragraph(f"whether {place} is free is not known: {plain(state.reason)}", width, "alert" if unreadable(view, gpu) else "")
     if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
         rows += paragraph(f"no GPU: {plain(view.no_gpu_reason)}", width)
@@ -339,7 +343,7 @@ def _device_report(view: View, device: Device) -> Report:
     if device.id in view.lost:
         return [*report, text(f"lost: {plain(view.lost[device.id])}", "alert", indent=2)]
     if device.is_gpu:
-        state = gpu_states(view, [device])[device.id]
+        state = _state(view, device.id)
         report.append(text(f"state: {plain(state.text)}", indent=2))
         if unreadable(view, device.id):
             return report  # a table would give the same reason for each metric

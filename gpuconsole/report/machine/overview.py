@@ -14,7 +14,7 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, shaded, spark, wrap
-from gpuconsole.report.machine.columns import GAP, cell, figure, for_devices, heading, link_column, named, read, shown
+from gpuconsole.report.machine.columns import GAP, activity_column, cell, figure, for_devices, heading, link_column, named, read, shown
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
@@ -29,6 +29,8 @@ MOST_SPARK_ROWS = 40
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 COLUMNS = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER, device_columns.TEMPERATURE)
+SM_OR_UTILIZATION = device_columns.SM._replace(heading="SM or util", width=10)
+"""The first column where only some of the GPUs report active SMs."""
 STATE = 13
 """Cells of the column that says what a GPU does."""
 TRACE_TITLE = 8
@@ -154,6 +156,8 @@ def _device_rows(
     known = [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus  # a GPU without a handle has no name
     names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in known)) if width >= 80 else 0
     columns = [for_devices(view, column, [gpu.id for gpu in gpus]) for column in shown(COLUMNS, width)]
+    if len({activity_column(view, [gpu.id]) for gpu in gpus if series_key(device_columns.UTILIZATION.metric, gpu.id) in view.latest}) > 1:
+        columns[0] = SM_OR_UTILIZATION
     wrong = {gpu.id: faults(view, gpu.id) for gpu in listed}
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
     used = cell_width("  ".join(heads) + GAP)
@@ -165,7 +169,7 @@ def _device_rows(
     traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)
     titles = [fit(column.short_title, TRACE_TITLE if stacked else cells) for column in traces]
     rows = [line(width, ("  ".join(heads) + GAP + ("" if stacked else TRACE_GAP.join(titles)), "dim"))]
-    past = {gpu.id: [_past(history, column, gpu.id, cells) for column in traces] for gpu in listed}
+    past = {gpu.id: [_past(history, column, gpu.id, cells) for column in (activity_column(view, [gpu.id]), *traces[1:])] for gpu in listed}
     most = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
     for gpu in listed:
         start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
@@ -175,13 +179,16 @@ def _device_rows(
             rows += fill([line(width, *start, instead)], width, each)
             continue
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
-        figures = "  ".join(cell(column, read(view, column, gpu.id)) for column in columns)
+        busy = activity_column(view, [gpu.id])
+        figures = "  ".join(
+            [_activity(view, busy, columns[0], gpu.id), *(cell(column, read(view, column, gpu.id)) for column in columns[1:])]
+        )
         new = [fault for fault in found if fault.is_new]
         doing: Segment = (state.words, STYLES.get(state.kind, ""))
         if new and not remarks:
             doing = (_fault_words(view, new[:1], seconds=False), "alert")
         start += [(fit(doing[0], STATE), doing[1]), (f"  {figures}   ", "")]
-        why = _remark(view, gpu.id, state, columns[0])
+        why = _remark(view, gpu.id, state, busy)
         if why and not found:
             rows += fill([line(width, *start, (plain(why), "dim"))], width, each)
             continue
@@ -222,16 +229,21 @@ def _fault_words(view: View, found: Sequence[Fault], seconds: bool = True) -> st
     return ", ".join(words)
 
 
+def _activity(view: View, busy: DeviceColumn, column: DeviceColumn, gpu: str) -> str:
+    """How busy a GPU is, for the first column. Where the column has two measures, the utilization of nvidia-smi has its name."""
+    text = figure(busy, read(view, busy, gpu), alone=True)
+    named = column is SM_OR_UTILIZATION and busy is device_columns.UTILIZATION
+    return f"{f'util {text.strip()}' if named else text:{column.align}{column.width}}"
+
+
 def _remark(view: View, gpu: str, state: GpuState, busy: DeviceColumn) -> str:
-    """What stands in place of the histories of a GPU: why its state is not known, or why it has no value in the first column."""
+    """What stands in place of the histories of a GPU: why its state is not known, or why it is not known how busy it is."""
     if state.kind == "n/a":
         return state.reason
     why = view.unavailable.get(series_key(busy.metric, gpu))
     if not why or read(view, busy, gpu).value is not None:
         return ""
-    share = read(view, device_columns.UTILIZATION, gpu)
-    known = f"{device_columns.UTILIZATION.title} {figure(device_columns.UTILIZATION, share).strip()}; " if share.value is not None else ""
-    return f"{known}{busy.short_title} n/a: {why}"
+    return f"{busy.short_title} n/a: {why}"
 
 
 def _arrangement(view: View, gpus: Sequence[Device], room: int, each: int) -> tuple[list[DeviceColumn], int, bool]:

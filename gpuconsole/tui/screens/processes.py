@@ -144,7 +144,7 @@ class ProcessesScreen(ListScreen):
         process = self._selected()
         if process is not None and process.started <= 0:
             self._answer(
-                f"{process.pid}: no process of this number here is seen on the GPU (another container or user): no signal can be sent",
+                f"{process.pid} is not seen here (another container or user): no signal can be sent",
                 "alert",
             )
         elif process is not None:
