@@ -47,3 +47,10 @@ def test_a_gpu_without_gpm_beside_one_with_it_has_the_utilization_under_its_name
     assert any("SM or util" in row for row in screen(view, width))
     assert " 41 %" in row_of(view, "gpu:0", width) and "util" not in row_of(view, "gpu:0", width)
     assert "util 96 %" in row_of(view, "gpu:1", width)
+
+
+def test_slices_with_gpm_do_not_give_its_name_to_the_utilization_of_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = ("gpu 1 mig 1", "gpu 1 mig_slice 3 19000000000 1000000", "gpu 1 mig_gpm 3 2 41", "gpu 1 error nvmlDeviceGetUtilizationRates 3")
+    _, environment = machine("gpus 2", "gpu * gpm_support 0", "gpu 0 utilization_pct 96", *slices)
+    view = view_of(environment, monkeypatch)
+    assert "util 96 %" in row_of(view, "gpu:0") and " 41 %" in row_of(view, "gpu:1/mig:0")

@@ -156,7 +156,8 @@ def _device_rows(
     known = [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus  # a GPU without a handle has no name
     names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in known)) if width >= 80 else 0
     columns = [for_devices(view, column, [gpu.id for gpu in gpus]) for column in shown(COLUMNS, width)]
-    if len({activity_column(view, [gpu.id]) for gpu in gpus if series_key(device_columns.UTILIZATION.metric, gpu.id) in view.latest}) > 1:
+    readings = {gpu.id: activity_column(view, [gpu.id]) for gpu in gpus}
+    if len({column.metric for gpu, column in readings.items() if series_key(column.metric, gpu) in view.latest}) > 1:
         columns[0] = SM_OR_UTILIZATION
     wrong = {gpu.id: faults(view, gpu.id) for gpu in listed}
     heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
@@ -169,7 +170,7 @@ def _device_rows(
     traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)
     titles = [fit(column.short_title, TRACE_TITLE if stacked else cells) for column in traces]
     rows = [line(width, ("  ".join(heads) + GAP + ("" if stacked else TRACE_GAP.join(titles)), "dim"))]
-    past = {gpu.id: [_past(history, column, gpu.id, cells) for column in (activity_column(view, [gpu.id]), *traces[1:])] for gpu in listed}
+    past = {gpu.id: [_past(history, column, gpu.id, cells) for column in (readings[gpu.id], *traces[1:])] for gpu in listed}
     most = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
     for gpu in listed:
         start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
@@ -179,7 +180,7 @@ def _device_rows(
             rows += fill([line(width, *start, instead)], width, each)
             continue
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
-        busy = activity_column(view, [gpu.id])
+        busy = readings[gpu.id]
         figures = "  ".join(
             [_activity(view, busy, columns[0], gpu.id), *(cell(column, read(view, column, gpu.id)) for column in columns[1:])]
         )
