@@ -99,9 +99,8 @@ def gpu_states(seen: Seen, gpus: Iterable[Device]) -> dict[str, GpuState]:
             users.setdefault(place, set()).add(process.pid)
     states = {gpu.id: _state(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
     for gpu, state in states.items():
-        slices = [states[other].kind for other in states if parent(other) == gpu != other]
-        if state.kind == "n/a" and slices and not unreadable(seen, gpu):  # the driver reports no utilization of a GPU in MIG mode
-            states[gpu] = _of_slices(state, slices)
+        if state.kind == "n/a" and not unreadable(seen, gpu):  # the driver reports no utilization of a GPU in MIG mode
+            states[gpu] = _of_slices(state, [states[other].kind for other in states if parent(other) == gpu != other])
     return states
 
 

@@ -52,6 +52,15 @@ def test_a_driver_that_answers_with_the_hosts_memory_does_not_count_the_page_cac
         assert child.devices.devices[0].is_unified and child.values("gpu:0")["gpu.hbm_used_bytes"] == 1e8
 
 
+def test_processes_that_hold_more_than_a_driver_of_unified_memory_calls_used_are_listed(machine: Machine) -> None:
+    total = psutil.virtual_memory().total
+    _, environment = machine(
+        "gpus 1", f"gpu 0 memory_total_bytes {total}", "gpu 0 memory_used_bytes 5e8", "gpu 0 process 4242 compute 9e9 -1"
+    )
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: now.values("gpu:0").get("gpu.hbm_used_bytes") == 9e9, "the process")
+
+
 def test_processes_without_sizes_leave_the_used_memory_unknown(machine: Machine) -> None:
     _, environment = machine(*GB10, "gpu 0 process 77 compute 18446744073709551615 -1")
     with SamplerChild(environment) as child:

@@ -31,13 +31,13 @@ ROOM_BYTES = 2**30
 
 def processes_of(device: str, handle: Any, slices: dict[int, str], total_bytes: int = 0) -> tuple[list[Process], CallFailed | None]:
     """Each process once (compute if it is both kinds), and the reason if the list may be incomplete. `slices`: MIG slices by GPU instance.
-    `total_bytes`: memory of the device, 0 if it is not known.
+    `total_bytes`: the device's own memory, 0 if it is not known or there is none; only with it is the memory of processes checked.
 
     A list with a process that cannot exist is wrong as a whole: no process of it is returned. Raises CallFailed only for a lost device.
     """
     for _ in range(2):
         listed, gap = _listed(device, handle, slices)
-        if not _is_far_above_used(listed, handle, bool(slices)):
+        if not _is_far_above_used(listed, handle, total_bytes if not slices else 0):
             break
     else:
         return [], CallFailed(-1, INVENTED)
@@ -51,10 +51,10 @@ def _can_exist(process: Process, total_bytes: int) -> bool:
     return 0 < process.pid <= LARGEST_PID and fits
 
 
-def _is_far_above_used(processes: list[Process], handle: Any, in_slices: bool) -> bool:
+def _is_far_above_used(processes: list[Process], handle: Any, total_bytes: int) -> bool:
     """Whether the processes hold far more memory than the device says is used. The driver is asked only where a device has processes."""
     held = sum(process.memory_bytes or 0 for process in processes)
-    if in_slices or held <= ROOM_BYTES:
+    if not total_bytes or held <= ROOM_BYTES:
         return False
     try:
         used = ask(MEMORY, handle)["gpu.hbm_used_bytes"]
@@ -144,7 +144,7 @@ class ProcessDetails:
 
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD in the flags of /proc/PID/stat."""
-_DEVICE_FILES = ("nvidia", "dxg", "nvhost", "nvmap", "dri/")
+_DEVICE_FILES = ("nvidia", "dxg", "nvgpu", "nvhost", "nvmap", "dri/")
 """Names in /dev that a process on an NVIDIA GPU has open: of the driver, of WSL, of Jetson, and of graphics."""
 
 

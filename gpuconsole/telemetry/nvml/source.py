@@ -155,7 +155,7 @@ class NvmlSource:
                 continue
             meter.device = device
             try:
-                of_gpu, gap = processes_of(device, gpu.handle, slices, gpu.device.memory_bytes)
+                of_gpu, gap = processes_of(device, gpu.handle, slices, 0 if gpu.device.is_unified else gpu.device.memory_bytes)
             except CallFailed as loss:
                 of_gpu, gap = [], loss
             processes += of_gpu
