@@ -7,8 +7,10 @@ import time
 import pytest
 
 from gpuconsole.wire.events import Devices
+from tests.cli.exporting import Exporter
 from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
+from tests.waiting import wait_until
 
 
 @pytest.mark.slow
@@ -35,3 +37,14 @@ def test_a_gpu_that_gives_a_handle_and_no_more_does_not_end_the_sampler(machine:
         child.wait(lambda now: time.monotonic() - begun > 12 and now.round_count, "two looks")
         child.rounds()
         assert sum(isinstance(event, Devices) for event in child.events) == 1
+
+
+@pytest.mark.slow
+def test_the_exporter_has_the_values_of_a_returned_gpu(machine: Machine) -> None:
+    script, environment = machine("gpus 2")
+    with Exporter(environment).ready() as exporter:
+        script.write("gpus 2", "gpu 1 lost 1")
+        wait_until(lambda: exporter.value("gpuconsole_device_lost", "gpu:1") == 1, what="the loss")
+        script.write("gpus 2", "gpu 1 power_mw 222000")
+        wait_until(lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:1") == 222, 30, "the values")
+        assert exporter.values("gpuconsole_device_lost") == {}
