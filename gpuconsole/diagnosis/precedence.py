@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.diagnosis.families import device, host, loader, serving, trend
+from gpuconsole.diagnosis.families import comm, device, host, loader, serving, trend
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.model.finding import Finding
@@ -120,6 +120,7 @@ PRECEDENCE = (
         when=host.threads_wait_for_each_other,
     ),
     Yields("gpu.small_batch", "host.slow_function", _OWN_CODE),
+    Yields("gpu.small_batch", "comm.exposed", "accumulation makes the exchange rarer with the same batch", when=comm.is_serious),
     Yields("host.launch_bound", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Yields("host.launch_bound", "host.environment", _BLOCKING, when=host.launches_wait),
     Yields("host.launch_bound", "host.gil", _LOCKED, when=host.waits_for_lock),

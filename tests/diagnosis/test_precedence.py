@@ -49,6 +49,14 @@ def test_a_rule_that_yields_is_clear_and_names_the_winner() -> None:
     assert found.summary
 
 
+@pytest.mark.parametrize(("exposed_s", "state"), [(0.03, "clear"), (0.015, "fires")])
+def test_a_small_batch_yields_to_an_exchange_that_takes_a_fifth_of_a_step(exposed_s: float, state: str) -> None:
+    """A larger batch changes the training; accumulation makes the exchange rarer with the same batch."""
+    in_turn = case(knobs={"sharding": "ddp"}, comm__exposed_s=exposed_s, comm__pass_s=0.1, comm__pass_alone_s=0.1 - exposed_s)
+    found = settle([finding("comm.exposed"), finding("gpu.small_batch")], in_turn)
+    assert {one.rule: one.state for one in found} == {"comm.exposed": "fires", "gpu.small_batch": state}
+
+
 def test_a_note_and_a_finding_that_does_not_fire_win_nothing() -> None:
     note, clear = finding("gpu.attention_math", note=True), finding("gpu.optimizer_unfused", "clear")
     assert settled(finding("gpu.compute_bound_healthy"), note, clear)["gpu.compute_bound_healthy"].state == "fires"

@@ -18,6 +18,11 @@ def several(case: Case) -> bool:
     return case.knobs.get("sharding", "none") != "none" or int(case.knobs.get("tensor_parallel", 1)) > 1
 
 
+def is_serious(case: Case) -> bool:
+    """Whether communication that no computation hides takes a fifth of a step: twice EXPOSED."""
+    return case.has("comm.exposed_s", "step_s") and several(case) and exposed_ratio(case) >= 2 * EXPOSED
+
+
 def exposed_ratio(case: Case) -> float:
     """Share of a step in communication that computation does not hide, at most 0.95.
 
