@@ -81,7 +81,7 @@ async def runs() -> list[Path]:
             raise SystemExit("the change was not kept: other programs disturbed the trial; run again")
         await pilot.pause(20)
         files += await shoot(pilot, "kept")
-        for key, name in (("d", "details"), ("h", "history"), ("k", "knobs"), ("i", "device")):
+        for key, name in (("d", "details"), ("h", "history"), ("S", "knobs"), ("i", "device")):
             await pilot.press(key)
             await pilot.pause(1.0)
             files += await shoot(pilot, name, ONE)

@@ -417,7 +417,7 @@ def test_whatever_ends_a_run_ends_its_trial_on_a_worker_that_hangs(
             while any(each.state == "running" for each in state.trials.values()):
                 await asyncio.sleep(0)
         (ended,) = state.trials.values()
-        assert (ended.state, ended.kept, state.records[0].run.state) == ("failed", False, "stopped")
+        assert (ended.state, ended.kept, state.records[0].run.state) == ("cancelled", False, "stopped")
 
     with_control(play, HangingWorker(), HangingWorker(), FakeWorker())
 

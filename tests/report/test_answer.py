@@ -52,7 +52,7 @@ def situation(name: str) -> View:
         ("finding", "Too few DataLoader workers: 61 % recoverable   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
         ("healthy", "No fault found so far", "11 rules are clear, 1 has no data   missing: comm_ratio"),
         ("trial", "Too few DataLoader workers: 61 % recoverable", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
-        ("kept", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept", "Measuring: the rate is not steady yet"),
+        ("kept", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept", "next: the console measures the faster run"),
         ("well", "Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept   Now: Compute-bound and healthy", "optional, changes numerics: compute in bf16   predicted 1.10-1.25x   precision fp32 -> bf16"),
         ("tuning", "fp32 products on a device with tensor cores: 22 % recoverable", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
         ("starting", "Starting: building the model 124 M parameters", "The first numbers follow the first steps."),
@@ -180,7 +180,7 @@ def test_what_was_proven_stays_the_headline_and_what_is_left_follows_in_the_seco
     proven = "▌Use 4 DataLoader workers: 2.24x [2.10, 2.40]  faster: kept"
     note = Finding("host.cpu_contention", "fires", "The training thread waits for a CPU core", note=True, summary="other programs use it")
     for state, findings, first, second in (
-        ("running", [], "", "▌Measuring: "),
+        ("running", [], "", "▌next: the console measures"),
         ("running", [note], "   The training thread waits", "▌other programs use it"),
         ("finished", [msgspec.structs.replace(note, state="clear")], "", "▌No fault found so far"),
         ("stopped", [], "", "▌The run ended before a diagnosis"),
