@@ -55,6 +55,7 @@ def test_more_loops_agree_with_stamps_by_hand(more_loops: Ran, loop: str) -> Non
     assert far(more_loops, loop) == {}
 
 
+@pytest.mark.rates  # a sample comes up to 0.2 ms late, and later beside other work: much in steps of 2 ms
 @pytest.mark.parametrize("loop", BY_SAMPLES)
 def test_a_loop_whose_time_after_its_steps_is_divided_by_samples_agrees_too(tmp_path: Path, loop: str) -> None:
     assert far(watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(SAMPLED_STEPS), loop), loop) == {}

@@ -246,7 +246,7 @@ def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off
         await until(lambda: len(engine.view().trials) == 3 and engine.view().trials[-1].blocks > 0, 60)
         await engine.start("tiny-batch", {})
         broken = await trial
-        assert (broken.state, broken.kept) == ("failed", False)
+        assert (broken.state, broken.kept) == ("cancelled", False)
         await until(lambda: engine.view().running_s > 0.5, 60)
         assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
         assert len(workers()) == 1

@@ -49,7 +49,7 @@ def test_keys_work_while_the_driver_is_slow(fake_library: Path, tmp_path: Path, 
     with started(tmp_path, script.environment(fake_library)) as terminal:
         time.sleep(delay_s)
         type_slowly(terminal, ["s", "escape"])
-        terminal.wait_for("2x H200", "2 GPUs: 2 free", "gpu:1", "processes on the GPUs", timeout_s=20)
+        terminal.wait_for("2x H200", "2 GPUs: 2 n/a", "gpu:1", "processes on the GPUs", timeout_s=20)
         terminal.press("i")
         terminal.wait_for("Devices and metrics", timeout_s=20)
 
