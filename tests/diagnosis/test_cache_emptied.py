@@ -36,12 +36,16 @@ def test_the_line_is_named_and_the_loss_is_at_most_the_call_and_the_idle_time() 
     [
         {"cache__emptied_calls": 0.0, "cache__emptied_s": 0.0},
         {"gpu__sm_active_ratio": 0.8},
-        {"mfu_ratio": 0.5},
         {"cache__emptied_s": 0.001},
     ],
 )
 def test_rare_calls_and_a_busy_gpu_are_no_finding(why: dict[str, float]) -> None:
     assert check("mem.cache_emptied", case(**EMPTIED | why)).state == "clear"
+
+
+def test_without_gpm_a_gpu_that_computes_well_is_no_finding_and_with_gpm_its_idle_time_decides() -> None:
+    assert check("mem.cache_emptied", case(("gpu.sm_active_ratio",), **EMPTIED | {"mfu_ratio": 0.5})).state == "clear"
+    assert check("mem.cache_emptied", case(**EMPTIED | {"mfu_ratio": 0.5})).state == "fires"
 
 
 def test_without_the_count_nothing_is_said() -> None:

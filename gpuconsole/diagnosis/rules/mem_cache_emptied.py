@@ -34,7 +34,7 @@ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
         evidence = case.evidence(("cache.emptied_calls", OFTEN), "cache.emptied_s", "step_s")
         if calls < OFTEN:
             return self.clear(calls / OFTEN, evidence)
-        if device.computes_well(case):
+        if not case.has("gpu.sm_active_ratio") and device.computes_well(case):
             return self.clear(0.0, evidence, "the GPU is busy all the same")
         busy = device.busy_ratio(case)
         if busy is None:
