@@ -230,9 +230,9 @@ def workers() -> list[psutil.Process]:
 def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off() -> None:
     async def play(engine: LiveSession) -> None:
         await running(engine)
-        for changes in ({"gradient_checkpointing": True}, {"n_layer": 3}):
+        for count, changes in enumerate(({"gradient_checkpointing": True}, {"n_layer": 3}), 1):
             trial = asyncio.create_task(engine.try_change(changes))
-            await until(lambda: engine.view().trials[-1:] and engine.view().trials[-1].blocks > 0, 60)
+            await until(lambda count=count: len(engine.view().trials) == count and engine.view().trials[-1].blocks > 0, 60)
             trial.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await trial
