@@ -158,8 +158,8 @@ class RunProbe:
 
 @dataclass(frozen=True)
 class Profile:
-    """Run `steps` steps under the profiler. The trace goes, gzipped, to the path `keep`. In a user's job of several processes: only in the process `rank`, before
-    the step `at_step`; the others leave out the steps in which they wait for it."""
+    """Run `steps` steps under the profiler. The trace goes, gzipped, to the path `keep`. In a user's job of several processes, only
+    the process `rank` is profiled, from the step `at_step` on. The other processes wait for that process. The steps in which they wait do not count."""
 
     request: int
     steps: int

@@ -13,7 +13,7 @@ Better = Literal["higher", "lower", ""]
 class SummaryFigure(NamedTuple):
     """What is known about the field `field` of `Summary`. `better`: which direction is better; empty where neither is.
 
-    - `label`: its name beside another figure. `short`: its name in the list of baselines; empty where the list does not have it.
+    - `label`: the name of the figure beside another figure. `short`: the name of the figure in the list of baselines; empty if the list has no such column.
     - `text`: the words around the plain number, for a figure that is not shown as a number with `unit`.
     - `peak`: the field with the source of the peak that a ratio refers to.
     - `row`: the row of a run's report that holds the figure, and the words around it. `needs`: the figure without which it is left out.

@@ -129,7 +129,7 @@ def begun_s(view: View) -> float:
 
 
 def clock_s(view: View) -> float:
-    """The seconds on the clock of every screen: from the begin of the current work, as on the axis of the chart, until now or until its end."""
+    """Return the seconds on the clock of every screen: from the start of the current work, as on the axis of the chart, to now or to the end of the work."""
     if not view.run_times:
         return view.running_s
     return (view.now if view.closed_s is None else view.closed_s) - begun_s(view)

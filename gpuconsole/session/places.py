@@ -95,7 +95,7 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
         if sample.part in parts
         and sample.lines
         and not (sample.part == "loss" and is_torch(sample))
-        and not (sample.callee and sample.lines[0] in whole)  # Python of the library that runs the loop, as in `trainer.fit()`
+        and not (sample.callee and sample.lines[0] in whole)  # Python of a framework that runs the whole loop, as in `trainer.fit()`
     ]
     most = _largest(_with_called(own, samples, total))
     source = f"{total:.0f} stack samples of ordinary steps"

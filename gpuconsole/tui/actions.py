@@ -252,7 +252,7 @@ class Actions:
             return
         if time.monotonic() - self._back_s < ESCAPES_S:
             self._back_s = 0.0
-            self.report("once more cancels the trial")
+            self.report(f"press {keys.written()['cancel_trial']} again to cancel the trial")
         else:
             self.request_now(self._api.cancel_trial)
 

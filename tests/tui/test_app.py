@@ -339,7 +339,7 @@ def test_the_second_escape_out_of_a_screen_cancels_no_trial() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await shows(app, "Esc cancel")
         await pilot.press("d", "escape", "escape")
-        await until(lambda: any(note.message == "once more cancels the trial" for note in app._notifications))
+        await until(lambda: any(note.message == "press Esc again to cancel the trial" for note in app._notifications))
         assert ("cancel_trial",) not in api.calls
         await pilot.press("escape")
         await until(lambda: ("cancel_trial",) in api.calls)

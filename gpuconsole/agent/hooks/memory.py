@@ -502,8 +502,8 @@ def note_emptied(seconds: float) -> None:
 
 @wrappers_without_level
 def watch_retries(cuda: Any) -> None:
-    """Watch torch.cuda.empty_cache: its calls are counted in a few steps; programs that catch an error of memory call it before they try again, so an error under way is seen there. The
-    passes of a first step have no hooks yet. `cuda`: the module torch.cuda."""
+    """Watch torch.cuda.empty_cache, for two reasons. Its calls are counted in a few steps. And a program that catches an error of memory calls it before the program
+    tries again, so the agent sees the error there: the passes of a first step have no hooks yet. `cuda`: the module torch.cuda."""
     plain = cuda.empty_cache
     if hasattr(plain, MARK):
         return

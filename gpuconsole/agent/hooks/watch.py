@@ -72,7 +72,8 @@ class Watch:
         self.batch_size = 0
         """The largest first dimension of the first tensor of a training pass."""
         self.counted: tuple[Any, ...] = ()
-        """The shape and the number type of the last first tensor of a training pass, the size of the loader's batches then, and its samples and tokens."""
+        """Of the last training pass: the shape and the number type of its first tensor, the size of the loader's batches, and the samples and the tokens that were
+        counted."""
         self.loader_batch = 0
         """The size of the batches of the DataLoader that the training uses; 0: not known."""
         self.micro_batches = 1
@@ -180,10 +181,10 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     exception, or torch.jit traces the pass, the pass has no samples that are known."""
     try:
         torch = sys.modules["torch"]
-        if torch._C._get_tracing_state() is not None:  # torch.jit warns where a size is compared
+        if torch._C._get_tracing_state() is not None:  # torch.jit warns if a size is compared while it traces
             return
         value: Any = args[0] if args else None
-        if type(value) is torch.Tensor and not torch._C._len_torch_function_stack():  # the usual pass: as the one before
+        if type(value) is torch.Tensor and not torch._C._len_torch_function_stack():  # the usual pass has the shape of the pass before
             counted = watch.counted
             if counted and counted[0] == value.shape and counted[1] is value.dtype and counted[2] == watch.loader_batch:
                 recorder.samples += counted[3]

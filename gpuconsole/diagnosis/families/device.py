@@ -72,8 +72,11 @@ def waited_ratio(case: Case) -> float:
 
 
 def waiting_place(case: Case) -> str:
-    """Where the host waits for the GPU: the line with most of the time in calls that the agent times, or the line and the function at which stack samples find the
-    thread outside of Python for longer than in these, and for half of the time by which the host was ahead of the GPU. Empty where neither is known. Raises Missing."""
+    """Return the line of the program at which the host waits for the GPU; empty if it is not known. Raises Missing.
+
+    The agent times some calls that wait. Without other evidence, it is the line with most of this time. Stack samples win if they find the thread outside of
+    Python, at one line, for longer than all timed calls take, and for at least half of the time by which the host was ahead of the GPU.
+    """
     timed, sampled = case.value("sync.wait_s") / case.value("step_s"), case.get("stack.outside_ratio", 0.0)
     if sampled > timed and sampled >= max(WAITED, case.get("host.ahead_ratio", 0.0) / 2) and case.has("host.ahead_ratio"):
         return case.signal("stack.outside_ratio").source.rpartition(" most of them at ")[2] + BY_SAMPLES

@@ -33,7 +33,7 @@ before the command, `torchrun --numa-binding=node` from torch 2.9 on, or the opt
         nodes = "the node of each GPU" if several else f"node {node}"
         summary = (
             f"{what} may run only on cores of another NUMA node than the GPU. What that costs is not known before the job has run beside its GPU: start it with"
-            f" {bind}. Where a container or a batch system gives the cores, ask it for cores of {nodes}"
+            f" {bind}. If a container or a batch system assigns the cores, request cores of {nodes}"
         )
         title = f"{off_node:.0f} processes run on cores of another NUMA node than their GPU" if several and off_node > 1 else ""
         return self.note(off_node / PROCESSES, evidence, summary, confidence="high", title=title)

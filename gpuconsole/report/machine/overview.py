@@ -30,7 +30,7 @@ MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 COLUMNS = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER, device_columns.TEMPERATURE)
 SM_OR_UTILIZATION = device_columns.SM._replace(heading="SM or util", width=10)
-"""The first column where only some of the GPUs report active SMs."""
+"""The heading of the first column if only some GPUs report active SMs."""
 STATE = 13
 """Cells of the column that says what a GPU does."""
 TRACE_TITLE = 8

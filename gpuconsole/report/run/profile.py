@@ -63,7 +63,7 @@ def _nothing(view: View, run: Run | None, width: int) -> list[Row]:
 
 def paint_choice(rank: int, count: int, width: int) -> list[Row]:
     """Which process of several the next window is of, and what it costs the others."""
-    which = f"Process {rank} of {count} is chosen: left and right choose another one. f profiles a few of its steps."
+    which = f"Process {rank} of {count} is selected. The left and right keys select another process. f profiles a few steps of the selected process."
     return paragraph(f"{which} {OTHERS_WAIT}", width, "dim")
 
 

@@ -95,7 +95,7 @@ class Question(NamedTuple):
 
 
 class ConsentScreen(ListScreen):
-    """A question with two answers. Enter takes the selected answer, at first the no: a habit of pressing Enter agrees to nothing. Escape means no."""
+    """A question with two answers. Enter takes the selected answer. "No" is selected first, so a user who presses Enter by habit agrees to nothing. Escape means no."""
 
     NAME = "consent"
     TITLE_TEXT = "Your job"

@@ -194,3 +194,4 @@ def test_a_wrapper_with_the_parameters_of_what_it_wraps_is_called_itself() -> No
         "original",
         inspect.getfullargspec(original),
     )
+    assert getattr(shown.__code__, "co_qualname", "") == getattr(original.__code__, "co_qualname", ""), "profilers show this name"

@@ -170,7 +170,7 @@ class StepCount:
 
     @entry("copies.in_passes")
     def note_wait(self, name: str, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
-        """One of WAITING_OPERATORS has run."""
+        """Count a call of one of WAITING_OPERATORS, if the call has waited for the GPU."""
         if operator_waits(name, args, kwargs, out):
             self.waits.note(seconds, sys._getframe(1))
 
@@ -253,7 +253,7 @@ class Arithmetic:
         """Facts of the run. FLOPs of a sample: without recomputation, that of recomputation, and without the masked half of causal attention. Shares of all
         FLOPs: of convolutions, and of each number type. The number of operators that may multiply, and have no formula."""
         self.waits = Waits()
-        """Of the operators in the passes of the counted step."""
+        """The waits of operators in the passes of the counted step."""
         self.reason = ""
         self.done = False
         self._count: StepCount | None = None

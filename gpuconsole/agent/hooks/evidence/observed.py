@@ -80,7 +80,7 @@ WAITING_OPERATORS = frozenset(
 )
 """Operators of torch that may wait for the GPU, by name: the sizes of their results, or their results, are values."""
 AFTER_A_COPY = "lift_fresh"
-"""The operator that ends `torch.tensor(number, device="cuda")`. The copy before it waits for the GPU, and no mode sees that copy."""
+"""The operator that ends `torch.tensor(number, device="cuda")`. The copy before this operator waits for the GPU, and no dispatch mode sees the copy."""
 
 
 def operator_waits(name: str, args: Any, kwargs: Any, out: Any) -> bool:
@@ -102,23 +102,23 @@ class Waits:
         self.seconds: dict[str, float] = {}
 
     def note(self, seconds: float, frame: FrameType) -> None:
-        """A call has waited. `frame`: of the caller."""
+        """Add a call that has waited. `frame`: the frame of its caller."""
         program = program_frame(frame)
         place = place_name(program.f_code.co_filename, program.f_lineno) if program is not None else ""
         self.calls += 1
         self.seconds[place] = self.seconds.get(place, 0.0) + seconds
 
     def total_s(self) -> float:
-        """Seconds in all calls."""
+        """Return the seconds in all calls."""
         return sum(self.seconds.values())
 
     def where(self) -> str:
-        """The line that has waited longest, as the end of a text."""
+        """Return the line of the program with most of the seconds, as the end of a sentence; empty if no line is known."""
         place = max(self.seconds, key=self.seconds.__getitem__, default="")
         return f", most of it at {place}" if place else ""
 
     def signals(self, steps: int, source: str) -> Signals:
-        """Calls and seconds of a step."""
+        """Return the calls and the seconds of a step as signals. `steps`: the steps that were watched. `source`: their description."""
         source += self.where()
         return {
             "sync.calls": Signal(self.calls / steps, "", f"{source}; calls a step"),
