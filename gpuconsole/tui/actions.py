@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MESSAGE_S = 6.0
+ANSWER_S = 0.05
+"""Seconds from a request to the look at what it has begun: the request is a task of its own."""
 ESCAPES_S = 1.0
 """Seconds after another screen in which Escape cancels no trial."""
 SCREENS = {
@@ -329,7 +331,7 @@ class Actions:
     def request(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
         """A request that takes its time. The screen shows at once that it was made."""
         self._app.run_worker(self.finish(work, report), group="actions", exit_on_error=False)
-        self._app.call_later(self._app.tick)
+        self._app.set_timer(ANSWER_S, self._app.tick)
 
     async def finish(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
         """The same, awaited."""

@@ -37,7 +37,7 @@ class LeaveScreen(ListScreen):
     """Leave the job, end the job, or stay. A second `q` leaves the job: that harms nothing."""
 
     NAME = "leave_job"
-    TITLE_TEXT = "Your job runs"
+    TITLE_TEXT = "Leave or end your job?"
 
     def lines(self, width: int, height: int) -> Lines:
         job = self.api.job
