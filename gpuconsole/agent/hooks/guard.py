@@ -60,8 +60,8 @@ def alike(wrapper: Callable[..., Any], plain: Any, file: str = NO_LEVEL) -> Call
     named = isinstance(plain, FunctionType) and plain.__code__.co_name.isidentifier()
     if named and _parameters(wrapper.__code__)[0] == _parameters(plain.__code__)[0] == ["*args", "**kwargs"]:
         shell.__code__ = shell.__code__.replace(co_name=plain.__code__.co_name)
-        if sys.version_info >= (3, 11):
-            shell.__code__ = shell.__code__.replace(co_qualname=plain.__code__.co_qualname)
+        if qualified := getattr(plain.__code__, "co_qualname", ""):  # from Python 3.11 on
+            shell.__code__ = shell.__code__.replace(co_qualname=qualified)
     elif named:
         parameters, arguments, others = _parameters(plain.__code__)
         name = plain.__code__.co_name
