@@ -158,13 +158,13 @@ def test_in_a_job_of_several_processes_the_user_chooses_one_and_asks_first() -> 
 
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("f")
-        await shows(app, "Process 0 of 3 is chosen")
+        await shows(app, "Process 0 of 3 is selected")
         await shows(app, "The other processes")
         assert not any(call[0] == "profile" for call in api.calls)
         await pilot.press("left")
-        await shows(app, "Process 2 of 3 is chosen")
+        await shows(app, "Process 2 of 3 is selected")
         await pilot.press("right", "right")
-        await shows(app, "Process 1 of 3 is chosen")
+        await shows(app, "Process 1 of 3 is selected")
         await pilot.press("f")
         await until(lambda: ("profile", 1) in api.calls)
         report = msgspec.structs.replace(GPU_PROFILE, rank=1)
