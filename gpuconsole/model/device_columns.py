@@ -30,11 +30,6 @@ class DeviceColumn(NamedTuple):
     pattern: str = "{}"
     if_positive: bool = False
     """Whether lines show only values above zero."""
-    heading: str = ""
-    """What stands above the column of a table, if it is not the short title."""
-    width: int = 0
-    """Cells in a table."""
-    align: str = ">"
     from_width: int = 0
     """Lines and tables with fewer cells leave the column out."""
 
@@ -45,25 +40,23 @@ class DeviceColumn(NamedTuple):
 
 # --- a GPU ---------------------------------------------------------------------------------------------------
 
-SM = DeviceColumn("SM active", "gpu.sm_active_ratio", short="SM", full=1.0, lead="SM", width=5)
-UTILIZATION = DeviceColumn("GPU-Util", "gpu.utilization_ratio", full=1.0, lead="GPU-Util", width=8)
+SM = DeviceColumn("SM active", "gpu.sm_active_ratio", short="SM", full=1.0, lead="SM")
+UTILIZATION = DeviceColumn("GPU-Util", "gpu.utilization_ratio", short="util", full=1.0, lead="GPU-Util")
 """The figure of this name in nvidia-smi: the share of time in which any kernel runs. It says less than the share of active SMs, and stands in its place
 where the driver does not report that."""
-TENSOR = DeviceColumn("tensor active", "gpu.tensor_active_ratio", short="tensor", full=1.0, lead="tensor", width=6)
-HBM = DeviceColumn(
-    "HBM used", "gpu.hbm_used_bytes", short="HBM", top="gpu.hbm_total_bytes", lead="HBM", heading="HBM used/total", width=16, align="<"
-)
-UNIFIED_MEMORY = HBM._replace(title="unified used", short="unified", lead="unified memory", heading="unified memory")
+TENSOR = DeviceColumn("tensor active", "gpu.tensor_active_ratio", short="tensor", full=1.0, lead="tensor")
+HBM = DeviceColumn("HBM used", "gpu.hbm_used_bytes", short="HBM", top="gpu.hbm_total_bytes", lead="HBM")
+UNIFIED_MEMORY = HBM._replace(title="unified used", short="unified", lead="unified memory")
 """In place of HBM for a GPU that has the memory of the host: what its processes use of it."""
 HBM_BANDWIDTH = DeviceColumn(
-    "HBM bandwidth", "gpu.dram_active_ratio", "gpu.hbm_bytes_per_s", short="HBM bw", full=1.0, lead="HBM bw", width=6, from_width=100
+    "HBM bandwidth", "gpu.dram_active_ratio", "gpu.hbm_bytes_per_s", short="HBM bw", full=1.0, lead="HBM bw", from_width=100
 )
 UNIFIED_BANDWIDTH = HBM_BANDWIDTH._replace(title="memory bandwidth", short="mem bw", lead="memory bw")
-POWER = DeviceColumn("power", "gpu.power_w", top="gpu.power_limit_w", width=7)
-TEMPERATURE = DeviceColumn(
-    "temperature", "gpu.temperature_c", short="temp", top="gpu.temperature_slowdown_c", full=100.0, hot=True, width=4, align="<"
-)
+POWER = DeviceColumn("power", "gpu.power_w", top="gpu.power_limit_w")
+TEMPERATURE = DeviceColumn("temperature", "gpu.temperature_c", short="temp", top="gpu.temperature_slowdown_c", full=100.0, hot=True)
 POWER_CAP = DeviceColumn("power cap", "gpu.power_cap_time_ratio", full=1.0, pattern="power cap {} of time", if_positive=True)
+PERFORMANCE_STATE = DeviceColumn("P-state", "gpu.performance_state", lead="P-state")
+FAN = DeviceColumn("fan", "gpu.fan_ratio", full=1.0, lead="fan")
 SM_CLOCK = DeviceColumn("SM clock", "gpu.sm_clock_hz", top="gpu.sm_clock_max_hz", lead="SM clock")
 PCIE = DeviceColumn("PCIe", "gpu.pcie_rx_bytes_per_s", "gpu.pcie_tx_bytes_per_s", ("rx", "tx"))
 NVLINK = DeviceColumn("NVLink", "gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s", ("rx", "tx"))

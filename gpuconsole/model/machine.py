@@ -106,7 +106,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
 class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     """`started` (Unix seconds, 0: unknown) distinguishes a process from a later process with the same `pid`.
 
-    `kind` is `compute` or `graphics`. None and an empty text mean that this process has no permission to read the value. `name` and
+    `kind` is `compute` or `graphics`. `memory_time_ratio`: share of the last seconds in which the process read or wrote device memory (not bandwidth).
+    `host_memory_bytes`: its resident memory. None and an empty text mean that this process has no permission to read the value. `name` and
     `command` come from the process: treat them as untrusted text. `container` is a short id.
     """
 
@@ -123,6 +124,8 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_bytes: int | None = None
     sm_ratio: float | None = None
     cpu_ratio: float | None = None
+    memory_time_ratio: float | None = None
+    host_memory_bytes: int | None = None
 
 
 # --- measured peak rates of a machine ------------------------------------------------------------------------

@@ -115,6 +115,9 @@ POWER = (
     _nvml("temperature_slowdown_c", "°C", "Core temperature at which the hardware lowers its clocks"),
     _field("memory_temperature_c", "°C", "HBM temperature", AMPERE),
     _nvml("fan_ratio", "ratio", "Requested fan speed over the maximum"),
+    _nvml(
+        "performance_state", "", "Performance state (P-state): 0 is the highest, 15 the lowest; P0 and P2 are normal at work, P8 at rest"
+    ),
     _nvml("sm_clock_hz", "Hz", "SM clock"),
     _nvml("sm_clock_max_hz", "Hz", "The highest SM clock"),
     _nvml("memory_clock_hz", "Hz", "Memory clock"),
@@ -312,6 +315,7 @@ FIELDS = (
     _dev("SLOWDOWN_TEMP", "temperature_slowdown_c"),
     _dev("MEMORY_TEMP", "memory_temperature_c"),
     _dev("FAN_SPEED", "fan_ratio", PERCENT),
+    _dev("PSTATE", "performance_state"),
     _dev("SM_CLOCK", "sm_clock_hz", MHZ),
     _dev("MAX_SM_CLOCK", "sm_clock_max_hz", MHZ),
     _dev("MEM_CLOCK", "memory_clock_hz", MHZ),

@@ -222,6 +222,14 @@ class Actions:
         self._app.copy_to_clipboard(suggestion.code or describe_changes(suggestion.changes))
         self.report(f"copied the code for {describe_changes(suggestion.changes)}; not every terminal allows that")
 
+    def open_device(self, device: str) -> None:
+        """Open the screen of the devices on this device."""
+        self.open("device")
+        from gpuconsole.tui.screens.device import DeviceScreen
+
+        if isinstance(self._app.screen, DeviceScreen):
+            self._app.screen.choose(device)
+
     def open_metric(self, metric: str) -> None:
         """Open the screen of the devices on this metric, which shows its history."""
         self.open("device")

@@ -123,6 +123,8 @@ LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "lea
 PAGES = ("details", "profile", "tuning", "help", "process", "output")
 """`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
+MACHINE = "machine"
+"""The main screen while nothing runs: the table of the GPUs has the keys of a list."""
 _WRITTEN = {"enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
 
 ACTIONS: tuple[Action, ...] = (
@@ -227,15 +229,16 @@ ACTIONS: tuple[Action, ...] = (
     Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
     Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected setting.", ("knobs",), bar="backspace"),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
+    Action("open_device", "enter", "device", "Show every metric of the selected GPU.", (MACHINE,), _has_gpu),
     Action("begin", "enter", "begin", "Start a tuning session on the current run.", ("tuning",), makes_sense=_may_tune),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
     Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
     Action(
         "filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device", "output")
     ),
-    Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes",)),
-    Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes",), bar="left/right"),
-    Action("reverse", "R", "reverse", "Reverse the order.", ("processes",)),
+    Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes", MACHINE)),
+    Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes", MACHINE), bar="left/right"),
+    Action("reverse", "R", "reverse", "Reverse the order.", ("processes", MACHINE)),
     Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", ("processes", "topology")),
     Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process")),
     Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process")),
@@ -247,13 +250,13 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("left", "left", "", "Scroll to the left.", ("topology",)),
     Action("right", "right", "scroll", "Scroll to the right.", ("topology",), bar="left/right"),
-    Action("up", "up,k", "", "One line up.", (*LISTS, *PAGES)),
-    Action("down", "down,j", "select", "One line down.", LISTS, bar="up/down"),
+    Action("up", "up,k", "", "One line up.", (*LISTS, *PAGES, MACHINE)),
+    Action("down", "down,j", "select", "One line down.", (*LISTS, MACHINE), bar="up/down"),
     Action("down", "down,j", "scroll", "One line down.", PAGES, bar="up/down"),
-    Action("page_up", "pageup", "", "One page up.", (*LISTS, *PAGES)),
-    Action("page_down", "pagedown,space", "", "One page down.", (*LISTS, *PAGES)),
-    Action("first", "home", "", "To the first line.", (*LISTS, *PAGES)),
-    Action("last", "end,G", "", "To the last line.", (*LISTS, *PAGES)),
+    Action("page_up", "pageup", "", "One page up.", (*LISTS, *PAGES, MACHINE)),
+    Action("page_down", "pagedown,space", "", "One page down.", (*LISTS, *PAGES, MACHINE)),
+    Action("first", "home", "", "To the first line.", (*LISTS, *PAGES, MACHINE)),
+    Action("last", "end,G", "", "To the last line.", (*LISTS, *PAGES, MACHINE)),
     Action("back", "escape", "back", "Back to the main screen.", SUB_SCREENS),
     # --- every screen, named in the help only ------------------------------------------------------------------
     Action("palette", "ctrl+p", "", "Command palette: every action by its name."),
@@ -326,8 +329,8 @@ def app_bindings() -> list[BindingType]:
 def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
     """The actions in the key bar, at its left and at its right: few, by the state. On a sub-screen: the way back and the screen's own actions."""
     by_id = {action.id: action for action in [*on(screen), *everywhere()]}
-    if screen == "main":
-        left, right = [by_id[name] for name in _wanted(view)], [by_id["help"], by_id["quit"]]
+    if screen in ("main", MACHINE):
+        left, right = [by_id[name] for name in _wanted(view) if name in by_id], [by_id["help"], by_id["quit"]]
     else:
         ends = [by_id["stop"]] if screen == "tuning" and tuning(view) else []
         left, right = [by_id["back"], *ends, *(action for action in on(screen) if action.id != "back")], [by_id["help"]]
@@ -335,9 +338,9 @@ def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
 
 
 def _wanted(view: View) -> tuple[str, ...]:
-    """What a user may want to press on the main screen, the most useful first."""
+    """What a user may want to press on the main screen, the most useful first; while nothing runs, also in the table of the GPUs."""
     if view.run is None:
-        return "scenarios", "device", "processes", "topology"
+        return ("scenarios", "open_device", "sort_next", "processes", "topology") if _has_gpu(view) else ("scenarios", "device")
     if trial_runs(view):
         return "cancel_trial", "details", "history", "output"
     if tuning(view):

@@ -23,6 +23,8 @@ from gpuconsole.tui.widgets.layout import Plan, plan
 GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
 CPU_TILES = ("cores busy", "run-queue delay", "memory", "model", "disk", "net", "tokens/s", "step")
 HINT_ROWS = 9
+ROWS_FOR_HINTS = 36
+"""With fewer rows a machine with GPUs has no room for the hints."""
 MATTER_MOST = (0, 2, 6, 7)
 _SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
@@ -151,7 +153,8 @@ def empty_overview(width: int, height: int) -> list[Row]:
     """The machine overview with nothing in it."""
     boxed = plan(width, height).boxed
     head = [spread(width, [("gpuconsole", "title")], [("starting ", "dim")]), line(width, "▌ Searching for devices."), blank(width)]
-    hints = panel("what to press", [], [], width, min(HINT_ROWS, max(1, height // 2)), boxed)
+    has_hints = not _nvidia() or (width >= 100 and height >= ROWS_FOR_HINTS)
+    hints = panel("what to press", [], [], width, min(HINT_ROWS, max(1, height // 2)), boxed) if has_hints else []
     room = max(0, height - len(head) - len(hints) - 1)
     return fill([*head, *hints, *panel("devices" if _nvidia() else "this machine (CPU)", [], [], width, room, boxed)], width, height)
 

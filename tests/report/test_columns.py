@@ -9,8 +9,8 @@ from gpuconsole.model import device_columns
 from gpuconsole.model.device_columns import ALARMS, DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.report.cells import row_width
-from gpuconsole.report.machine.columns import GPU_LINE, cell, device_line, heading, read
-from gpuconsole.report.machine.overview import COLUMNS
+from gpuconsole.report.machine.columns import GPU_LINE, device_line
+from gpuconsole.report.machine.gpus import COLUMNS, GpuColumn
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import gpu_view
 
@@ -26,11 +26,13 @@ def test_every_column_reads_declared_metrics() -> None:
     assert ALARMS.keys() <= CATALOGUE.keys()
 
 
-@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.short)
-def test_a_cell_is_as_wide_as_its_heading_with_and_without_a_value(column: DeviceColumn) -> None:
-    shown = box(1)
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.head)
+def test_a_cell_is_as_wide_as_its_heading_with_and_without_a_value(column: GpuColumn) -> None:
+    shown = box(8)
     for view in (shown, msgspec.structs.replace(shown, latest={})):
-        assert len(cell(column, read(view, column, "gpu:0"))) == len(heading(column)) == column.width
+        for gpu in view.devices[:8]:
+            assert len(column.text(view, column.device, gpu.id)) <= column.width
+    assert len(column.head) <= column.width
 
 
 def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:

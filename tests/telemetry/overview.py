@@ -26,7 +26,7 @@ def view_of(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Vie
 
 
 def screen(view: View, width: int = 120, height: int = 37) -> list[str]:
-    rows = paint_overview(view, [], lambda key, columns: [None] * columns, width, height)
+    rows = paint_overview(view, [], lambda key, columns: [None] * columns, width, height).rows
     return ["".join(text for text, _ in row) for row in rows]
 
 

@@ -107,7 +107,7 @@ def test_doctor_says_what_is_set_or_worn(cli: Cli, machine: Machine) -> None:
 
 
 def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> None:
-    script = ["gpu 0 gpm 62 100", "gpu 0 link_field 0 163 4", "gpu 1 process 4194303 compute 1048576 20"]
+    script = ["gpu 0 gpm 62 100", "gpu 0 link_field 0 163 4", "gpu 1 process 4194303 compute 1048576 20 7"]
     _, environment = machine("gpus 2", *script)
     told = cli("devices", env=environment).stdout
     words = [line.split() for line in told.splitlines()]
@@ -118,7 +118,7 @@ def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> 
     assert "1.00 MiB  compute  not visible for this user" in told
     told_json = json.loads(cli("devices", "--json", env=environment).stdout)
     assert told_json["topology"] == [{"a": "gpu:0", "b": "gpu:1", "path": "NV18"}]
-    assert told_json["devices"][1]["processes"] == [{"pid": 4194303, "memory_bytes": 1048576, "sm_ratio": 0.2}]
+    assert told_json["devices"][1]["processes"] == [{"pid": 4194303, "memory_bytes": 1048576, "sm_ratio": 0.2, "memory_time_ratio": 0.07}]
     assert told_json["devices"][0]["links"]["link:0"]["gpu.link_crc_errors"] == 4
 
 

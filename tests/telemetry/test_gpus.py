@@ -39,6 +39,7 @@ CALLS = {
     "nvmlDeviceGetTemperatureV": {"gpu.temperature_c"},
     "nvmlDeviceGetTemperatureThreshold": {"gpu.temperature_slowdown_c"},
     "nvmlDeviceGetFanSpeed": {"gpu.fan_ratio"},
+    "nvmlDeviceGetPerformanceState": {"gpu.performance_state"},
     "nvmlDeviceGetFieldValues": FIELDS,
     "nvmlDeviceGetPcieThroughput": {"gpu.pcie_rx_bytes_per_s", "gpu.pcie_tx_bytes_per_s"},
     "nvmlDeviceGetCurrPcieLinkGeneration": {"gpu.pcie_link_generation"},
@@ -199,7 +200,7 @@ def test_mig_slices_are_devices(machine: Machine) -> None:
 def test_processes_with_their_details(machine: Machine) -> None:
     """One that is real, here, and one from another pid namespace."""
     me = os.getpid()
-    _, environment = machine("gpus 2", f"gpu 1 process {me} compute 5e9 37", "gpu 0 process 4194302 graphics 1e6 -1")
+    _, environment = machine("gpus 2", f"gpu 1 process {me} compute 5e9 37 12", "gpu 0 process 4194302 graphics 1e6 -1")
     with SamplerChild(environment) as child:
         child.rounds()
         stranger, mine = child.last(Processes).processes
@@ -212,6 +213,7 @@ def test_processes_with_their_details(machine: Machine) -> None:
         )
         assert (stranger.name, stranger.user, stranger.started) == ("", "", 0)
         assert (mine.pid, mine.device, mine.kind, mine.memory_bytes, mine.sm_ratio) == (me, "gpu:1", "compute", 5000000000, 0.37)
+        assert (mine.memory_time_ratio, stranger.memory_time_ratio, stranger.host_memory_bytes) == (0.12, None, None)
         known = psutil.Process()
         assert (mine.name, mine.user, mine.parent) == (known.name(), known.username(), known.ppid())
         assert mine.started == pytest.approx(known.create_time(), abs=0.02)

@@ -99,11 +99,11 @@ def processes(gpus: int) -> tuple[Process, ...]:
     """One rank a GPU under a launcher that holds none, a server in a container on the first two, one that tells little."""
     ranks = [
         Process(4100 + n, f"gpu:{n}", "compute", "python", "ada", 1000, f"/opt/conda/bin/python train.py --config configs/gpt.yaml --rank {n}",
-                "", 4000, WALL - 7300 - n, int((90 - n % 7) * GIB), 0.7 + 0.02 * (n % 9), 1.02)
+                "", 4000, WALL - 7300 - n, int((90 - n % 7) * GIB), 0.7 + 0.02 * (n % 9), 1.02, 0.41, int(6.2 * GIB))
         for n in range(gpus)
     ]  # fmt: skip
     server = [
-        Process(52_011, f"gpu:{n}", "compute", "VLLM::EngineCore", "root", 0, "VLLM::EngineCore", "3f9c1ab20d7e", 51_900, WALL - 260_000, 31 * GIB, 0.12, 3.4)
+        Process(52_011, f"gpu:{n}", "compute", "VLLM::EngineCore", "root", 0, "VLLM::EngineCore", "3f9c1ab20d7e", 51_900, WALL - 260_000, 31 * GIB, 0.12, 3.4, 0.05, 11 * GIB)
         for n in range(min(2, gpus))
     ]  # fmt: skip
     return (

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 
 import msgspec
 import pytest
+from textual.pilot import Pilot
 
 from gpuconsole.cli.parser import parse
 from gpuconsole.engine import catalog
 from gpuconsole.model.metrics import series_key
 from gpuconsole.report.cells import row_width
+from gpuconsole.report.machine.gpus import LEAST_HISTORY_S, GpuChoice, column_s, in_order
 from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
-from gpuconsole.tui.widgets.overview import COMMANDS, LEAST_HISTORY_S, OverviewZone, column_s
-from tests.tui.fake_gpu_box import box
+from gpuconsole.session.gpu_state import gpu_states
+from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.screens.device import DeviceScreen
+from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
+from tests.tui.fake_gpu_box import Body, BoxSession, box
 from tests.tui.fake_session import FakeSession, gpu_view, view
 
 HINTS = [
@@ -33,7 +39,7 @@ def idle(shown: View) -> View:
 
 
 def painted(shown: View, width: int, height: int) -> str:
-    rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height)
+    rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height).rows
     assert len(rows) == height
     assert {row_width(row) for row in rows} == {width}
     return "\n".join("".join(text for text, _ in row) for row in rows)
@@ -44,7 +50,8 @@ def painted(shown: View, width: int, height: int) -> str:
 def test_fits_any_size(gpus: int, size: tuple[int, int]) -> None:
     text = painted(idle(box(gpus)) if gpus else view(), *size)
     if size[0] >= 80:
-        assert "s scenarios" in text and "Training and serving" in text
+        assert "gpuconsole --demo" in text
+        assert gpus or ("s scenarios" in text and "Training and serving" in text)
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:
@@ -85,15 +92,13 @@ def faulty(**changes: object) -> View:
 @pytest.mark.parametrize(("width", "height"), [(200, 47), (120, 37), (80, 21)])
 def test_a_sick_gpu_looks_sick_in_its_row(width: int, height: int) -> None:
     shown = faulty()
-    rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height)
+    rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height).rows
     text = ["".join(part for part, _ in row) for row in rows]
     at = datetime.datetime.fromtimestamp(shown.wall - 60).strftime("%H:%M:%S" if width > 80 else "%H:%M")
     assert any("8 GPUs: 7 busy, 1 lost, 4 with a fault" in row for row in text)
     words = {"gpu:1": "heat slowdown", "gpu:2": "2 ECC errors", "gpu:4": f"XID 79 {at}", "gpu:5": "power cap", "gpu:7": "XID 79"}
     for gpu, fault in words.items():
-        row = next(
-            row for row in rows if row and f"{gpu} " in "".join(part for part, _ in row) and "H200" in "".join(part for part, _ in row)
-        )
+        row = next(row for row in rows if "".join(part for part, _ in row).strip("│ ").startswith(f"{gpu} "))
         assert any(fault in part and style == "alert" for part, style in row), (gpu, row)
     calm = [row for row in rows if any("gpu:0 " in part or "gpu:3 " in part for part, _ in row)]
     assert not any(style == "alert" for row in calm for _, style in row)
@@ -122,7 +127,8 @@ def test_what_the_processes_do_not_need_shows_the_history_of_the_host() -> None:
     lines = painted(idle(box(8)), 200, 47).splitlines()
     at = next(n for n, row in enumerate(lines) if row.startswith("│ cpu "))
     assert all("█" in row for row in lines[at - 2 : at + 1]) and "cores busy" in lines[at]
-    assert lines[at].index("█") == lines[at - 8].index("█")  # below those of the GPUs
+    gpu = next(row for row in lines if row.startswith("│ gpu:7 "))
+    assert lines[at].index("█") == gpu.index("█")  # below those of the GPUs
     assert "…" not in lines[at]  # a cut number is a wrong number
     foot = lines[at:]
     assert sum(not row.strip(" │") for row in foot) <= 2, foot
@@ -133,7 +139,7 @@ def test_what_the_processes_do_not_need_shows_the_history_of_the_host() -> None:
 def test_an_idle_machine_without_a_gpu_shows_examples_in_place_of_flat_lines() -> None:
     scenarios = list(catalog.scenarios()[0].values())
     for width, height in ((120, 37), (200, 47)):
-        rows = paint_overview(view(), HINTS, lambda key, columns: [0.0] * columns, width, height, scenarios)
+        rows = paint_overview(view(), HINTS, lambda key, columns: [0.0] * columns, width, height, scenarios).rows
         assert {row_width(row) for row in rows} == {width} and len(rows) == height
         lines = ["".join(text for text, _ in row) for row in rows]
         painted = "\n".join(lines)
@@ -151,7 +157,7 @@ def test_the_history_of_an_idle_machine_fills_its_columns_from_the_first_minute_
             return [0.0] * columns
 
     shown = view(now=30.0)
-    OverviewZone(Api(shown)).draw(shown, 120, 37)
+    OverviewZone(api := Api(shown), ConsoleApp(api).actions).draw(shown, 120, 37)
     assert asked and all(columns > 55 and seconds <= 40 for columns, seconds in asked), asked
 
 
@@ -160,3 +166,128 @@ def test_each_command_that_the_overview_names_exists(command: str) -> None:
     program, *words = command.split()
     assert program == "gpuconsole"
     parse(words)
+
+
+# --- keys and mouse -------------------------------------------------------------------------------------------
+
+
+def on_overview(gpus: int, body: Body, size: tuple[int, int] = (120, 40)) -> None:
+    api = BoxSession(idle(box(gpus)))
+
+    async def run() -> None:
+        app = ConsoleApp(api, refresh_hz=20.0)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await body(app, pilot, api)
+
+    asyncio.run(run())
+
+
+def overview_of(app: ConsoleApp) -> OverviewZone:
+    return app.main_screen.query_one(OverviewZone)
+
+
+def marked(app: ConsoleApp) -> str:
+    """The line under the cursor."""
+    rows = [row for row in overview_of(app).rows if any(style == "mark" for _, style in row)]
+    assert len(rows) <= 1
+    return "".join(text for row in rows for text, style in row if style == "mark")
+
+
+def in_sight(app: ConsoleApp) -> list[str]:
+    """The GPUs of the table, from top to bottom."""
+    lines = ["".join(text for text, _ in row).strip("│ ") for row in overview_of(app).rows]
+    table = lines[next(n for n, one in enumerate(lines) if one.startswith("device  state")) :]
+    end = next((n for n, one in enumerate(table) if "processes on the GPUs" in one), len(table))
+    return [one.split()[0] for one in table[:end] if one.startswith("gpu:")]
+
+
+def test_the_table_of_64_gpus_scrolls_and_a_map_shows_them_all() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        text = "\n".join("".join(part for part, _ in row) for row in overview_of(app).rows)
+        assert "64 GPUs  0        8        16" in text and "min  med  max" in text and "of 64, arrows scroll" in text
+        assert marked(app) == "" and in_sight(app)[0] == "gpu:0"
+        await pilot.press("j", "down", "G")
+        assert marked(app).startswith("gpu:63 ") and in_sight(app)[-1] == "gpu:63"
+        await pilot.press("k")
+        assert marked(app).startswith("gpu:62 ") and in_sight(app)[-1] == "gpu:63"
+        await pilot.press("home", "pagedown")
+        assert "gpu:0" not in marked(app)
+
+    on_overview(64, body)
+
+
+def test_enter_opens_the_selected_gpu_and_escape_gives_the_table_back() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await pilot.press("down", "down", "down", "enter")
+        screen = app.screen
+        assert isinstance(screen, DeviceScreen) and screen._place == "gpu:2"
+        await pilot.press("escape")
+        assert app.screen is app.main_screen and marked(app).startswith("gpu:2 ")
+        await pilot.press("up")
+        assert marked(app).startswith("gpu:1 ")
+
+    on_overview(8, body)
+
+
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_the_table_sorts_by_each_column(gpus: int) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        shown = api.view()
+        ids = [device.id for device in shown.devices if device.is_gpu]
+        seen = set()
+        for _ in range(20):
+            await pilot.press("right")
+            choice = overview_of(app)._choice
+            if choice.sort in seen:
+                break
+            seen.add(choice.sort)
+            metric = {"power": "gpu.power_w", "temperature": "gpu.temperature_c", "HBM used": "gpu.hbm_used_bytes"}.get(choice.sort)
+            if metric is not None:
+                by_value = sorted(ids, key=lambda gpu: -shown.latest[series_key(metric, gpu)])
+                assert in_sight(app) == by_value[: len(in_sight(app))], choice.sort
+                await pilot.press("R")
+                assert shown.latest[series_key(metric, in_sight(app)[0])] == shown.latest[series_key(metric, by_value[-1])]
+        assert {"state", "SM active", "power", "temperature", "HBM used", "device"} <= seen
+
+    on_overview(gpus, body)
+
+
+def test_a_click_selects_a_gpu_and_a_second_click_opens_it() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        zone = overview_of(app)
+        y = next(n for n, row in enumerate(zone.rows) if "".join(text for text, _ in row).strip("│ ").startswith("gpu:5 "))
+        await pilot.click(zone, offset=(10, y))
+        assert marked(app).startswith("gpu:5 ")
+        await pilot.click(zone, offset=(10, y))
+        assert isinstance(app.screen, DeviceScreen) and app.screen._place == "gpu:5"
+
+    on_overview(8, body)
+
+
+def test_the_worst_gpus_come_first_by_state() -> None:
+    shown = faulty()
+    gpus = [device for device in shown.devices if device.is_gpu]
+    states = gpu_states(shown, gpus)
+    order = [gpu.id for gpu in in_order(shown, gpus, states, GpuChoice(sort="state"))]
+    assert order[0] == "gpu:7" and set(order[1:5]) == {"gpu:1", "gpu:2", "gpu:4", "gpu:5"}
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 64])
+def test_sixty_columns_and_fifteen_rows_show_at_least_the_gpus(gpus: int) -> None:
+    lines = painted(idle(box(gpus)), 60, 13).splitlines()
+    assert all(any(one.startswith(f"gpu:{n} ") for one in lines) for n in range(min(gpus, 3)))
+    if gpus == 8:
+        assert sum(one.startswith("gpu:") for one in lines) == 8
+
+
+def test_nothing_is_cut_in_the_table_at_any_width() -> None:
+    """A cut number is a wrong number."""
+    for shown in (idle(box(8)), faulty(), idle(box(64))):
+        for width in range(40, 260, 3):
+            lines = painted(shown, width, 37).splitlines()
+            table = [
+                one for one in lines if one.strip("│ ").startswith(("gpu:", "device  state")) and "python" not in one and "VLLM" not in one
+            ]
+            figures = [one for one in table if "lost" not in one]
+            assert figures and not any("…" in one for one in figures if width >= 60), (width, figures)

@@ -103,7 +103,7 @@ def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
 def test_what_cannot_be_seen_reads_na() -> None:
     shown = with_processes(Process(77, "gpu:0"))
     row = text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, WALL), 120, 2, None)).split("\n")[1]
-    assert row.count("n/a") == 6  # user, SM, memory, CPU, age, command
+    assert row.count("n/a") == 8  # user, SM, time of the memory, memory, CPU, RSS, age, command
     assert "n/a: this user cannot read it" in text(paint_process(shown, shown.processes[0], 80, WALL))
     assert "n/a" in text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, None), 120, 2))
 
@@ -121,7 +121,15 @@ def test_why_there_is_nothing_to_see() -> None:
 
 
 def test_the_sorted_column_is_marked() -> None:
-    for sort, head in (("memory", "memory"), ("sm", " SM %"), ("cpu", " CPU %"), ("pid", "    pid"), ("name", "command")):
+    for sort, head in (
+        ("memory", "memory"),
+        ("sm", " SM %"),
+        ("memory time", "mem %"),
+        ("host memory", "RSS"),
+        ("cpu", " CPU %"),
+        ("pid", "    pid"),
+        ("name", "command"),
+    ):
         shown = box(8)
         choice = Choice(sort=sort)
         heads = drawn(process_lines(shown, arrange(shown.processes, choice), choice, 120, WALL), 120, 3, None)[0]
@@ -146,13 +154,15 @@ def test_spans() -> None:
 
 def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
     some = (
-        Process(3, "gpu:0", name="b", memory_bytes=5, sm_ratio=0.1, cpu_ratio=0.2),
-        Process(1, "gpu:0", name="A", memory_bytes=9, sm_ratio=0.9, cpu_ratio=0.1),
+        Process(3, "gpu:0", name="b", memory_bytes=5, sm_ratio=0.1, cpu_ratio=0.2, memory_time_ratio=0.3, host_memory_bytes=7),
+        Process(1, "gpu:0", name="A", memory_bytes=9, sm_ratio=0.9, cpu_ratio=0.1, memory_time_ratio=0.1, host_memory_bytes=8),
         Process(2, "gpu:1"),
     )
     assert pids(some, Choice()) == [1, 3, 2]
     assert pids(some, Choice(reverse=True)) == [3, 1, 2]
-    assert [pids(some, Choice(sort=sort)) for sort in ORDERS] == [[1, 3, 2], [1, 3, 2], [3, 1, 2], [1, 2, 3], [1, 3, 2]]
+    assert [pids(some, Choice(sort=sort)) for sort in ORDERS] == [
+        [1, 3, 2], [1, 3, 2], [3, 1, 2], [3, 1, 2], [1, 3, 2], [1, 2, 3], [1, 3, 2],
+    ]  # fmt: skip
     assert pids(some, Choice(sort="pid", reverse=True)) == [3, 2, 1]
 
 
@@ -205,7 +215,8 @@ def texts(app: ConsoleApp) -> list[str]:
 
 def test_keys_sort_and_turn_around() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
-        for key, words in (("right", "by SM, largest"), ("R", "by SM, smallest"), ("right", "by CPU, largest"), ("right", "by pid, smallest"),
+        for key, words in (("right", "by SM, largest"), ("R", "by SM, smallest"), ("right", "by memory time, largest"),
+                           ("right", "by CPU, largest"), ("right", "by host memory, largest"), ("right", "by pid, smallest"),
                            ("right", "by name, a to z"), ("right", "by memory, largest"), ("R", "by memory, smallest"),
                            ("left", "by name, a to z")):  # fmt: skip
             await pilot.press(key)

@@ -10,7 +10,7 @@ from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, clean
-from gpuconsole.report.cells import Row, Segment, fit, line_of, row_width
+from gpuconsole.report.cells import Row, Segment, line_of, row_width
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
@@ -100,14 +100,9 @@ def figure(column: DeviceColumn, reading: Reading, alone: bool = False) -> str:
     return text if alone else column.pattern.format(text)
 
 
-def cell(column: DeviceColumn, reading: Reading) -> str:
-    """The value alone, in the width of the column."""
-    return f"{figure(column, reading, alone=True):{column.align}{column.width}}"
-
-
-def heading(column: DeviceColumn) -> str:
-    """What stands above the cells of the column, in their width."""
-    return fit(column.heading or column.short_title, column.width, column.align)
+def both_ways(reading: Reading) -> float | None:
+    """The sum of two directions of traffic; None where one of them is not known."""
+    return None if reading.value is None or reading.beside is None else reading.value + reading.beside
 
 
 def label(column: DeviceColumn, width: int) -> str:

@@ -12,7 +12,20 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from gpuconsole.model.device_columns import HBM, HBM_BANDWIDTH, NVLINK, PCIE, POWER, SM, TEMPERATURE, TENSOR, UTILIZATION, DeviceColumn
+from gpuconsole.model.device_columns import (
+    FAN,
+    HBM,
+    HBM_BANDWIDTH,
+    NVLINK,
+    PCIE,
+    POWER,
+    SM,
+    SM_CLOCK,
+    TEMPERATURE,
+    TENSOR,
+    UTILIZATION,
+    DeviceColumn,
+)
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.units import NA, digits
 from gpuconsole.report.cells import LEVELS, SHADES, Row, Segment, fill, line, shade
@@ -30,10 +43,12 @@ MOST_LEVEL = 7
 LOST, MISSING, OLD = "x", "·", "?"
 
 
-ROWS = (SM, HBM, NVLINK, PCIE, TENSOR, HBM_BANDWIDTH, POWER, TEMPERATURE)
-"""All rows, the most useful first. On a small screen the last rows are omitted. One of the two links is shown, with the sum of both directions."""
+ROWS = (SM, HBM, NVLINK, PCIE, TENSOR, HBM_BANDWIDTH, POWER, TEMPERATURE, UTILIZATION, SM_CLOCK, FAN)
+"""All rows, the most useful first. On a small screen the last rows are omitted, and rows of which no GPU has a value. One of the two links is shown, with
+the sum of both directions."""
+OPTIONAL = (UTILIZATION, SM_CLOCK, FAN)
 LINKS = (NVLINK, PCIE)
-_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30), "bytes/s": ("GB/s", 1e9)}
+_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30), "bytes/s": ("GB/s", 1e9), "Hz": ("MHz", 1e6)}
 """Figures have no unit of their own. The unit of a row, and how large it is in the unit of the metric, where they differ."""
 
 
@@ -113,7 +128,7 @@ def _keys(gpu: str) -> dict[str, tuple[str, str, str]]:
     """For the title of each row the series keys of the value, of the other direction, and of the top."""
     return {
         column.title: (series_key(column.metric, gpu), series_key(column.beside, gpu) if column.ways else "", series_key(column.top, gpu))
-        for column in (*ROWS, UTILIZATION)
+        for column in ROWS
     }
 
 
@@ -122,22 +137,35 @@ def fleet_rows(view: View, most: int) -> int:
     return min(most, len(ROWS)) if len(_gpus(view)) > FEW else 0
 
 
+def all_fleet_rows(view: View) -> int:
+    """The rows of the whole strip, with the numbers of the GPUs."""
+    return 1 + len(_columns(view, _gpus(view)))
+
+
+def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
+    """The rows for these GPUs."""
+    link, activity = link_column(view, gpus), activity_column(view, gpus)
+    left_out = {*LINKS, SM, *(column for column in OPTIONAL if not _known(view, gpus, column))} - {link}
+    return [activity, *(column for column in ROWS if column not in left_out and column is not activity)]
+
+
 def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     """The numbers of the GPUs, then a row for each metric. With one row of height, the first metric alone."""
     gpus = _gpus(view)
     if width <= 0 or height <= 0 or not gpus:
         return fill([], width, max(0, height))
     grid = _grid(len(gpus), width)
-    link = link_column(view, gpus)
-    columns = [column for column in ROWS if column not in LINKS or column is link]
-    columns[0] = activity_column(view, gpus)
-    readings = [_read(view, gpus, column) for column in columns[: max(1, height - 1)]]
+    readings = [_read(view, gpus, column) for column in _columns(view, gpus)[: max(1, height - 1)]]
     count = _count(view, gpus, readings)
     current = next((n for n, gpu in enumerate(gpus) if gpu == view.device.partition("/")[0]), -1)
     rows = [_numbers(gpus, current, count, grid, width)] if height > 1 else []
     remark = (f"  {count[0]}", count[1]) if height == 1 and count[1] != "dim" else None
     rows += [_row(reading, current, grid, width, remark) for reading in readings]
     return fill(rows, width, height)
+
+
+def _known(view: View, gpus: list[str], column: DeviceColumn) -> bool:
+    return any(_keys(gpu)[column.title][0] in view.latest for gpu in gpus)
 
 
 def _gpus(view: View) -> list[str]:

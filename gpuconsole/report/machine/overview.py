@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns
-from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device
-from gpuconsole.model.metrics import series_key
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, shaded, spark, wrap
-from gpuconsole.report.machine.columns import GAP, activity_column, cell, figure, for_devices, heading, link_column, named, read, shown
+from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, shaded, spark, wrap
+from gpuconsole.report.machine.columns import GAP, named
 from gpuconsole.report.machine.devices import History
+from gpuconsole.report.machine.fleet import all_fleet_rows, paint_fleet
+from gpuconsole.report.machine.gpus import MOST_SPARK_ROWS, GpuChoice, GpuTable, gpu_table, order_in_words, same_name
 from gpuconsole.report.machine.processes import Choice, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import Fault, GpuState, faults, gpu_states, in_words, unreadable, whole_gpus
+from gpuconsole.session.gpu_state import GpuState, faults, gpu_states, in_words, whole_gpus
 
 WIDE = 100
 TALL = 28
 """From so many rows on, the panels have boxes."""
-MOST_SPARK_ROWS = 40
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
-COLUMNS = (device_columns.SM, device_columns.HBM, device_columns.HBM_BANDWIDTH, device_columns.POWER, device_columns.TEMPERATURE)
-SM_OR_UTILIZATION = device_columns.SM._replace(heading="SM or util", width=10)
-"""The heading of the first column if only some GPUs report active SMs."""
-STATE = 13
-"""Cells of the column that says what a GPU does."""
-TRACE_TITLE = 8
-"""Cells of the name of a history where the histories of a GPU stand below one another."""
-TRACE_GAP = "  "
-LEAST_TRACE = 10
-"""Cells of a history. A GPU has as many histories as there is room for, side by side below their names."""
-LEAST_REASON = 24
-"""Cells for the reason why a state is not known. With fewer, the reason stands in place of the figures."""
-LEAST_ROWS_FOR_GAP = 3
+ROWS_FOR_ALL = 8
+"""So many GPUs have a line each, on every screen that has the rows. More have a map above the table, where not all lines fit."""
+LEAST_LINES = 3
+LEAST_FOR_REST = 16
+"""Rows with which the headline may take a second row."""
+HOST_FIGURES = 58
+"""Cells of the figures of the host, before the history of its cores."""
 LEAST_PROCESSES = 4
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
-STYLES = {"free": "good", "lost": "alert", "silent": "alert", "n/a": "dim"}
 
 
 class Hint(NamedTuple):
@@ -55,33 +46,125 @@ class Hint(NamedTuple):
     text: str
 
 
+class Overview(NamedTuple):
+    """The rows, and the table of the GPUs (None without a GPU), `inner` cells wide and from row `top` on."""
+
+    rows: list[Row]
+    table: GpuTable | None = None
+    top: int = 0
+    inner: int = 0
+
+    def gpu_at(self, y: int) -> str:
+        """The GPU whose line is in row `y`, or an empty text."""
+        if self.table is None:
+            return ""
+        n = (y - self.top - self.table.head) // self.table.each
+        return self.table.ids[self.table.offset + n] if 0 <= n < self.table.shown else ""
+
+
 def paint_overview(
-    view: View, hints: Sequence[Hint], history: History, width: int, height: int, scenarios: Sequence[Scenario] = ()
-) -> list[Row]:
+    view: View,
+    hints: Sequence[Hint],
+    history: History,
+    width: int,
+    height: int,
+    scenarios: Sequence[Scenario] = (),
+    choice: GpuChoice = GpuChoice(),  # noqa: B008
+) -> Overview:
     """`height` rows. The room that remains goes to the history of the devices and to the processes; without a GPU to the `scenarios`."""
     boxed = width >= WIDE and height >= TALL
+    gpus = [device for device in view.devices if device.is_gpu]
+    if gpus:
+        return _with_gpus(view, gpus, hints, history, width, height, choice, boxed)
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
-    gpus = [device for device in view.devices if device.is_gpu]
-    states = gpu_states(view, gpus)
-    least = len(gpus) + 2 + LEAST_PROCESSES + 2 * frame if gpus else LEAST_HOST + frame
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
         keys = _hint_rows(fewer, inner)
-        rows = [*_headline(view, gpus, states, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
-        if (room := height - len(rows)) >= least:
+        rows = [*_headline(view, gpus, {}, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
+        if (room := height - len(rows)) >= LEAST_HOST + frame:
             break
-    if not gpus:
-        examples = _example_rows(scenarios, inner)
-        below = len(examples) + frame if examples and len(examples) + LEAST_HOST + 1 + 2 * frame <= room else 0
-        host = panel("this machine (CPU)", [], _host_rows(view, history, inner, room - below - frame), width, room - below, boxed)
-        return fill([*rows, *host, *panel("scenarios", [("press s", "dim")], examples, width, below, boxed)], width, height)
-    wanted = max(LEAST_PROCESSES, len(view.processes) + 2) + frame if view.processes else 2 + frame
-    each = max(1, min(MOST_SPARK_ROWS, (room - wanted - frame - 2) // len(gpus)))
-    upper = min(each * len(gpus) + 2 + frame, room - min(wanted, LEAST_PROCESSES + frame))
-    upper += max(0, min(MOST_HOST_ROWS, room - wanted - upper))
-    rows += panel("devices", [], _device_rows(view, gpus, states, history, inner, upper - frame), width, upper, boxed)
-    processes = _process_rows(view, inner, room - upper - frame)
-    return fill([*rows, *panel("processes on the GPUs", [], processes, width, room - upper, boxed)], width, height)
+    examples = _example_rows(scenarios, inner)
+    below = len(examples) + frame if examples and len(examples) + LEAST_HOST + 1 + 2 * frame <= room else 0
+    host = panel("this machine (CPU)", [], _host_rows(view, history, inner, room - below - frame), width, room - below, boxed)
+    return Overview(fill([*rows, *host, *panel("scenarios", [("press s", "dim")], examples, width, below, boxed)], width, height))
+
+
+class _Heights(NamedTuple):
+    """Rows of the map of many GPUs, of the table of the GPUs and of the processes, with their frames; 0: not shown."""
+
+    map: int
+    table: int
+    processes: int
+
+
+def _heights(gpus: int, room: int, processes: int, strip: int, frame: int) -> _Heights:
+    """The GPUs first, then the processes, then the histories. `processes`, `strip`: the rows that the processes and the map could use,
+    with their heads."""
+    wanted = processes + frame
+    least = min(wanted, LEAST_PROCESSES + frame)
+    every = gpus + 1 + frame
+    if gpus <= ROWS_FOR_ALL or every + 1 + least <= room:
+        if room < every + least:
+            return _Heights(0, room, 0)
+        each = max(1, (room - wanted - frame - 2) // gpus)
+        table = min(each * gpus + 2 + frame, room - least)
+        table += max(0, min(MOST_HOST_ROWS, room - wanted - table))
+        return _Heights(0, table, room - table)
+    lines = frame + 1 + LEAST_LINES
+    below = least if room >= 2 * lines + least else 0
+    above = min(strip + frame, room - below - lines, (room - below) // 2)
+    above = above if above > frame + 1 else 0
+    return _Heights(above, room - below - above, below)
+
+
+def _with_gpus(
+    view: View, gpus: Sequence[Device], hints: Sequence[Hint], history: History, width: int, height: int, choice: GpuChoice, boxed: bool
+) -> Overview:
+    frame = 2 if boxed else 1
+    inner = inner_width(width, boxed)
+    states = gpu_states(view, gpus)
+    processes, notes = _process_rows(view, inner)
+    count = len(processes) + len(notes)
+    rows = _headline(view, gpus, states, width)[: 2 if height >= LEAST_FOR_REST else 1]
+    keys = _hint_rows(hints, inner)
+    if len(rows) + 1 + len(keys) + frame + len(gpus) + 2 + frame + count + frame <= height:
+        rows += [blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
+    else:
+        rows += [_one_line(hints, width), *([blank(width)] if height >= TALL else [])]
+    heights = _heights(len(gpus), height - len(rows), count, all_fleet_rows(view), frame)
+    if heights.map:
+        strip = paint_fleet(view, inner, heights.map - frame)
+        rows += panel(same_name(view, gpus) or in_words(gpus), [], strip, width, heights.map, boxed)
+    top = len(rows) + 1
+    table, painted = _device_rows(view, gpus, states, history, inner, max(0, heights.table - frame), choice)
+    rows += panel(_table_title(view, gpus, bool(heights.map)), _table_figures(view, table, choice), painted, width, heights.table, boxed)
+    rows += panel("processes on the GPUs", [], _cut(processes, notes, inner, heights.processes - frame), width, heights.processes, boxed)
+    return Overview(fill(rows, width, height), table, top, inner)
+
+
+def _table_title(view: View, gpus: Sequence[Device], has_map: bool) -> str:
+    name = "" if has_map else same_name(view, gpus)
+    return f"devices: {name}" if name else "devices"
+
+
+def _table_figures(view: View, table: GpuTable, choice: GpuChoice) -> list[Segment]:
+    """What part of the table is in sight, and its order; otherwise the driver."""
+    parts = [order_in_words(choice)] if order_in_words(choice) else []
+    if table.shown < len(table.ids):
+        parts.append(f"{table.offset + 1}-{table.offset + table.shown} of {len(table.ids)}, arrows scroll")
+    elif not parts and view.environment.driver:
+        parts.append(f"driver {plain(view.environment.driver)}")
+    return [("   ".join(parts), "dim")] if parts else []
+
+
+def _one_line(hints: Sequence[Hint], width: int) -> Row:
+    """The command for a job of the user's own. The keys stand at the foot of the screen."""
+    command = next((hint for hint in hints if not hint.label), None)
+    if command is None:
+        return blank(width)
+    begin: Row = [("▌ ", "accent"), ("In a shell: ", "dim"), (command.key, "code")]
+    text = f"   {command.text}"
+    return line(width, *begin, (text if row_width(begin) + cell_width(text) <= width else "", "dim"))
 
 
 def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int) -> list[Row]:
@@ -145,155 +228,26 @@ def _key_rows(keys: Sequence[Hint], width: int) -> list[Row]:
 
 
 def _device_rows(
-    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], history: History, width: int, height: int
-) -> list[Row]:
-    """A head, then each GPU with its figures and its histories, then the host."""
+    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], history: History, width: int, height: int, choice: GpuChoice
+) -> tuple[GpuTable, list[Row]]:
+    """The table of the GPUs, then the host where a row is left."""
     host = next((device for device in view.devices if not device.is_gpu), None)
-    room = height - 1 - (1 if host else 0)
-    listed = gpus if len(gpus) <= room else gpus[: max(0, room - 1)]
-    each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(listed))))
-    ids = max(6, *(cell_width(gpu.id) for gpu in gpus))
-    known = [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus  # a GPU without a handle has no name
-    names = min(24, max(cell_width(facts.short_name(gpu.name)) for gpu in known)) if width >= 80 else 0
-    columns = [for_devices(view, column, [gpu.id for gpu in gpus]) for column in shown(COLUMNS, width)]
-    readings = {gpu.id: activity_column(view, [gpu.id]) for gpu in gpus}
-    if len({column.metric for gpu, column in readings.items() if series_key(column.metric, gpu) in view.latest}) > 1:
-        columns[0] = SM_OR_UTILIZATION
-    wrong = {gpu.id: faults(view, gpu.id) for gpu in listed}
-    heads = [fit("device", ids), *([fit("", names)] if names else []), fit("state", STATE), *map(heading, columns)]
-    used = cell_width("  ".join(heads) + GAP)
-    remarks = max((len(_fault_words(view, found)) for found in wrong.values()), default=0)
-    remarks = remarks if used + remarks <= width else 0
-    if remarks:  # beside the histories; where there is no room, in place of the state
-        used += remarks + len(TRACE_GAP)
-        heads[-1] += GAP + fit("faults", remarks - 1)
-    traces, cells, stacked = _arrangement(view, gpus, max(0, width - used), each)
-    titles = [fit(column.short_title, TRACE_TITLE if stacked else cells) for column in traces]
-    rows = [line(width, ("  ".join(heads) + GAP + ("" if stacked else TRACE_GAP.join(titles)), "dim"))]
-    past = {gpu.id: [_past(history, column, gpu.id, cells) for column in (readings[gpu.id], *traces[1:])] for gpu in listed}
-    most = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
-    for gpu in listed:
-        start: Row = [(fit(gpu.id, ids) + "  ", "accent" if gpu.id == view.device else "")]
-        start += [(fit(plain(facts.short_name(gpu.name)) if gpu in known else "", names) + "  ", "dim")] if names else []
-        state, found = states[gpu.id], wrong[gpu.id]
-        if instead := _instead_of_figures(view, gpu.id, state, found, width - used + remarks):
-            rows += fill([line(width, *start, instead)], width, each)
-            continue
-        tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, most, strict=True)]  # one scale for all GPUs
-        busy = readings[gpu.id]
-        figures = "  ".join(
-            [_activity(view, busy, columns[0], gpu.id), *(cell(column, read(view, column, gpu.id)) for column in columns[1:])]
-        )
-        new = [fault for fault in found if fault.is_new]
-        doing: Segment = (state.words, STYLES.get(state.kind, ""))
-        if new and not remarks:
-            doing = (_fault_words(view, new[:1], seconds=False), "alert")
-        start += [(fit(doing[0], STATE), doing[1]), (f"  {figures}   ", "")]
-        why = _remark(view, gpu.id, state, busy)
-        if why and not found:
-            rows += fill([line(width, *start, (plain(why), "dim"))], width, each)
-            continue
-        if remarks:
-            start += [(fit(_fault_words(view, found), remarks), "alert" if new else "dim"), (TRACE_GAP, "")]
-        if why:
-            rows += fill([line(width, *line(used, *start), (plain(why), "dim"))], width, each)
-            continue
-        histories = list(zip(past[gpu.id], tops, strict=True))
-        traced = _stacked(histories, titles, each) if stacked else _side_by_side(histories, each)
-        at = 0 if each >= LEAST_ROWS_FOR_GAP else len(traced) - 1  # a low history has the name on its base line
-        begins: list[Row] = [line(used, *start) if n == at else [(" " * used, "")] for n in range(len(traced))]
-        rows += fill([line(width, *begin, *row) for begin, row in zip(begins, traced, strict=True)], width, each)
-    if left_out := len(gpus) - len(listed):
-        rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
-    if host is not None:
-        rows += _host_below(view, host, history, ids, cells, used, width, height - len(rows))
-    return fill(rows, width, height)
+    room = height - 1 if host is not None and (height > len(gpus) + 1 or height > LEAST_LINES + 2) else height
+    each = max(1, min(MOST_SPARK_ROWS, (room - 1) // len(gpus)))
+    table = gpu_table(view, gpus, states, history, width, min(room, each * len(gpus) + 1), choice)
+    if room == height or host is None:
+        return table, fill(table.rows, width, height)
+    return table, [
+        *table.rows,
+        *_host_below(view, host, history, max(6, *(cell_width(gpu.id) for gpu in gpus)), table.trace, width, height - len(table.rows)),
+    ]
 
 
-def _instead_of_figures(view: View, gpu: str, state: GpuState, found: Sequence[Fault], room: int) -> Segment | None:
-    """What stands in place of the figures of a GPU that has none, or whose state has a reason that does not fit into the `room` beside them."""
-    if state.kind == "lost" or unreadable(view, gpu):
-        errors = "".join(f"; {_fault_words(view, [fault])}" for fault in found if fault.t is not None)
-        return plain(state.text) + errors, "alert"
-    return (plain(state.text), "dim") if state.kind == "n/a" and room < LEAST_REASON else None
-
-
-def _fault_words(view: View, found: Sequence[Fault], seconds: bool = True) -> str:
-    """`XID 79 12:50:02, heat slowdown`. `seconds`: whether a time has them."""
-    words = []
-    for fault in found:
-        moment = ""
-        if fault.t is not None and view.wall:
-            at = datetime.datetime.fromtimestamp(view.wall - view.now + fault.t)
-            moment = f" {at:%H:%M:%S}" if seconds else f" {at:%H:%M}"
-        words.append(fault.words + moment)
-    return ", ".join(words)
-
-
-def _activity(view: View, busy: DeviceColumn, column: DeviceColumn, gpu: str) -> str:
-    """How busy a GPU is, for the first column. Where the column has two measures, the utilization of nvidia-smi has its name."""
-    text = figure(busy, read(view, busy, gpu), alone=True)
-    named = column is SM_OR_UTILIZATION and busy is device_columns.UTILIZATION
-    return f"{f'util {text.strip()}' if named else text:{column.align}{column.width}}"
-
-
-def _remark(view: View, gpu: str, state: GpuState, busy: DeviceColumn) -> str:
-    """What stands in place of the histories of a GPU: why its state is not known, or why it is not known how busy it is."""
-    if state.kind == "n/a":
-        return state.reason
-    why = view.unavailable.get(series_key(busy.metric, gpu))
-    if not why or read(view, busy, gpu).value is not None:
-        return ""
-    return f"{busy.short_title} n/a: {why}"
-
-
-def _arrangement(view: View, gpus: Sequence[Device], room: int, each: int) -> tuple[list[DeviceColumn], int, bool]:
-    """The histories of each GPU, the most useful first; the cells of each; and whether they stand below one another in the `each` rows of a GPU,
-    which shows a longer time. Side by side, only those that have room."""
-    ids = [gpu.id for gpu in gpus]
-    wanted = [*(for_devices(view, column, ids) for column in (device_columns.SM, device_columns.HBM_BANDWIDTH)), link_column(view, ids)]
-    if each >= LEAST_ROWS_FOR_GAP * len(wanted):
-        return wanted, max(0, room - TRACE_TITLE), True
-    gap = len(TRACE_GAP)
-    count = max(1, min(len(wanted), (room + gap) // (LEAST_TRACE + gap)))
-    return wanted[:count], max(0, (room + gap) // count - gap), False
-
-
-Past = tuple[Sequence[float | None], float | None]
-"""A history, and the top of its scale."""
-
-
-def _side_by_side(histories: Sequence[Past], height: int) -> list[Row]:
-    """The histories of a GPU beside one another. From three rows on, the last row is blank."""
-    rows = height - (height >= LEAST_ROWS_FOR_GAP)
-    painted = [shaded(spark(values, rows, top, apart=True)) for values, top in histories]
-    gaps: list[Row] = [[], *([[(TRACE_GAP, "")]] * (len(painted) - 1))]
-    return [[part for gap, texts in zip(gaps, painted, strict=True) for part in (*gap, *texts[y])] for y in range(rows)]
-
-
-def _stacked(histories: Sequence[Past], titles: Sequence[str], height: int) -> list[Row]:
-    """The histories of a GPU below one another, each after its title and with a blank row below it."""
-    rows: list[Row] = []
-    for title, (values, top) in zip(titles, histories, strict=True):
-        for y, texts in enumerate(shaded(spark(values, height // len(histories) - 1, top, apart=True))):
-            rows.append([(" " * len(title) if y else title, "dim"), *texts])
-        rows.append([])
-    return rows
-
-
-def _past(history: History, column: DeviceColumn, gpu: str, cells: int) -> list[float | None]:
-    """The history of a column; of a link the sum of both directions."""
-    values = history(series_key(column.metric, gpu), cells)
-    if not column.ways:
-        return values
-    others = history(series_key(column.beside, gpu), cells)
-    return [None if first is None or second is None else first + second for first, second in zip(values, others, strict=True)]
-
-
-def _host_below(view: View, host: Device, history: History, ids: int, cells: int, used: int, width: int, height: int) -> list[Row]:
-    """The host, and where there is room the history of its cores below the histories of the GPUs."""
+def _host_below(view: View, host: Device, history: History, ids: int, trace: tuple[int, int], width: int, height: int) -> list[Row]:
+    """The host, and where there is room the history of its cores below the histories of the GPUs. `trace`: the first cell of these and their cells."""
     cores = host_tiles(view)[0].traces
     traced = bool(cores) and height > 1
+    used, cells = trace if trace[1] and trace[0] >= HOST_FIGURES else (HOST_FIGURES, max(0, width - HOST_FIGURES))
     *above, base = shaded(spark(history(cores[0].key, cells), height - 1, cores[0].high)) if traced else [[]]
     name = [plain(facts.short_name(host.name))] if (used if traced else width) >= WIDE else []
     figures = GAP.join([*name, *named(view, (device_columns.CORES, device_columns.HOST_MEMORY), host.id)])
@@ -366,15 +320,17 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
 # --- processes ----------------------------------------------------------------------------------------------
 
 
-def _process_rows(view: View, width: int, height: int) -> list[Row]:
-    """The processes that use most memory."""
-    if height <= 0:
-        return []
+def _process_rows(view: View, width: int) -> tuple[list[Row], list[Row]]:
+    """The processes that use most memory, below the heads of their columns; and notes about GPUs that do not report theirs."""
     entries = arrange(view.processes, Choice())
     lines = process_lines(view, entries, Choice(), width, view.wall or None)
-    rows = [*lines.head, *(lines.row(n, False) for n in range(len(lines.keys)))]
-    foot = lines.foot(None) if lines.foot is not None else []
-    room = height - len(foot)
+    notes = lines.foot(None) if lines.foot is not None else []
+    return [*lines.head, *(lines.row(n, False) for n in range(len(lines.keys)))], notes
+
+
+def _cut(rows: list[Row], notes: list[Row], width: int, height: int) -> list[Row]:
+    """`height` rows, the notes last. Where rows are left out, a row counts them."""
+    room = height - len(notes)
     if len(rows) > room >= 2:
         rows = [*rows[: room - 1], line(width, (f"{len(rows) - room + 1} more: press p", "dim"))]
-    return fill([*rows, *foot], width, height)
+    return fill([*rows, *notes], width, max(0, height))

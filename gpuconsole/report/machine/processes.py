@@ -49,7 +49,9 @@ class _Order(NamedTuple):
 ORDERS = {
     "memory": _Order(True, lambda process: process.memory_bytes),
     "sm": _Order(True, lambda process: process.sm_ratio),
+    "memory time": _Order(True, lambda process: process.memory_time_ratio),
     "cpu": _Order(True, lambda process: process.cpu_ratio),
+    "host memory": _Order(True, lambda process: process.host_memory_bytes),
     "pid": _Order(False, lambda process: process.pid),
     "name": _Order(False, lambda process: (process.name or process.command).casefold() or None),
 }
@@ -138,6 +140,10 @@ def _memory(process: Process, wall: float | None) -> str:
     return units.NA if process.memory_bytes is None else units.size_bytes(process.memory_bytes)
 
 
+def _host_memory(process: Process, wall: float | None) -> str:
+    return units.NA if process.host_memory_bytes is None else units.size_bytes(process.host_memory_bytes)
+
+
 def _memory_of_all(entry: Entry) -> str:
     return units.size_bytes(sum(process.memory_bytes or 0 for process in entry.children))
 
@@ -163,8 +169,10 @@ _COLUMNS = (
     _Column("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
     _Column("kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())),
     _Column("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
+    _Column("memory time", "mem %", 5, ">", (0, 2), lambda process, wall: _percent(process.memory_time_ratio)),
     _Column("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
     _Column("cpu", "CPU %", 6, ">", (0, 4), lambda process, wall: _percent(process.cpu_ratio), _cpu_of_all),
+    _Column("host memory", "RSS", 8, ">", (0, 2), _host_memory),
     _Column("age", "age", 6, ">", (0, 3), _age),
     _Column("container", "container", 12, "<", (0, 2), lambda process, wall: plain(process.container[:64])),
 )
@@ -316,7 +324,14 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
         ("started", _started(process, wall)),
         ("memory", memory),
         ("SM", units.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
+        (
+            "mem time",
+            f"{units.percent(process.memory_time_ratio).strip()} of the time reads or writes device memory"
+            if process.memory_time_ratio is not None
+            else "",
+        ),
         ("CPU", f"{process.cpu_ratio * 100:.0f} % of a core" if process.cpu_ratio is not None else ""),
+        ("RSS", f"{units.size_bytes(process.host_memory_bytes).strip()} of host memory" if process.host_memory_bytes is not None else ""),
     ]
 
 

@@ -160,6 +160,12 @@ FIGURE = 19
 """Cells of the figures before the sparklines."""
 PANEL = (device_columns.POWER, device_columns.TEMPERATURE, device_columns.SM_CLOCK, device_columns.POWER_CAP)
 """What the rule above the tiles says about a GPU."""
+TOP = 10
+LEAST_FOR_TOPS = 34
+"""Cells of the top of a scale, and of the room for a sparkline with its top."""
+LEAST_SPARK = 8
+"""A shorter sparkline says nothing, and is left out."""
+DIGITS = 1000
 LEAST_TITLE = 24
 """Cells of the rule that remain for the title."""
 NONE = "none"
@@ -174,7 +180,8 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
     shown = tiles(view, all_eight)
     label = max(cell_width(tile.title) for tile in shown) + 1
     columns = max(1, inner - label - FIGURE - 2)
-    time = window(0.0, view.now, columns, SPARK_COLUMN_S)
+    tops = TOP if columns >= LEAST_FOR_TOPS else 0
+    time = window(0.0, view.now, columns - tops, SPARK_COLUMN_S)
     hold = hold_s(view)
     values = {
         trace.key: time.values(trace.key, history, hold if trace.key.startswith("workload.") else HOLD_S)
@@ -184,10 +191,14 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
     each, gap = _spacing(len(shown), room)
     rows: list[Row] = []
     for n, tile in enumerate(shown):
-        rows += fill([], inner, bool(n and gap and not n % gap)) + _drawn(tile, values, time, label, inner, each)
+        rows += fill([], inner, bool(n and gap and not n % gap)) + _drawn(tile, values, time, label, inner, each, tops)
     if not boxed:
         return fill(rows, width, height)
-    return panel(_title(view, inner), _figures(view, width), rows, width, height, True)
+    title = _title(view, inner)
+    span = f"{title}, {time.columns * time.per_column_s:.0f} s"
+    figures = _figures(view, width)
+    has_room = cell_width(span) + sum(cell_width(text) for text, _ in figures) + 8 <= width
+    return panel(span if has_room else title, figures, rows, width, height, True)
 
 
 def _title(view: View, width: int) -> str:
@@ -224,8 +235,9 @@ def tile_at(tiles: Sequence[Tile], room: int, y: int) -> Tile | None:
     return tiles[rows[y]] if 0 <= y < len(rows) else None
 
 
-def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int) -> list[Row]:
-    """Title and figure on the base line of the sparkline beside them. Two directions have a row each where there is room, the title in the first."""
+def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int, tops: int) -> list[Row]:
+    """Title and figure on the base line of the sparkline beside them. Two directions have a row each where there is room, the title in the first. The top of
+    the scale stands in `tops` cells at the right end of a sparkline."""
     head = label + FIGURE
     room = head - cell_width(tile.title) - 1
     short = cell_width(tile.figure.strip()) > room and tile.short
@@ -236,16 +248,34 @@ def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, labe
         return [*fill([], width, height - 1), line(width, *title, *whole, (tile.reason, "dim"))]
     traces = tile.traces[:1] if text == NONE else tile.traces
     if height < len(traces):
-        return [line(width, *title, *whole, *_side_by_side(traces, values, time.columns))]
+        return [line(width, *title, *whole, *_side_by_side(traces, values, time.columns + tops))]
     each, more = divmod(height, len(traces))
     rows: list[Row] = []
     for n, trace in enumerate(traces):
-        *above, base = shaded(spark(values[trace.key], each + (n < more), trace.high, apart=True))
+        painted = shaded(spark(values[trace.key], each + (n < more), trace.high, apart=True))
+        painted[0] = [*painted[0], (fit(_top(trace, values[trace.key]), tops, ">"), "dim")]
+        *above, base = painted
         rows += [line(width, (" " * (head + 2), ""), *texts) for texts in above]
         begin = [(" " * (head - room), "")] if n else title
         own: Row = [(fit(trace.figure, room, ">"), "title"), ("  ", "")] if len(traces) > 1 else whole
         rows.append(line(width, *begin, *own, *base))
     return rows
+
+
+def _top(trace: Trace, values: Sequence[float | None]) -> str:
+    """The top of the scale: what the metric can reach at most, or the largest value in sight."""
+    top = trace.high or max((value for value in values if value is not None), default=0.0)
+    match CATALOGUE[trace.key.partition("{")[0]].unit:
+        case "ratio":
+            return units.percent(top).strip()
+        case "bytes":
+            return units.size_bytes(top).strip()
+        case "bytes/s" | "FLOP/s" as unit:
+            return units.si(top, unit.replace("bytes", "B")).strip()
+        case "s":
+            return units.latency(top).strip()
+        case _:
+            return units.digits(top) if top < DIGITS else units.grouped(top)
 
 
 def _is_quiet(tile: Tile, values: dict[str, list[float | None]]) -> bool:
@@ -257,14 +287,24 @@ def _is_quiet(tile: Tile, values: dict[str, list[float | None]]) -> bool:
 
 
 def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
-    """The newest columns of each trace, after its label."""
+    """The newest columns of each trace, after its label; where these would be few, those of the sum."""
     row: Row = []
     part = columns // len(traces) - 1
-    for trace in traces:
-        label = cut(f"{trace.label} ", part)
+    labels = [cut(f"{trace.label} ", part) for trace in traces]
+    if part - max(map(cell_width, labels)) < LEAST_SPARK:
+        return _sum_of(traces, values, columns)
+    for trace, label in zip(traces, labels, strict=True):
         shown = values[trace.key]
         filled = next((n for n in range(len(shown), 0, -1) if shown[n - 1] is not None), 0)
         start = max(0, filled - (part - cell_width(label)))
         texts = shaded(spark(shown[start:filled], 1, trace.high, apart=True))
         row += [(" ", "")] * bool(row) + line(part, (label, "dim"), *texts[0])
     return row
+
+
+def _sum_of(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
+    """The newest columns of the sum of the traces, after their labels: `rx+tx`."""
+    label = "+".join(trace.label for trace in traces) + " "
+    both = [None if None in column else sum(filter(None, column)) for column in zip(*(values[trace.key] for trace in traces), strict=True)]
+    room = columns - cell_width(label)
+    return [(label, "dim"), *shaded(spark(both[-room:], 1, None, apart=True))[0]] if room >= LEAST_SPARK else []

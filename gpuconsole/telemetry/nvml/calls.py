@@ -101,6 +101,12 @@ def _first_of_two(metric: str, function: str) -> Call:
     return Call((metric,), (Variant(function),), _item(0, 0.01))
 
 
+def _performance_state(answer: Any) -> tuple[float | None]:
+    """The driver answers 32 where it does not know the state."""
+    return (float(answer) if answer <= _LAST_STATE else None,)
+
+
+_LAST_STATE = 15
 MEMORY = Call(
     ("gpu.hbm_used_bytes", "gpu.hbm_free_bytes", "gpu.hbm_reserved_bytes", "gpu.hbm_total_bytes"),
     # Version 2 reports the driver's reserve separately; version 1 counts the reserve as used.
@@ -143,6 +149,7 @@ SLOW_CALLS = (
     Call(("gpu.power_limit_max_w",), (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),), _item(1, 1e-3)),  # [least, most] mW
     _one("gpu.temperature_slowdown_c", 1.0, "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
     _one("gpu.fan_ratio", 0.01, "nvmlDeviceGetFanSpeed"),  # percent
+    Call(("gpu.performance_state",), (Variant("nvmlDeviceGetPerformanceState"),), _performance_state),
     _one("gpu.sm_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),  # MHz
     _one("gpu.memory_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),  # MHz
     Call(("gpu.bar1_used_bytes", "gpu.bar1_total_bytes"), (Variant("nvmlDeviceGetBAR1MemoryInfo"),), _fields(1.0, "bar1Used", "bar1Total")),

@@ -67,7 +67,7 @@ def _is_far_above_used(processes: list[Process], handle: Any, total_bytes: int) 
 
 def _listed(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Process], CallFailed | None]:
     """The list of the driver, unchecked, and the reason if it may be incomplete. Raises CallFailed only for a lost device."""
-    shares = _sm_shares(handle)
+    shares = _shares(handle)
     by_pid: dict[int, Process] = {}
     gap: CallFailed | None = None
     for kind, function in _KINDS.items():
@@ -84,12 +84,15 @@ def _listed(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Proc
             memory = process.usedGpuMemory
             if pid not in by_pid:
                 where = slices.get(int(process.gpuInstanceId), device)
-                by_pid[pid] = Process(pid, where, kind, memory_bytes=None if memory is None else int(memory), sm_ratio=shares.get(pid))
+                sm, memory_time = shares.get(pid, (None, None))
+                bytes_used = None if memory is None else int(memory)
+                by_pid[pid] = Process(pid, where, kind, memory_bytes=bytes_used, sm_ratio=sm, memory_time_ratio=memory_time)
     return list(by_pid.values()), gap
 
 
-def _sm_shares(handle: Any) -> dict[int, float]:
-    """The newest SM share of each process in the last seconds; empty where the driver has no data."""
+def _shares(handle: Any) -> dict[int, tuple[float, float]]:
+    """The newest share of the SMs and of the time in which device memory was read or written, of each process in the last seconds; empty where the driver
+    has no data."""
     since_us = int((time.time() - _LOOK_BACK_S) * 1e6)
     try:
         samples = call("nvmlDeviceGetProcessUtilization", handle, since_us)
@@ -97,12 +100,12 @@ def _sm_shares(handle: Any) -> dict[int, float]:
         if failure.is_loss:
             raise
         return {}  # NOT_FOUND: nothing ran; otherwise this device or container does not report it
-    newest: dict[int, tuple[int, float]] = {}
+    newest: dict[int, tuple[int, tuple[float, float]]] = {}
     for sample in samples:
         pid, t = int(sample.pid), int(sample.timeStamp)
-        if sample.smUtil <= 100 and t >= newest.get(pid, (0, 0.0))[0]:
-            newest[pid] = (t, sample.smUtil * _PERCENT)
-    return {pid: share for pid, (_, share) in newest.items()}
+        if max(sample.smUtil, sample.memUtil) <= 100 and t >= newest.get(pid, (0, ()))[0]:
+            newest[pid] = (t, (sample.smUtil * _PERCENT, sample.memUtil * _PERCENT))
+    return {pid: shares for pid, (_, shares) in newest.items()}
 
 
 COMMAND_LIMIT = 4096
@@ -124,12 +127,14 @@ class ProcessDetails:
         return [_joined(process, owners[process.pid]) for process in processes]
 
     def _look(self, pid: int) -> Process | None:
-        """The details of a process and its CPU share since the last reading. The first reading has no CPU share."""
+        """The details of a process, its resident memory and its CPU share since the last reading. The first reading has neither."""
         details = self._known.get(pid)
         try:
             if details is not None and details[0].is_running():  # is_running also detects a reused pid
                 handle, identity = details
-                return msgspec.structs.replace(identity, cpu_ratio=handle.cpu_percent() / 100)
+                with handle.oneshot():
+                    now = {"cpu_ratio": handle.cpu_percent() / 100, "host_memory_bytes": handle.memory_info().rss}
+                return msgspec.structs.replace(identity, **now)
             handle = psutil.Process(pid)
             identity = _identity(handle)
             handle.cpu_percent()  # a share needs two readings; this is the first
@@ -173,9 +178,8 @@ def _joined(process: Process, owner: Process | None) -> Process:
     """The fields of a process from the driver, combined with the fields from the operating system."""
     if owner is None:
         return process
-    return msgspec.structs.replace(
-        owner, device=process.device, kind=process.kind, memory_bytes=process.memory_bytes, sm_ratio=process.sm_ratio
-    )
+    told = ("device", "kind", "memory_bytes", "sm_ratio", "memory_time_ratio")
+    return msgspec.structs.replace(owner, **{name: getattr(process, name) for name in told})
 
 
 def _identity(handle: psutil.Process) -> Process:

@@ -79,6 +79,11 @@ class DeviceScreen(ListScreen):
     def _history(self, key: str, columns: int) -> list[float | None]:
         return self.api.history(key, columns, columns * SPARK_COLUMN_S)
 
+    def choose(self, device: str) -> None:
+        """Show this device."""
+        self._place = device
+        self.show(self._view)
+
     def _choose_device(self, step: int) -> None:
         """The next device; after the last comes the first."""
         names = places(self._view)

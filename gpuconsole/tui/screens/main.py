@@ -47,6 +47,7 @@ class MainScreen(Screen[None]):
     #side { width: 1fr; overflow: hidden; layout: vertical; }
     """
     NAME = "main"
+    AUTO_FOCUS = ""
     BINDINGS = keys.screen_bindings(NAME)
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
@@ -70,7 +71,7 @@ class MainScreen(Screen[None]):
         self._side = Container(self._causes, self._tried, id="side")
         self._band = Container(self._devices, self._side, id="band")
         self._remote = RemoteZone(api, id="remote")
-        self._overview = OverviewZone(api, id="overview")
+        self._overview = OverviewZone(api, actions, id="overview")
         self._key_bar = KeyBar(self.NAME)
         self._causes.clicked, self._devices.clicked = self._cause_clicked, self._device_clicked
         self._chart.clicked = lambda y: actions.open("history")
@@ -122,6 +123,8 @@ class MainScreen(Screen[None]):
         if idle != self._idle:
             self._idle, self._plan = idle, None
             self._overview.display, self._band.display = idle, not idle
+            self.set_focus(self._overview if idle else None)  # the keys of the overview go to it
+            self._key_bar.screen_name = OverviewZone.NAME if idle else self.NAME
         if idle:
             for zone in self.zones:
                 zone.display = zone is self._header

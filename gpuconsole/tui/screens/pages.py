@@ -140,13 +140,15 @@ READING = (
     ("TTFT, TPOT, E2E", "Sent to first token; (E2E - TTFT) / (output tokens - 1); sent to last token."),
     ("ITL", "The gap between tokens: a chunk of k tokens is k gaps of gap/k."),
     ("rank", "One of several processes that train together. Step time without communication is the rank's own; the rest is waiting for other ranks."),
+    ("SM, GPU-Util", "SM: the share of time in which an SM had work, averaged over all SMs. GPU-Util of nvidia-smi: the share of time in which any kernel ran. One small kernel on one SM makes 100 % of it."),
+    ("551/700 W, 49/87°", "Power and its limit; the temperature, and that at which the hardware lowers its clocks."),
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
     ("CPU (no GPU: ...)", "All numbers belong to the host. No number is GPU data."),
     ("throughput", "Since the start of the work. ▼ marks a change: on trial, kept or reverted. Lines show where a trial begins and ends; 'changed' marks its blocks with the change. Green: with a change that was kept."),
     ("sparklines", "A column is at most two seconds, the newest at the right. Without a workload it is up to ten seconds, to show 90 seconds. A gap is a time without samples. Brighter is higher."),
 )  # fmt: skip
 _SCREENS = (
-    ("scenarios", "On the scenario list"), ("knobs", "On the settings screen"), ("processes", "On the processes screen"),
+    ("machine", "While nothing runs"), ("scenarios", "On the scenario list"), ("knobs", "On the settings screen"), ("processes", "On the processes screen"),
     ("device", "On the device screen"), ("topology", "On the links screen"), ("profile", "On the profile screen"), ("tuning", "On the tuning screen"),
     ("output", "On the output screen"), ("leave_job", "On a question about your own job"),
 )  # fmt: skip

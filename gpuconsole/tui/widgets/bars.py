@@ -21,7 +21,7 @@ GAP = 3
 Place = tuple[int, int, keys.Action]
 """The first cell, the cell after the last, and the action."""
 REPLAY: Segment = (" REPLAY ", "mark")
-GUIDED = ("main", "scenarios")
+GUIDED = ("main", "machine", "scenarios")
 """The screens with a hint line during the first steps of a session."""
 TITLE = "step {} of {}  "
 
@@ -76,7 +76,8 @@ class KeyBar(Zone):
         if pressed is None or event.y != self.content_size.height - 1:
             return
         if pressed.screens:
-            await self.app.run_action(pressed.id, self.screen)
+            is_of_screen = hasattr(self.screen, f"action_{pressed.id}")
+            await self.app.run_action(pressed.id, self.screen if is_of_screen else self.screen.focused)
         else:
             await self.app.run_action(f"app.do('{pressed.id}')")
 

@@ -1,15 +1,20 @@
-"""The zone of the main screen while no workload runs: the machine, and what to press."""
+"""The zone of the main screen while no workload runs: the machine, and what to press. The table of the GPUs has a cursor."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
+from textual import events
+
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
-from gpuconsole.report.machine.overview import Hint, paint_overview
-from gpuconsole.report.screen.chart import HOLD_S, SPARK_COLUMN_S, window
-from gpuconsole.session.api import View
+from gpuconsole.report.machine.gpus import GpuChoice, column_s, sort_columns
+from gpuconsole.report.machine.overview import Hint, Overview, paint_overview
+from gpuconsole.report.screen.chart import HOLD_S, window
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
+from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
 PURPOSES = {
@@ -20,10 +25,6 @@ PURPOSES = {
     "help": "All keys, and how to read the screen.",
 }
 """The keys that help when nothing runs, the most useful first."""
-COLUMN_S = (SPARK_COLUMN_S, 5.0, 10.0)
-LEAST_HISTORY_S = 90.0
-"""The least time that a history shows while no workload runs. A narrow history has wider columns for it. With columns of two seconds, the histories of eight
-GPUs would show 22 s at 120 columns, and would need more bytes than all figures together."""
 COMMANDS = (
     Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
     Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a running model server"),
@@ -31,12 +32,18 @@ COMMANDS = (
 )
 
 
-def column_s(columns: int) -> float:
-    """The narrowest columns with which a history of `columns` columns shows LEAST_HISTORY_S."""
-    return next((seconds for seconds in COLUMN_S if seconds * columns >= LEAST_HISTORY_S), COLUMN_S[-1])
+class OverviewZone(LiveZone, can_focus=True):
+    """Has the keys of the screen `machine` in `keys.ACTIONS` while it is in sight. Nothing is selected before the first key."""
 
+    NAME = "machine"
+    BINDINGS = keys.screen_bindings(NAME)
 
-class OverviewZone(LiveZone):
+    def __init__(self, api: SessionApi, actions: Requests, *, id: str | None = None) -> None:
+        super().__init__(api, id=id)
+        self._actions = actions
+        self._choice = GpuChoice()
+        self._overview = Overview([])
+
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         by_id = {action.id: action for action in keys.everywhere()}
         hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in PURPOSES.items() if by_id[name].makes_sense(view)]
@@ -45,8 +52,99 @@ class OverviewZone(LiveZone):
             return window(0.0, view.now, columns, column_s(columns)).values(key, self._api.history, HOLD_S)
 
         examples = self._scenarios if view.devices and not any(device.is_gpu for device in view.devices) else []
-        return paint_overview(view, [*hints, *COMMANDS], history, width, height, examples)
+        self._overview = paint_overview(view, [*hints, *COMMANDS], history, width, height, examples, self._choice)
+        if self._overview.table is not None:
+            self._choice = self._choice._replace(offset=self._overview.table.offset)
+        return self._overview.rows
 
     @cached_property
     def _scenarios(self) -> list[Scenario]:
         return self._api.scenarios()
+
+    @property
+    def _ids(self) -> list[str]:
+        """The GPUs in the order of the table."""
+        return self._overview.table.ids if self._overview.table is not None else []
+
+    @property
+    def selected(self) -> str:
+        """The selected GPU; empty if none is."""
+        return self._choice.selected if self._choice.selected in self._ids else ""
+
+    def _choose(self, **changes: object) -> None:
+        self._choice = self._choice._replace(**changes)  # type: ignore[arg-type]
+        self.repaint()
+
+    def _move(self, step: int) -> None:
+        """Move the selection; the first move selects the first GPU in sight."""
+        if not self._ids:
+            return
+        at = self._ids.index(self.selected) + step if self.selected else self._choice.offset
+        self._choose(selected=self._ids[max(0, min(len(self._ids) - 1, at))])
+
+    @property
+    def _page(self) -> int:
+        return max(1, self._overview.table.shown - 1) if self._overview.table is not None else 1
+
+    # --- keys -----------------------------------------------------------------------------------------------
+
+    def action_up(self) -> None:
+        self._move(-1)
+
+    def action_down(self) -> None:
+        self._move(1)
+
+    def action_page_up(self) -> None:
+        self._move(-self._page)
+
+    def action_page_down(self) -> None:
+        self._move(self._page)
+
+    def action_first(self) -> None:
+        self._select(0)
+
+    def action_last(self) -> None:
+        self._select(-1)
+
+    def _select(self, n: int) -> None:
+        if self._ids:
+            self._choose(selected=self._ids[n])
+
+    def _sort(self, step: int) -> None:
+        """Sort by the next column; the beginning of the table is then in sight."""
+        if self.view is None or not self._ids:
+            return
+        gpus = [device for device in self.view.devices if device.is_gpu]
+        columns = sort_columns(self.view, gpus, self._overview.inner)
+        at = columns.index(self._choice.sort) if self._choice.sort in columns else 0
+        self._choose(sort=columns[(at + step) % len(columns)], reverse=False, selected="", offset=0)
+
+    def action_sort_previous(self) -> None:
+        self._sort(-1)
+
+    def action_sort_next(self) -> None:
+        self._sort(1)
+
+    def action_reverse(self) -> None:
+        self._choose(reverse=not self._choice.reverse, selected="", offset=0)
+
+    def action_open_device(self) -> None:
+        """Open the page of the selected GPU, of the first one in sight if none is selected."""
+        if self._ids:
+            self._actions.open_device(self.selected or self._ids[min(self._choice.offset, len(self._ids) - 1)])
+
+    # --- mouse ----------------------------------------------------------------------------------------------
+
+    def on_click(self, event: events.Click) -> None:
+        """A click selects a GPU; a click on the selected GPU opens its page."""
+        gpu = self._overview.gpu_at(event.y)
+        if gpu and gpu == self.selected:
+            self._actions.open_device(gpu)
+        elif gpu:
+            self._choose(selected=gpu)
+
+    def on_mouse_scroll_down(self) -> None:
+        self._move(WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self) -> None:
+        self._move(-WHEEL_ROWS)

@@ -12,7 +12,7 @@ enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICI
 
 typedef struct { char call[64]; int code; int delay_ms; } Fault;
 typedef struct { double value, per_s; int error, is_32bit; } Field;
-typedef struct { unsigned pid; int kind; double memory_bytes, sm_pct; } Task; /* kind: 0 compute, 1 graphics */
+typedef struct { unsigned pid; int kind; double memory_bytes, sm_pct, memory_pct; } Task; /* kind: 0 compute, 1 graphics */
 typedef struct { unsigned instance; double memory_total_bytes, memory_used_bytes; double gpm[MAX_GPM]; } Slice;
 typedef struct Gpu {
     struct Gpu *whole; /* of a MIG slice's handle: the GPU that it is a slice of; NULL for a whole GPU */
@@ -21,7 +21,7 @@ typedef struct Gpu {
     double lost, power_mw, power_limit_mw, energy_mj, temperature_c, sm_clock_mhz, memory_clock_mhz;
     double utilization_pct, memory_utilization_pct, memory_total_bytes, memory_used_bytes, memory_reserved_bytes;
     double pcie_rx_kb, pcie_tx_kb, pcie_gen, pcie_width, nvlinks, gpm_support, mig;
-    double encoder_pct, decoder_pct, jpeg_pct, ofa_pct, bar1_total_bytes, bar1_used_bytes, power_limit_max_mw, power_limit_default_mw, slowdown_c, fan_pct;
+    double encoder_pct, decoder_pct, jpeg_pct, ofa_pct, bar1_total_bytes, bar1_used_bytes, power_limit_max_mw, power_limit_default_mw, slowdown_c, fan_pct, performance_state;
     double sm_clock_max_mhz, memory_clock_max_mhz, clocks_reasons, pcie_gen_now, pcie_width_now, pcie_replays;
     double xid, xid_serial, architecture, capability_major, capability_minor, persistence, ecc, numa_node, affinity_low, record_bytes;
     double gpm[MAX_GPM];
@@ -41,7 +41,7 @@ static const struct { const char *name; size_t offset; } KEYS[] = {
     KEY(memory_clock_mhz), KEY(utilization_pct), KEY(memory_utilization_pct), KEY(memory_total_bytes),
     KEY(memory_used_bytes), KEY(memory_reserved_bytes), KEY(pcie_rx_kb), KEY(pcie_tx_kb), KEY(pcie_gen),
     KEY(pcie_width), KEY(nvlinks), KEY(gpm_support), KEY(mig), KEY(encoder_pct), KEY(decoder_pct), KEY(jpeg_pct), KEY(ofa_pct),
-    KEY(bar1_total_bytes), KEY(bar1_used_bytes), KEY(power_limit_max_mw), KEY(power_limit_default_mw), KEY(slowdown_c), KEY(fan_pct), KEY(sm_clock_max_mhz),
+    KEY(bar1_total_bytes), KEY(bar1_used_bytes), KEY(power_limit_max_mw), KEY(power_limit_default_mw), KEY(slowdown_c), KEY(fan_pct), KEY(performance_state), KEY(sm_clock_max_mhz),
     KEY(memory_clock_max_mhz), KEY(clocks_reasons), KEY(pcie_gen_now), KEY(pcie_width_now), KEY(pcie_replays), KEY(xid), KEY(xid_serial),
     KEY(architecture), KEY(capability_major), KEY(capability_minor), KEY(persistence), KEY(ecc), KEY(numa_node), KEY(affinity_low), KEY(record_bytes),
 };
@@ -137,8 +137,9 @@ static void set_gpu(Gpu *g, const char *rest, const char *line) {
         for (link = 0; link < MAX_LINKS; link++) g->link_fields[link][id - FIRST_LINK_FIELD].error = code;
         return;
     }
-    if (sscanf(rest, "process %d %63s %lf %lf", &id, word, &used, &value) == 4 && g->task_count < MAX_PROCESSES) {
-        g->tasks[g->task_count++] = (Task){ (unsigned)id, !strcmp(word, "graphics"), used, value };
+    total = 0;
+    if (sscanf(rest, "process %d %63s %lf %lf %lf", &id, word, &used, &value, &total) >= 4 && g->task_count < MAX_PROCESSES) {
+        g->tasks[g->task_count++] = (Task){ (unsigned)id, !strcmp(word, "graphics"), used, value, total };
         return;
     }
     if (sscanf(rest, "mig_slice %d %lf %lf", &id, &total, &used) == 3 && g->slice_count < MAX_SLICES) {

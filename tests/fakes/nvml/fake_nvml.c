@@ -209,6 +209,7 @@ int nvmlDeviceGetTemperatureThreshold(Gpu *g, int kind, unsigned *celsius) {
     return OK;
 }
 
+int nvmlDeviceGetPerformanceState(Gpu *g, unsigned *state) { ENTER(g); *state = (unsigned)g->performance_state; return OK; }
 int nvmlDeviceGetFanSpeed(Gpu *g, unsigned *pct) { ENTER(g); *pct = (unsigned)g->fan_pct; return OK; }
 
 int nvmlDeviceGetMaxClockInfo(Gpu *g, int domain, unsigned *mhz) {
@@ -367,7 +368,7 @@ int nvmlDeviceGetProcessUtilization(Gpu *g, ProcessSample *samples, unsigned *co
     n = 0;
     for (int k = 0; k < g->task_count; k++)
         if (g->tasks[k].sm_pct >= 0)
-            samples[n++] = (ProcessSample){ g->tasks[k].pid, (unsigned long long)now.tv_sec * 1000000ull, (unsigned)g->tasks[k].sm_pct, 0, 0, 0 };
+            samples[n++] = (ProcessSample){ g->tasks[k].pid, (unsigned long long)now.tv_sec * 1000000ull, (unsigned)g->tasks[k].sm_pct, (unsigned)g->tasks[k].memory_pct, 0, 0 };
     return OK;
 }
 

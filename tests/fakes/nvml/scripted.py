@@ -47,6 +47,7 @@ SCRIPTED: dict[str, tuple[str, float]] = {
     "gpu.temperature_slowdown_c": ("slowdown_c 90", 90),
     "gpu.memory_temperature_c": ("field 82 74", 74),
     "gpu.fan_ratio": ("fan_pct 35", 0.35),
+    "gpu.performance_state": ("performance_state 2", 2.0),
     "gpu.sm_clock_hz": ("sm_clock_mhz 1755", 1.755e9),
     "gpu.sm_clock_max_hz": ("sm_clock_max_mhz 1980", 1.98e9),
     "gpu.memory_clock_hz": ("memory_clock_mhz 3201", 3.201e9),
