@@ -158,6 +158,26 @@ class BoxSession(FakeSession):
         self._call("signal", process.pid, process.started, number)
 
 
+def idle(shown: View) -> View:
+    return msgspec.structs.replace(shown, runs=(), trials=(), state="")
+
+
+def sick(**changes: object) -> View:
+    """Eight GPUs: the second was hot, the third had memory errors before and now, the fourth before, the fifth had an XID, a person has lowered the
+    power of the sixth, and the last is lost after an XID."""
+    shown = idle(box(8, lost=[7]))
+    values = {
+        series_key(name, gpu): value
+        for name, gpu, value in (
+            ("gpu.clocks_hw_thermal", "gpu:1", 1.0), ("gpu.ecc_uncorrected", "gpu:2", 9.0), ("gpu.ecc_uncorrected", "gpu:3", 4.0),
+            ("gpu.power_limit_w", "gpu:5", 400.0),
+        )
+    }  # fmt: skip
+    errors = {"gpu:4": (79, shown.now - 60), "gpu:7": (79, shown.now - 30)}
+    known: dict[str, object] = {"latest": shown.latest | values, "xids": errors, "ecc_before": {"gpu:2": 7.0, "gpu:3": 4.0}}
+    return msgspec.structs.replace(shown, **(known | changes))
+
+
 Body = Callable[[ConsoleApp, "Pilot[int]", BoxSession], Awaitable[None]]
 
 

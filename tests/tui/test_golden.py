@@ -6,12 +6,12 @@ import difflib
 
 import pytest
 
-from tests.tui.golden.pictures import ALL, SIZES, path_of, picture
+from tests.tui.golden.pictures import ALL, path_of, picture
 
 
 @pytest.mark.parametrize(("name", "size"), ALL)
 def test_main_screen(name: str, size: str) -> None:
     path = path_of(name, size)
-    expected, shown = path.read_text(), picture(name, SIZES[size])
+    expected, shown = path.read_text(), picture(name, size)
     difference = difflib.unified_diff(expected.splitlines(), shown.splitlines(), path.name, "the screen", lineterm="", n=1)
     assert shown == expected, "\n".join(difference)

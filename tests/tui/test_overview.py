@@ -20,7 +20,7 @@ from gpuconsole.session.gpu_state import gpu_states
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
 from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
-from tests.tui.fake_gpu_box import Body, BoxSession, box
+from tests.tui.fake_gpu_box import Body, BoxSession, box, idle, sick
 from tests.tui.fake_session import FakeSession, gpu_view, view
 
 HINTS = [
@@ -32,10 +32,6 @@ HINTS = [
 
 FULL = 1e15
 """A value at the top of every scale: rows for a history are then not blank."""
-
-
-def idle(shown: View) -> View:
-    return msgspec.structs.replace(shown, runs=(), trials=(), state="")
 
 
 def painted(shown: View, width: int, height: int) -> str:
@@ -73,25 +69,9 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
     assert "H200: free." in free and "No process holds a GPU." in free
 
 
-def faulty(**changes: object) -> View:
-    """Eight GPUs: the second was hot, the third had memory errors before and now, the fourth before, the fifth had an XID, a person has lowered the
-    power of the sixth, and the last is lost after an XID."""
-    shown = idle(box(8, lost=[7]))
-    values = {
-        series_key(name, gpu): value
-        for name, gpu, value in (
-            ("gpu.clocks_hw_thermal", "gpu:1", 1.0), ("gpu.ecc_uncorrected", "gpu:2", 9.0), ("gpu.ecc_uncorrected", "gpu:3", 4.0),
-            ("gpu.power_limit_w", "gpu:5", 400.0),
-        )
-    }  # fmt: skip
-    errors = {"gpu:4": (79, shown.now - 60), "gpu:7": (79, shown.now - 30)}
-    known: dict[str, object] = {"latest": shown.latest | values, "xids": errors, "ecc_before": {"gpu:2": 7.0, "gpu:3": 4.0}}
-    return msgspec.structs.replace(shown, **(known | changes))
-
-
 @pytest.mark.parametrize(("width", "height"), [(200, 47), (120, 37), (80, 21)])
 def test_a_sick_gpu_looks_sick_in_its_row(width: int, height: int) -> None:
-    shown = faulty()
+    shown = sick()
     rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height).rows
     text = ["".join(part for part, _ in row) for row in rows]
     at = datetime.datetime.fromtimestamp(shown.wall - 60).strftime("%H:%M:%S" if width > 80 else "%H:%M")
@@ -266,7 +246,7 @@ def test_a_click_selects_a_gpu_and_a_second_click_opens_it() -> None:
 
 
 def test_the_worst_gpus_come_first_by_state() -> None:
-    shown = faulty()
+    shown = sick()
     gpus = [device for device in shown.devices if device.is_gpu]
     states = gpu_states(shown, gpus)
     order = [gpu.id for gpu in in_order(shown, gpus, states, GpuChoice(sort="state"))]
@@ -283,7 +263,7 @@ def test_sixty_columns_and_fifteen_rows_show_at_least_the_gpus(gpus: int) -> Non
 
 def test_nothing_is_cut_in_the_table_at_any_width() -> None:
     """A cut number is a wrong number."""
-    for shown in (idle(box(8)), faulty(), idle(box(64))):
+    for shown in (idle(box(8)), sick(), idle(box(64))):
         for width in range(40, 260, 3):
             lines = painted(shown, width, 37).splitlines()
             table = [

@@ -195,11 +195,11 @@ def _readable(view: View, gpus: Sequence[Device]) -> Sequence[Device]:
 
 
 def same_name(view: View, gpus: Sequence[Device]) -> str:
-    """`8 x H200` where all GPUs have one name, which then has no column; otherwise empty."""
+    """`8x H200` where all GPUs have one name, which then has no column; otherwise empty."""
     names = {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
     if len(names) > 1:
         return ""
-    return f"{len(gpus)} x {plain(*names)}" if len(gpus) > 1 else plain(*names)
+    return f"{len(gpus)}x {plain(min(names))}" if len(gpus) > 1 else plain(min(names))
 
 
 # --- the table ------------------------------------------------------------------------------------------------

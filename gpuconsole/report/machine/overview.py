@@ -126,9 +126,12 @@ def _with_gpus(
     processes, notes = _process_rows(view, inner)
     count = len(processes) + len(notes)
     rows = _headline(view, gpus, states, width)[: 2 if height >= LEAST_FOR_REST else 1]
-    keys = _hint_rows(hints, inner)
-    if len(rows) + 1 + len(keys) + frame + len(gpus) + 2 + frame + count + frame <= height:
-        rows += [blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
+    needed = len(rows) + 1 + frame + len(gpus) + 2 + frame + count + frame
+    commands = [line(inner, (hint.key, "code"), (f"   {hint.text}", "dim")) for hint in hints if not hint.label]
+    for title, texts in (("what to press", _hint_rows(hints, inner)), ("in a shell", commands)):
+        if needed + len(texts) <= height:
+            rows += [blank(width), *panel(title, [], texts, width, len(texts) + frame, boxed)]
+            break
     else:
         rows += [_one_line(hints, width), *([blank(width)] if height >= TALL else [])]
     heights = _heights(len(gpus), height - len(rows), count, all_fleet_rows(view), frame)

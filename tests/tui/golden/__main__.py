@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from tests.tui.golden.pictures import ALL, SIZES, path_of, picture
-from tests.tui.golden.situations import SITUATIONS
+from tests.tui.golden.pictures import ALL, path_of, picture
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write all files again")
-    parser.add_argument("--show", metavar="NAME", choices=SITUATIONS, help="print this situation at every size")
+    parser.add_argument("--show", metavar="NAME", choices=sorted({name for name, _ in ALL}), help="print this situation at every size")
     args = parser.parse_args()
     for name, size in ALL:
         if args.show:
             if name == args.show:
-                print(picture(name, SIZES[size]))
+                print(picture(name, size))
             continue
-        path, shown = path_of(name, size), picture(name, SIZES[size])
+        path, shown = path_of(name, size), picture(name, size)
         changed = not path.exists() or path.read_text() != shown
         if changed and args.write:
             path.write_text(shown)
