@@ -17,6 +17,7 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.steady import Steady
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
 from gpuconsole.tui.widgets.layout import Needs, Plan, plan
@@ -57,6 +58,7 @@ class MainScreen(Screen[None]):
         self.selected = ""
         self.expects_run = False
         """Whether a run is about to start. The machine overview is shown only when no run exists and none is expected."""
+        self._steady = Steady()
         self._plan: Plan | None = None
         self._idle: bool | None = None
         self._header = HeaderZone(api, id="header")
@@ -103,6 +105,7 @@ class MainScreen(Screen[None]):
 
     def show(self, view: View) -> None:
         """Show a new state of the session."""
+        view = self._steady.of(view)
         self._lay_out(view)
         suggestions = facts.suggestions(view)
         if self.selected not in suggestions:
@@ -157,7 +160,7 @@ class MainScreen(Screen[None]):
         self._side.styles.height = new.causes + new.tried
 
     def _choose(self, step: int) -> None:
-        suggestions = list(facts.suggestions(self.api.view()))
+        suggestions = list(facts.suggestions(self._steady.of(self.api.view())))
         if suggestions:
             at = suggestions.index(self.selected) if self.selected in suggestions else 0
             self.selected = suggestions[max(0, min(len(suggestions) - 1, at + step))]
@@ -165,7 +168,7 @@ class MainScreen(Screen[None]):
 
     def chosen(self) -> Suggestion | None:
         """The selected suggestion."""
-        finding_and_suggestion = facts.suggestions(self.api.view()).get(self.selected)
+        finding_and_suggestion = facts.suggestions(self._steady.of(self.api.view())).get(self.selected)
         return finding_and_suggestion[1] if finding_and_suggestion else None
 
     def _cause_clicked(self, y: int) -> None:
