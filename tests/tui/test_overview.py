@@ -86,6 +86,20 @@ def test_a_sick_gpu_looks_sick_in_its_row(width: int, height: int) -> None:
         assert any("4 ECC errors before" in part and style == "dim" for row in calm for part, style in row)
 
 
+def test_a_temperature_at_its_threshold_is_red() -> None:
+    shown = idle(box(2))
+    hot = {series_key("gpu.temperature_c", "gpu:1"): 87.0, series_key("gpu.temperature_slowdown_c", "gpu:1"): 87.0}
+    rows = paint_overview(
+        msgspec.structs.replace(shown, latest=shown.latest | hot), HINTS, lambda key, columns: [FULL] * columns, 120, 37
+    ).rows
+    assert [text.strip() for row in rows for text, style in row if style == "alert"] == ["87/87°"]
+
+
+def test_a_sampler_that_does_not_start_is_said() -> None:
+    text = painted(view(devices=(), notes=("the sampler ended (exit 70): no memory; starting it again in 4 s",)), 120, 37)
+    assert "Searching for devices.  the sampler ended (exit 70): no memory" in text
+
+
 def test_a_power_cap_at_the_default_limit_is_no_fault() -> None:
     """An H100 works like this at full load."""
     assert "with a fault" not in painted(idle(box(8)), 120, 37)

@@ -76,7 +76,7 @@ class _Grid(NamedTuple):
         return self.start(cells - 1) + self.cell if cells else 0
 
 
-_FULL, _RANGE, _NONE = 20, 9, 0
+_FULL, _RANGE, _NONE = 21, 9, 0
 _SHAPES = tuple(
     [
         _Grid(1, 9, mark, figure, gap, 0, _FULL)

@@ -36,11 +36,6 @@ class GpuChoice(NamedTuple):
     offset: int = 0
 
 
-def sort_columns(view: View, gpus: Sequence[Device], width: int) -> list[str]:
-    """The names of the columns by which a table of `width` cells can be sorted, from left to right."""
-    return [DEVICE, STATE, *(column.device.title for column in _layout(view, gpus, width, len(GAP) + LEAST_TRACE).columns)]
-
-
 def in_order(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], choice: GpuChoice) -> list[Device]:
     """The GPUs in the order of the choice: the largest figures first, the worst states first; GPUs without a figure last."""
     if choice.sort == DEVICE:
@@ -210,8 +205,10 @@ _STATE = 13
 TRACE_GAP = "  "
 LEAST_TRACE = 10
 """Cells of a history; a shorter one says nothing and is left out. A GPU has as many histories as there is room for, side by side below their names."""
+FEW = 8
 MOST_FAULTS, MOST_REASON = 34, 48
-"""Cells that faults, and the reason why a figure is missing, take at most from the columns."""
+"""Cells that faults, and the reason why a figure is missing, take at most from the columns. Of more than FEW GPUs, one reason leaves
+the columns of the others."""
 LEAST_REASON = 24
 """Cells for the reason why a state is not known. With fewer, the reason stands in place of the figures."""
 LEAST_ROWS_FOR_GAP = 3
@@ -231,7 +228,7 @@ def column_s(columns: int) -> float:
 
 class GpuTable(NamedTuple):
     """The rows of the table. Row `head` is the first of GPU `ids[offset]`; each GPU has `each` rows, `shown` GPUs are in sight. `trace`: the first cell and
-    the cells of its first history."""
+    the cells of its first history. `columns`: the names of the columns by which it can be sorted, from left to right."""
 
     rows: list[Row]
     ids: list[str]
@@ -239,6 +236,7 @@ class GpuTable(NamedTuple):
     shown: int
     each: int
     trace: tuple[int, int]
+    columns: list[str]
     head: int = 1
 
 
@@ -257,7 +255,10 @@ def gpu_table(
     longest = min(MOST_FAULTS, max((len(_fault_words(view, of_gpu)) for of_gpu in found.values()), default=0))
     below = each >= ROWS_BELOW
     measures = {gpu.id: activity_column(view, [gpu.id]) for gpu in gpus}
-    reason = min(MOST_REASON, max(cell_width(_remark(view, gpu.id, states[gpu.id], measures[gpu.id])) for gpu in gpus))
+    reason = min(
+        MOST_REASON if len(gpus) <= FEW else LEAST_REASON,
+        max(cell_width(_remark(view, gpu.id, states[gpu.id], measures[gpu.id])) for gpu in gpus),
+    )
     layout = _layout(view, gpus, width, len(GAP) + max(longest, reason, 0 if below else LEAST_TRACE))
     remarks = longest if layout.used + longest <= width else 0
     used = 8 if below else min(width, layout.used + (remarks + len(TRACE_GAP) if remarks else 0))
@@ -287,7 +288,10 @@ def gpu_table(
             at = _text_row(painted)
             painted = [[("".join(text for text, _ in row), "mark")] if n == at else row for n, row in enumerate(painted)]
         rows += fill(painted, width, each)
-    return GpuTable(fill(rows, width, height), [gpu.id for gpu in ordered], offset, len(listed), each, (used, cells if traces else 0))
+    names = [DEVICE, STATE, *(column.device.title for column in layout.columns)]
+    return GpuTable(
+        fill(rows, width, height), [gpu.id for gpu in ordered], offset, len(listed), each, (used, cells if traces else 0), names
+    )
 
 
 def _text_row(rows: Sequence[Row]) -> int:
@@ -323,12 +327,19 @@ def _begin(view: View, gpu: Device, state: GpuState, layout: _Layout, found: Seq
     start.append((fit(doing[0], _STATE), doing[1]))
     for column in layout.columns:
         text = _activity(view, gpu.id) if column is SM_OR_UTILIZATION else column.text(view, column.device, gpu.id)
-        start.append((f"  {text:{column.align}{column.width}}", "dim" if text.strip() == units.NA else ""))
+        style = "alert" if _is_hot(view, column.device, gpu.id) else "dim" if text.strip() == units.NA else ""
+        start.append((f"  {text:{column.align}{column.width}}", style))
     start.append((GAP if layout.used <= width else "", ""))
     if remarks:
         room = TRACE_GAP if layout.used + remarks + len(TRACE_GAP) <= width else ""
         start += [(fit(_fault_words(view, found), remarks), "alert" if new else "dim"), (room, "")]
     return start, False
+
+
+def _is_hot(view: View, column: DeviceColumn, gpu: str) -> bool:
+    """Whether a value is at a limit that the driver reports, and needs action there."""
+    value, top = view.latest.get(series_key(column.metric, gpu)), view.latest.get(series_key(column.top, gpu))
+    return column.hot and value is not None and top is not None and value >= top
 
 
 def _instead_of_figures(view: View, gpu: str, state: GpuState, found: Sequence[Fault], room: int) -> Segment | None:

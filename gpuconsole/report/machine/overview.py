@@ -47,12 +47,11 @@ class Hint(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The rows, and the table of the GPUs (None without a GPU), `inner` cells wide and from row `top` on."""
+    """The rows, and the table of the GPUs (None without a GPU), which begins in row `top`."""
 
     rows: list[Row]
     table: GpuTable | None = None
     top: int = 0
-    inner: int = 0
 
     def gpu_at(self, y: int) -> str:
         """The GPU whose line is in row `y`, or an empty text."""
@@ -142,7 +141,7 @@ def _with_gpus(
     table, painted = _device_rows(view, gpus, states, history, inner, max(0, heights.table - frame), choice)
     rows += panel(_table_title(view, gpus, bool(heights.map)), _table_figures(view, table, choice), painted, width, heights.table, boxed)
     rows += panel("processes on the GPUs", [], _cut(processes, notes, inner, heights.processes - frame), width, heights.processes, boxed)
-    return Overview(fill(rows, width, height), table, top, inner)
+    return Overview(fill(rows, width, height), table, top)
 
 
 def _table_title(view: View, gpus: Sequence[Device], has_map: bool) -> str:
@@ -179,7 +178,7 @@ def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]
         text = f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU."
         rest = "Runs use the CPU, at a small scale. No number is GPU data."
     else:
-        text, rest = "Searching for devices.", ""
+        text, rest = "Searching for devices.", plain(view.notes[-1]) if view.notes else ""
     if cell_width(text) + cell_width(rest) + 5 <= width:
         return [line(width, ("▌ ", "accent"), (text, "title"), (f"  {rest}", ""))]
     return [line(width, ("▌ ", "accent"), (text, "title")), *([line(width, ("▌ ", "accent"), rest)] if rest else [])]

@@ -8,7 +8,7 @@ from textual import events
 
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
-from gpuconsole.report.machine.gpus import GpuChoice, column_s, sort_columns
+from gpuconsole.report.machine.gpus import GpuChoice, column_s
 from gpuconsole.report.machine.overview import Hint, Overview, paint_overview
 from gpuconsole.report.screen.chart import HOLD_S, window
 from gpuconsole.session.api import SessionApi, View
@@ -112,10 +112,9 @@ class OverviewZone(LiveZone, can_focus=True):
 
     def _sort(self, step: int) -> None:
         """Sort by the next column; the beginning of the table is then in sight."""
-        if self.view is None or not self._ids:
+        if self._overview.table is None:
             return
-        gpus = [device for device in self.view.devices if device.is_gpu]
-        columns = sort_columns(self.view, gpus, self._overview.inner)
+        columns = self._overview.table.columns
         at = columns.index(self._choice.sort) if self._choice.sort in columns else 0
         self._choose(sort=columns[(at + step) % len(columns)], reverse=False, selected="", offset=0)
 
