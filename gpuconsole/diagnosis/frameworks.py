@@ -25,15 +25,25 @@ ARGUMENTS: dict[str, dict[str, Callable[[Value], str]]] = {
     },
     LIGHTNING: {
         "gradient_accumulation_steps": lambda value: f"accumulate_grad_batches={value}",
-        "log_every": lambda value: f"log_every_n_steps={value}",
         "eval_every": lambda value: f"val_check_interval={value}, check_val_every_n_epoch=None",
     },
 }
 """The argument of the call for each knob. With Lightning, the DataLoader is the user's own."""
+LINES: dict[str, dict[str, Callable[[Value], str]]] = {
+    LIGHTNING: {
+        "log_every": lambda value: (
+            "# in training_step: self.log takes its time in every step; log_every_n_steps spares only what the logger writes\n"
+            f"if batch_idx % {value} == 0:\n    self.log_dict(metrics)"
+        ),
+    },
+}
+"""Lines of the user's own, where no argument of the framework has the effect."""
 
 
 def code_for(loop: str, changes: Knobs) -> str:
-    """The call of the framework that runs the loop; empty where there is none, or where it has no argument for one of the changes."""
+    """The call of the framework that runs the loop, or the lines within it; empty where there is none, or where it has no argument for one of the changes."""
+    if len(changes) == 1 and (lines := LINES.get(loop, {}).get(next(iter(changes)))):
+        return lines(*changes.values())
     arguments = ARGUMENTS.get(loop, {})
     if not changes or not changes.keys() <= arguments.keys():
         return ""

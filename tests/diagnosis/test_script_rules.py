@@ -541,7 +541,7 @@ SLOW_STREAM = {"data_wait_ratio": 0.6, **loader(rate=60.0, plus_1=120.0, cpu=0.1
     [
         ("transformers", "input.slow_storage", SLOW_STREAM, "TrainingArguments(..., dataloader_num_workers="),
         ("lightning", "input.slow_storage", SLOW_STREAM, "DataLoader(dataset, ..., num_workers="),
-        ("lightning", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "Trainer(..., log_every_n_steps=20)"),
+        ("lightning", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "if batch_idx % 20 == 0:"),
         ("transformers", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "logging_steps=20)"),
         ("", "host.logging_io", {"logging_ratio": 0.5, "probe__step_no_side_work_s": 0.05}, "if step % 20 == 0:"),
     ],
@@ -550,6 +550,18 @@ def test_where_a_framework_runs_the_loop_the_code_is_its_own_setting(loop: str, 
     finding = check(rule, dataclasses.replace(case(**changes), is_job=True, loop=loop))
     assert code in finding.suggestions[0].code, finding.suggestions
     assert "log_every is" not in finding.summary, "the program has no setting of that name"
+
+
+def test_a_thread_that_writes_records_widens_what_rarer_records_may_gain() -> None:
+    """Measured on a program that writes histograms in each step: 8.5 times the rate; the share of logging alone promises at most 6.9."""
+    alone, beside = (
+        check("host.logging_io", case(logging_ratio=0.87, probe__step_no_side_work_s=0.013, stack__thread_ratio=thread))
+        .suggestions[0]
+        .predicted_speedup
+        for thread in (0.0, 0.4)
+    )
+    assert alone is not None and beside is not None
+    assert beside.low == alone.low and beside.high > 9.5 > alone.high
 
 
 def test_a_larger_batch_without_a_loader_is_no_line_of_a_loader() -> None:

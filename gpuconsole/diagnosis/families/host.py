@@ -147,12 +147,19 @@ def steps_apart(every: int | None) -> str:
 
 
 def rarer_speedup(case: Case, share: float) -> Interval:
-    """Speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), from the share in the account to the share that P3 measured."""
+    """Speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), from the share in the account to the share that P3 measured. A thread that writes
+    what the step hands over shares the interpreter with the rest of the step, which then becomes shorter too: the upper end counts that."""
     removed = share * (1 - 1 / TIMES_RARER)
     estimates = [1 / (1 - removed)]
     all_side_work = sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval"))
     if case.has("probe.step_no_side_work_s") and all_side_work > 0:
         by_probe = 1 - case.value("probe.step_no_side_work_s") / case.value(mean_step(case))
         estimates.append(1 / (1 - min(0.95, max(0.0, by_probe) * share / all_side_work * (1 - 1 / TIMES_RARER))))
+    if writes := case.get("stack.thread_ratio", 0.0):
+        estimates.append(max(estimates) / (1 - min(MOST_SHARED, writes)))
     low, high = min(estimates), max(estimates)
     return Interval(1 + (low - 1) * 0.85, 1 + (high - 1) * 1.15)
+
+
+MOST_SHARED = 0.5
+"""Two threads in Python have the interpreter half of the time each."""

@@ -16,6 +16,7 @@ class HostCheckpointStall(host.SideWorkRule):
     reads = (
         "checkpoint_ratio",
         "probe.step_no_side_work_s",
+        "stack.thread_ratio",
         "step_with_side_work_s",
         "step_s",
         "stack.checkpoint_ratio",

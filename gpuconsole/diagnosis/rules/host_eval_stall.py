@@ -18,6 +18,7 @@ class HostEvalStall(host.SideWorkRule):
     reads = (
         "eval_ratio",
         "probe.step_no_side_work_s",
+        "stack.thread_ratio",
         "step_with_side_work_s",
         "step_s",
         "stack.eval_ratio",

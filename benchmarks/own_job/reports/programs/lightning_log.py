@@ -17,9 +17,9 @@ class Model(lightning.LightningModule):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 4))
 
-    def training_step(self, batch, _):
+    def training_step(self, batch, at):
         loss = nn.functional.cross_entropy(self.body(batch[0]), batch[1])
-        for k in range(11):
+        for k in range(0 if pace.FIXED and at % 20 else 11):
             self.log(f"metric{k}", loss.detach() + k)
         if not pace.goes_on():
             self.trainer.should_stop = True
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     trainer = lightning.Trainer(
         max_epochs=100,
         logger=logger,
-        log_every_n_steps=20 if pace.FIXED else 1,
+        log_every_n_steps=1,
         enable_progress_bar=False,
         enable_checkpointing=False,
         accelerator="cpu",
