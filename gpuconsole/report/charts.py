@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuconsole.model import units
+from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, line
 
 BINS = 40
 _DOTS = "▀▄█▌▐▖▗▘▝▚▞▙▛▜▟"
 
 
-def throughput(times: list[float], values: list[float], marks: Sequence[float], unit: str, width: int, height: int) -> list[Row]:
-    """Throughput over time, with a vertical line at each change of knobs."""
+def throughput(
+    times: list[float], values: list[float], marks: Sequence[tuple[float, str]], unit: str, width: int, height: int
+) -> list[Row]:
+    """Throughput over time, with a vertical line at each change of knobs, which the title names. A pause stays open, as on the main screen."""
     figure = empty_figure(width, height)
     top = max(values) * 1.1 or 1.0
-    figure.draw(figure.signal(times, values).lines())
-    for t in marks:
+    for part in _without_pauses(times):
+        figure.draw(figure.signal(times[part], values[part]).lines())
+    for t, _ in marks:
         figure.line(t, "v", style="dotted")
+    figure.ruler("x").lim(times[0], times[-1])
     figure.ruler("y").lim(0, top)
     _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: units.rate(value, 0))
     _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), units.clock)
-    title = f"throughput, {unit}" + ("; dotted: settings changed" if marks else "")
-    return _rows(figure, title, width)
+    title = f"throughput, {unit}"
+    named = [f"{title}; dotted: {', '.join(f'{units.clock(t)} {text}' for t, text in marks[first:])}" for first in range(len(marks))]
+    return _rows(
+        figure, next((text for text in named if cell_width(text) <= width), f"{title}; dotted: settings changed" if marks else title), width
+    )
+
+
+def _without_pauses(times: Sequence[float]) -> list[slice]:
+    """The parts between which more time lies than a few usual distances of two points."""
+    gaps = [later - t for t, later in itertools.pairwise(times)]
+    pause_s = max(LEAST_PAUSE_S, PAUSE * statistics.median(gaps)) if gaps else 0.0
+    ends = [n + 1 for n, gap in enumerate(gaps) if gap > pause_s]
+    return [slice(start, end) for start, end in zip([0, *ends], [*ends, len(times)], strict=True)]
+
+
+LEAST_PAUSE_S, PAUSE = 3.0, 4.0
+"""A pause is longer than this, and than so many usual distances of two points."""
 
 
 def step_times(seconds: Sequence[float], width: int, height: int, heading: str = "step times of {} recent steps") -> list[Row]:
@@ -44,7 +66,7 @@ def step_times(seconds: Sequence[float], width: int, height: int, heading: str =
     _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
     points = ", ".join(f"p{q} {units.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
     left_out = len(ordered) - len(inside)
-    title = f"{heading.format(len(ordered))}: {points}" + (f"; {left_out} longer steps not drawn" if left_out else "")
+    title = f"{heading.format(len(ordered))}, counted: {points}" + (f"; {left_out} longer steps not drawn" if left_out else "")
     return _rows(figure, title, width)
 
 

@@ -218,12 +218,22 @@ def test_filter() -> None:
 def test_charts_are_rows_too() -> None:
     times = [float(t) for t in range(100)]
     for rows in (
-        charts.throughput(times, [5.0 + t % 3 for t in times], [40.0], "tokens/s", 100, 16),
+        charts.throughput(times, [5.0 + t % 3 for t in times], [(40.0, "num_workers 4")], "tokens/s", 100, 16),
         charts.step_times(steps(0.4), 100, 14),
     ):
         assert all(sum(cell_width(part) for part, _ in row) == 100 for row in rows)
     assert charts.step_times((0.1, 0.1), 60, 10)
     assert charts.round_ticks(0, 20_000, 4) == [0, 5000, 10_000, 15_000, 20_000]
+
+
+def test_the_history_leaves_a_pause_open_and_names_its_marks() -> None:
+    times = [*map(float, range(30)), *map(float, range(60, 90))]
+    rows = charts.throughput(times, [5.0] * 60, [(58.0, "num_workers 4")], "tokens/s", 100, 16)
+    drawn = ["".join(part for part, _ in row) for row in rows]
+    assert drawn[0].strip() == "throughput, tokens/s; dotted: 00:58 num_workers 4"
+    curve = next(one for one in drawn[1:] if "▀▀▀" in one or "▄▄▄" in one)
+    middle = curve[45:62]  # 36 s to 54 s
+    assert not set(middle) & set("▀▄"), curve
 
 
 @pytest.mark.parametrize(("verdict", "style"), [("slower", "alert"), ("undecided", "dim"), ("same", "dim"), ("faster", "good")])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from textual.app import ComposeResult
 
 from gpuconsole.model import units
+from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.metrics import series_key
 from gpuconsole.report import charts
 from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.session import facts
-from gpuconsole.session.api import SessionApi
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
@@ -43,7 +44,7 @@ class HistoryScreen(BackScreen):
         serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2
         if len(times) >= 2:
-            rows = charts.throughput(times, values, [t - begun for t in view.run_times if t > begun], unit, width, upper)
+            rows = charts.throughput(times, values, _changes(view, begun), unit, width, upper)
         else:
             rows = [line(width, "No throughput measured yet.")]
         rows = fill(rows, width, upper)
@@ -51,3 +52,9 @@ class HistoryScreen(BackScreen):
             what = "E2E of {} recent requests" if serves else "step times of {} recent steps"
             return fill(rows + charts.step_times(view.step_times, width, lower, what), width, height)
         return fill([*rows, line(width, f"No {'requests' if serves else 'steps'} measured yet.")], width, height)
+
+
+def _changes(view: View, begun: float) -> list[tuple[float, str]]:
+    """When the settings were changed in the current work, on its clock, and to what."""
+    runs = zip(view.runs, view.run_times, strict=False)
+    return [(t - begun, describe_changes(run.changes) or run.scenario) for run, t in runs if t > begun]
