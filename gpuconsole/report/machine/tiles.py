@@ -115,11 +115,9 @@ def _trace(view: View, metric: str, label: str = "", high: float | None = None, 
 
 
 def _flops(view: View) -> Tile:
-    rate, mfu = facts.latest(view, "workload.flops_per_s"), facts.latest(view, "workload.mfu_ratio")
-    short = units.si(rate, "FLOP/s")
-    least = "at least " if view.run is not None and view.run.summary.mfu_at_least else ""
-    text = f"{short} {least}{units.precise_percent(mfu)} MFU" if mfu is not None else short
-    return _tile(view, "workload.flops_per_s", "model", text, (_trace(view, "workload.flops_per_s"),), short)
+    """The rate of now. The MFU of the run, of all steady steps, stands above the chart: two would differ."""
+    short = units.si(facts.latest(view, "workload.flops_per_s"), "FLOP/s")
+    return _tile(view, "workload.flops_per_s", "model", short, (_trace(view, "workload.flops_per_s"),), short)
 
 
 def _throughput(view: View) -> Tile:
