@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpuconsole.tui.keys import Action, everywhere, on
+from gpuconsole.tui.keys import Action, everywhere, of_replay, on
 
 PAGE = Path(__file__).with_name("keys.md")
 HEAD = """# Keys
@@ -38,6 +38,7 @@ SCREENS = {
     "topology": "Links",
     "profile": "Profile",
     "tuning": "Tuning",
+    "value": "While a value is edited",
 }
 MOVES = ("up", "down", "page_up", "page_down", "first", "last", "back")
 FOOT = """
@@ -59,8 +60,12 @@ def table(actions: Iterable[Action]) -> str:
 def page() -> str:
     parts = [HEAD, table(everywhere())]
     for screen, title in SCREENS.items():
-        parts.append(f"\n## {title}\n\n{table(action for action in on(screen) if action.id not in MOVES)}")
-    parts.append(f"\n## {LISTS}\n\n{table(action for action in on('processes') if action.id in MOVES)}")
+        own = [action for action in on(screen) if action.id not in MOVES]
+        replay = [action for action in own if action in of_replay()]
+        parts.append(f"\n## {title}\n\n{table(action for action in own if action not in replay)}")
+        if replay:
+            parts.append(f"\n## {title} of a recording\n\n{table(replay)}")
+    parts.append(f"\n## {LISTS}\n\n{table(action for action in on('scenarios') if action.id in MOVES)}")
     return "".join([*parts, FOOT])
 
 

@@ -137,7 +137,7 @@ class Engine(StateReader):
             device=device, probing=self.control.lock.activity, recording=False, recording_to=self._recorder.path, ended=False
         )
         activity = self.remote.activity if self.remote is not None else ""
-        return msgspec.structs.replace(view, asked=self.control.lock.asked, remote=activity)
+        return msgspec.structs.replace(view, asked=self.control.lock.asked, undo=self.control.undo, remote=activity)
 
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""

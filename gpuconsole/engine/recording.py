@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
+from bisect import bisect_right
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -14,7 +17,7 @@ import msgspec
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Snapshot
-from gpuconsole.session.api import SessionApi, SessionError, View
+from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import RecordingWriter, as_recorded, read_recording
@@ -79,28 +82,41 @@ def _ended(path: Path, error: OSError) -> str:
 
 DEMO = resources.files("gpuconsole") / "data" / "demo.jsonl.gz"
 """A real session of `data-starved` on a CPU: a finding, its trial, and the change that was kept."""
-A_RECORDING = "this is a recording: nothing runs that could be changed"
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+PLAY_S = 0.05
+SLICE_S = 0.02
+"""The longest time for which a recording is folded at once: keys are answered in between."""
 
 
 class Replay(StateReader, SessionApi):
     """Plays the events of a recording, `speed` times as fast as they happened; 0: all at once.
 
+    The state of a moment is the fold of all events up to that moment, also after a step back: then it is folded again from the beginning.
     The constructor reads the file and raises RecordingError, OSError. Every action raises SessionError: nothing runs.
     """
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
         super().__init__()
         self.state = SessionState()
+        self.player = self
         self._events: list[AnyEvent] = list(read_recording(path))
-        self._speed = speed
-        self._position = 0
+        self._reached = list(itertools.accumulate((event.t for event in self._events), max))
+        """For each event, the time that the recording has reached with it: processes report a little out of order."""
+        self._length_s = self._reached[-1] - self._reached[0]
+        self._folded = 0
+        """How many events are in `state`."""
+        self._speed, self._paused = speed or 1.0, False
+        self._begun = (time.monotonic(), 0.0 if speed else self._length_s)
+        """A moment of the clock, and the moment of the recording that was shown then."""
+        self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        if self._speed <= 0:
-            self._play_until(float("inf"))
-        else:
-            self._task = asyncio.create_task(self._play())
+        _, at_s = self._begun
+        if at_s >= self._length_s:
+            self._folded = self._fold(self.state, self._folded, len(self._events), float("inf"))
+        self._stand(at_s)
+        self._task = asyncio.create_task(self._play())
 
     async def close(self) -> None:
         if self._task is not None:
@@ -108,19 +124,71 @@ class Replay(StateReader, SessionApi):
 
     @property
     def ended(self) -> bool:
-        return self._position >= len(self._events)
+        return self._folded >= len(self._events)
+
+    # --- the moment that is shown ---------------------------------------------------------------------------
+
+    @property
+    def _at_s(self) -> float:
+        begun, at_s = self._begun
+        return at_s if self._paused else min(self._length_s, at_s + (time.monotonic() - begun) * self._speed)
+
+    def _stand(self, at_s: float) -> None:
+        """Go on from this moment."""
+        self._begun = time.monotonic(), max(0.0, min(self._length_s, at_s))
+        self._moved.set()
+
+    def pause(self) -> None:
+        at_s = self._at_s
+        if at_s >= self._length_s:
+            self._paused = False
+            self._stand(0.0)
+        else:
+            self._paused = not self._paused
+            self._stand(at_s)
+
+    def seek(self, at_s: float) -> None:
+        self._stand(at_s)
+
+    def change_speed(self, *, faster: bool) -> None:
+        at_s = self._at_s
+        others = [speed for speed in SPEEDS if (speed > self._speed if faster else speed < self._speed)]
+        if others:
+            self._speed = others[0] if faster else others[-1]
+        self._stand(at_s)
 
     async def _play(self) -> None:
-        start = time.monotonic()
-        first = self._events[0].t
-        while not self.ended:
-            self._play_until(first + (time.monotonic() - start) * self._speed)
-            await asyncio.sleep(0.05)
+        """Follow the moment that is shown, until the session closes."""
+        while True:
+            self._moved.clear()
+            await self._follow()
+            rests = self._paused or (self.ended and self._at_s >= self._length_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), None if rests else PLAY_S)
 
-    def _play_until(self, t: float) -> None:
-        while not self.ended and self._events[self._position].t <= t:
-            self.state.apply(self._events[self._position])
-            self._position += 1
+    async def _follow(self) -> None:
+        """Bring the state to the moment that is shown. After a step back the old state stays in sight until the other one is complete."""
+        at_s = self._at_s
+        at_end = at_s >= self._length_s
+        target = len(self._events) if at_end else bisect_right(self._reached, self._reached[0] + at_s)
+        back = target < self._folded
+        state, folded = (SessionState(), 0) if back else (self.state, self._folded)
+        while folded < target:
+            folded = self._fold(state, folded, target, SLICE_S)
+            if not back:
+                self._folded = folded
+            await asyncio.sleep(0)
+        self.state, self._folded = state, folded
+
+    def _fold(self, state: SessionState, folded: int, target: int, seconds: float) -> int:
+        """Apply the events from `folded` to `target` to `state`, for at most `seconds`; returns how many it has then."""
+        until = time.perf_counter() + seconds
+        while folded < target and time.perf_counter() < until:
+            state.apply(self._events[folded])
+            folded += 1
+        return folded
+
+    # --- reading --------------------------------------------------------------------------------------------
 
     def clock(self) -> float:
         """A recording stands at its newest event."""
@@ -128,7 +196,8 @@ class Replay(StateReader, SessionApi):
 
     def view(self) -> View:
         devices = self.state.devices
-        return self.build_view(device=devices[0].id if devices else "cpu", probing="", recording=True, recording_to="", ended=self.ended)
+        view = self.build_view(device=devices[0].id if devices else "cpu", probing="", recording=True, recording_to="", ended=self.ended)
+        return msgspec.structs.replace(view, playback=Playback(self._at_s, self._length_s, self._speed, self._paused))
 
     def snapshot(self) -> Snapshot:
         return msgspec.structs.replace(super().snapshot(), recording=True)

@@ -262,8 +262,17 @@ class RunControl:
             await self._change(worker, changes)
             self._kept.append((before, changes))
 
+    @property
+    def undo(self) -> Knobs:
+        """The values that `revert` would bring back; empty where there is nothing that it could take back."""
+        record = self._state.record
+        if not self._kept or record is None or record.run.state != "running":
+            return {}
+        before, _ = self._kept[-1]
+        return before if record.run.applies_live(before) else {}
+
     async def revert(self) -> None:
-        """Undo the last kept change. Raises SessionError."""
+        """Undo the last change that was kept, or applied without a trial. Raises SessionError."""
         record, worker = self.running()
         if not self._kept:
             raise SessionError("nothing to revert: no change was kept")

@@ -229,7 +229,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     run with several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what
     the model server reports about itself. `elsewhere`: the console did not start the model server, so the knobs of the server in `knobs`
     have no effect (see `settings`). `validity`: whether the figures of a serving run can be trusted; None for a training run.
-    `at_step`: the step of a user's job before which `changes` took effect in all its processes; 0: not known. `job`: what
+    `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all its processes; 0: not known. `job`: what
     is known about the user's own program; `command_digest` identifies its command, and `command` is the command, where the user wants it
     stored. `effects`: for each knob that can change while the job runs, what a change does to its numbers (one of `model.job.EFFECTS`).
     `varies`: the knobs that the job changes by itself: they are no kept changes.

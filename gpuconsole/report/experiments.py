@@ -278,6 +278,10 @@ COLUMNS = (
 def paint_tuning(view: View, width: int) -> list[Row]:
     """The tuning session of the current run, or an explanation of the Enter key."""
     tuning = view.tuning
+    if tuning is None and view.recording:
+        return paragraph("The recording has no tuning session up to this moment.", width)
+    if tuning is None and view.run is not None and not facts.active(view):
+        return paragraph("The run has ended. A tuning session needs a run that goes on.", width)
     if tuning is None:
         return paragraph(INTRODUCTION if view.run is not None else "Nothing is running. Press s on the main screen.", width)
     made = tuning.certificate

@@ -56,3 +56,17 @@ class Lines(NamedTuple):
 def text_lines(rows: Sequence[Row]) -> Lines:
     """Rows to scroll through; none can be selected."""
     return Lines([None] * len(rows), lambda n, selected: rows[n])
+
+
+def sifted(lines: Lines, needle: str, width: int) -> Lines:
+    """The lines that contain all words of `needle`; a note where there is none."""
+    words = needle.casefold().split()
+    kept = [n for n in range(len(lines.keys)) if all(word in row_text(lines.row(n, False)) for word in words)]
+    if not kept:
+        return text_lines([line(width, f"No line has {needle!r}; escape shows all.")])
+    return lines._replace(keys=[lines.keys[n] for n in kept], row=lambda n, selected: lines.row(kept[n], selected))
+
+
+def row_text(row: Row) -> str:
+    """The text of a row, to be searched without regard to case."""
+    return "".join(part for part, _ in row).casefold()

@@ -36,6 +36,18 @@ class Busy(SessionError):
     """Another action is in progress and excludes this action. This action may be possible a moment later."""
 
 
+A_RECORDING = "this is a recording: nothing runs that could be changed"
+
+
+class Playback(msgspec.Struct, frozen=True):
+    """Which moment of a recording is shown: `at_s` of `length_s` seconds, from its first event."""
+
+    at_s: float
+    length_s: float
+    speed: float = 1.0
+    paused: bool = False
+
+
 class View(msgspec.Struct, frozen=True):
     """An immutable snapshot of everything that a screen shows.
 
@@ -53,11 +65,12 @@ class View(msgspec.Struct, frozen=True):
     - `tuning`: the tuning session, reported at `tuning_at`.
     - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent requests.
     - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
-    - `ended`: a replayed recording is at its end.
+    - `ended`: a replayed recording is at its end. `playback`: which moment of it is shown.
     - `run_times`: for each run, when it was opened. `closed_s`: when the current run ended; None while it goes on. `trial_times`: for each trial by id, when it began and when it was last reported.
     - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
     - `remote`: what an agent on the console's socket does (`RemoteApi.activity`).
     - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or its first side starts.
+    - `undo`: the values that `revert` would bring back now; empty if there is nothing to take back.
     - `xids`: the newest error (XID) of each GPU since the start of the console, and its session seconds.
     - `ecc_before`: the uncorrected memory errors that each GPU had at the start of the console.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
@@ -101,6 +114,8 @@ class View(msgspec.Struct, frozen=True):
     sides: tuple[tuple[float, int], ...] = ()
     remote: str = ""
     asked: Knobs = {}
+    undo: Knobs = {}
+    playback: Playback | None = None
     xids: dict[str, tuple[int, float]] = {}
     ecc_before: dict[str, float] = {}
 
@@ -193,6 +208,22 @@ class RemoteApi(Protocol):
         ...
 
 
+class PlayerApi(Protocol):
+    """What a screen can do with a recording that plays."""
+
+    def pause(self) -> None:
+        """Pause, or go on. At the end of the recording: play it again from its beginning."""
+        ...
+
+    def seek(self, at_s: float) -> None:
+        """Go to the moment `at_s` seconds after the first event, or to the nearest end."""
+        ...
+
+    def change_speed(self, *, faster: bool) -> None:
+        """Play at the next higher or lower speed."""
+        ...
+
+
 class SessionApi(Protocol):
     """What a screen or a command can do with a session. All methods are called on one event loop."""
 
@@ -200,6 +231,8 @@ class SessionApi(Protocol):
     """The user's own job, if the session has started one on a terminal."""
     remote: RemoteApi | None = None
     """The agent on the console's socket, if the user has opened one (`--control`)."""
+    player: PlayerApi | None = None
+    """The player of a recording; None in a live session."""
 
     async def open(self) -> None:
         """Begin the session; returns once the devices are known, or after some seconds. Raises SessionError."""
@@ -284,7 +317,7 @@ class SessionApi(Protocol):
         ...
 
     async def revert(self) -> None:
-        """Undo the last kept change. Raises SessionError."""
+        """Undo the last change that was kept, or applied without a trial. Raises SessionError."""
         ...
 
     async def keep_baseline(self) -> str:

@@ -332,7 +332,7 @@ class RunRecord:
             case Started():
                 self._started(event)
             case KnobsSet() if not event.error:
-                self.changed_at = event.at_step
+                self.changed_at = event.at_step or event.step
                 return
             case AgentOff() if event.where:
                 self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"

@@ -16,8 +16,9 @@ from gpuconsole.model.job import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import verdict_line
-from gpuconsole.session.api import SessionApi, SessionError
+from gpuconsole.session.api import A_RECORDING, PlayerApi, SessionApi, SessionError
 from gpuconsole.tui import keys
+from gpuconsole.tui.messages import MESSAGE_S, Messages
 from gpuconsole.tui.screens.base import BackScreen, ListScreen
 from gpuconsole.tui.screens.main import MainScreen
 
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MESSAGE_S = 6.0
 ANSWER_S = 0.05
 """Seconds from a request to the look at what it has begun: the request is a task of its own."""
+SEEK_S = 5.0
+"""Seconds of a recording that a step back or forward has."""
 ESCAPES_S = 1.0
 """Seconds after another screen in which Escape cancels no trial."""
+CHANGE = "change"
+"""The topic of messages about a change without a trial: that it was asked for, then that it was made."""
 SCREENS = {
     "scenarios": "scenarios.ScenariosScreen",
     "knobs": "knobs.KnobsScreen",
@@ -53,6 +57,7 @@ class Console(App[int]):
     """The application as `Actions` uses it."""
 
     main_screen: MainScreen
+    messages: Messages
     opened: asyncio.Event
     """Set once the session is open."""
     quits_after_job = False
@@ -80,11 +85,11 @@ class Actions:
         self._back_s = 0.0
         """When the user last left a screen by Escape."""
 
-    async def do(self, name: str) -> None:
-        """Do the action of this id."""
+    async def do(self, name: str, *digit: str) -> None:
+        """Do the action of this id; `digit`: the key of an action that all digits have."""
         if name in SCREENS:
             self.open(name)
-        elif (result := getattr(self, name)()) is not None:
+        elif (result := getattr(self, name)(*digit)) is not None:
             await result
 
     # --- screens --------------------------------------------------------------------------------------------
@@ -92,6 +97,9 @@ class Actions:
     def open(self, name: str) -> None:
         """Put a screen on top of the main screen, in place of another one. The help page covers any screen and gives it back."""
         app = self._app
+        if name == "scenarios" and (why := self._why_no_start()):
+            self.report(why)
+            return
         present = app.screen
         if isinstance(present, BackScreen) and name == present.NAME:
             present.again()
@@ -102,6 +110,15 @@ class Actions:
         module, _, class_name = SCREENS[name].partition(".")
         screen = getattr(importlib.import_module(f"gpuconsole.tui.screens.{module}"), class_name)
         app.push_screen(screen(self._api, self))
+
+    def _why_no_start(self) -> str:
+        """Why no scenario can be started now; empty where one can."""
+        view = self._api.view()
+        if keys.may_start(view):
+            return ""
+        if view.recording:
+            return A_RECORDING
+        return f"your job runs: {keys.written()['stop']} ends or leaves it, then {keys.written()['scenarios']} starts a scenario"
 
     async def quit(self) -> None:
         """Leave the screen in sight; from the main screen, quit. On the question about the user's own job, leave the job."""
@@ -250,8 +267,21 @@ class Actions:
         await work()
 
     def apply(self, changes: Knobs) -> None:
-        applied = f"applied {describe_changes(changes)}, without a trial"
-        self._when_agreed(changes, lambda: self.request(self._api.set_knobs(changes), lambda _: applied))
+        """Apply changes without a trial. That they were asked for is said at once: the worker may be in the middle of a long step."""
+        run = self._api.view().run
+        what = describe_changes(changes, run.settings if run is not None else {})
+
+        def go_on() -> None:
+            self.report(f"asked: {what}", topic=CHANGE)
+            takes_back = keys.written()["revert"]
+            self.request(self._api.set_knobs(changes), lambda _: f"{what} applied{self._at_step()}, {takes_back} takes it back", CHANGE)
+
+        self._when_agreed(changes, go_on)
+
+    def _at_step(self) -> str:
+        """` at step 412`: where the last change took effect. Empty where that is not known."""
+        run = self._api.view().run
+        return f" at step {run.at_step}" if run is not None and run.at_step and not run.serves else ""
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
         self._when_agreed(changes, lambda: self.request(self._api.try_change(changes, predicted), verdict_line))
@@ -282,7 +312,11 @@ class Actions:
         )
 
     def revert(self) -> None:
-        self.request(self._api.revert(), lambda _: "reverted the last kept change")
+        view = self._api.view()
+        what = describe_changes(view.undo, view.run.settings) if view.undo and view.run is not None else "the last change"
+        if view.undo:
+            self.report(f"asked: {what}", topic=CHANGE)
+        self.request(self._api.revert(), lambda _: f"{what}: change taken back{self._at_step()}", CHANGE)
 
     def stop(self) -> None:
         if keys.tuning(self._api.view()):
@@ -319,11 +353,47 @@ class Actions:
     def export(self) -> None:
         self.request_now(self._api.export, lambda path: f"snapshot written to {path}")
 
+    # --- a recording ------------------------------------------------------------------------------------------
+
+    def _play(self, act: Callable[[PlayerApi], None]) -> None:
+        """Ask the player of a recording for something; in a live session nothing happens."""
+        if self._api.player is not None:
+            act(self._api.player)
+            self._app.tick()
+            self._app.set_timer(ANSWER_S, self._app.tick)
+
+    def pause(self) -> None:
+        self._play(lambda player: player.pause())
+
+    def rewind(self) -> None:
+        self._seek(-SEEK_S)
+
+    def forward(self) -> None:
+        self._seek(SEEK_S)
+
+    def _seek(self, step_s: float) -> None:
+        playback = self._api.view().playback
+        if playback is not None:
+            self._play(lambda player: player.seek(playback.at_s + step_s))
+
+    def jump(self, digit: str) -> None:
+        playback = self._api.view().playback
+        if playback is not None:
+            self._play(lambda player: player.seek(playback.length_s * int(digit) / 10))
+
+    def slower(self) -> None:
+        self._play(lambda player: player.change_speed(faster=False))
+
+    def faster(self) -> None:
+        self._play(lambda player: player.change_speed(faster=True))
+
     # --- reports --------------------------------------------------------------------------------------------
 
-    def report(self, message: str, *, wrong: bool = False) -> None:
-        """One line, as plain text whatever it contains."""
-        self._app.notify(visible(message), markup=False, severity="error" if wrong else "information", timeout=MESSAGE_S)
+    def report(self, message: str, *, wrong: bool = False, topic: str = "") -> None:
+        """Show a message above the keys for some seconds. It replaces the message about the same `topic`."""
+        self._app.messages.add(visible(message), "alert" if wrong else "", topic)
+        self._app.tick()
+        self._app.set_timer(MESSAGE_S + ANSWER_S, self._app.tick)
 
     def request_now(self, work: Callable[[], T], report: Callable[[T], str] | None = None) -> None:
         """A request that returns at once. `report` words its result; a refusal is reported in any case."""
@@ -336,18 +406,18 @@ class Actions:
                 self.report(report(result))
         self._app.tick()
 
-    def request(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
+    def request(self, work: Awaitable[T], report: Callable[[T], str] | None = None, topic: str = "") -> None:
         """A request that takes its time. The screen shows at once that it was made."""
-        self._app.run_worker(self.finish(work, report), group="actions", exit_on_error=False)
+        self._app.run_worker(self.finish(work, report, topic), group="actions", exit_on_error=False)
         self._app.set_timer(ANSWER_S, self._app.tick)
 
-    async def finish(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
+    async def finish(self, work: Awaitable[T], report: Callable[[T], str] | None = None, topic: str = "") -> None:
         """The same, awaited."""
         try:
             result = await work
         except SessionError as error:
-            self.report(str(error), wrong=True)
+            self.report(str(error), wrong=True, topic=topic)
         else:
             if report is not None:
-                self.report(report(result))
+                self.report(report(result), topic=topic)
         self._app.tick()

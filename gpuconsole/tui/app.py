@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,17 +23,18 @@ from textual.timer import Timer
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import visible
 from gpuconsole.session import facts
-from gpuconsole.session.api import SessionApi, SessionError
+from gpuconsole.session.api import SessionApi, SessionError, View
 from gpuconsole.tui import keys, skeleton
 from gpuconsole.tui.actions import Actions, Console
 from gpuconsole.tui.driver.posix import CellDriver
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.keyboard import Keyboard
+from gpuconsole.tui.messages import Messages
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
 from gpuconsole.tui.terminal import Colours, terminal
-from gpuconsole.tui.theme import DARK, LIGHT, THEMES
+from gpuconsole.tui.theme import CONTRAST, DARK, LIGHT, THEMES
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.live import Zone
 
@@ -49,6 +50,11 @@ ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
 """On each of these signals, the console saves the session and restores the terminal."""
 JOB_TERM_S = 4.0
 """Seconds that a job of the user's own gets to end after SIGTERM, before the console leaves it."""
+THEME_HELP = {
+    DARK: "For a dark terminal.",
+    CONTRAST: "For a dark terminal, with more contrast.",
+    LIGHT: "For a light terminal.",
+}
 HANG_UP_S = 8.0
 """After a hang-up the terminal may be gone and any call may block. The process then ends after this time in any case."""
 
@@ -66,8 +72,6 @@ class ConsoleApp(Console):
     CSS = """
     Screen { background: ansi_default; }
     Input { height: 1; border: none; padding: 0; }
-    ToastRack { dock: top; align: right top; margin: 6 0 0 0; }
-    Toast { padding: 0 1; margin-top: 0; width: auto; max-width: 75%; }
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class ConsoleApp(Console):
             self.register_theme(dataclasses.replace(base, name=name))
         self.theme = theme
         self.api = api
+        self.messages = Messages()
         self.actions = Actions(self, api)
         self.keyboard = Keyboard(self)
         self.main_screen = MainScreen(api, self.actions)
@@ -269,9 +274,9 @@ class ConsoleApp(Console):
 
     # --- actions -----------------------------------------------------------------------------------------
 
-    async def action_do(self, name: str) -> None:
-        """An action of `keys.ACTIONS` that works on every screen."""
-        await self.actions.do(name)
+    async def action_do(self, name: str, *digit: str) -> None:
+        """An action of `keys.ACTIONS` that is one of `Actions`."""
+        await self.actions.do(name, *digit)
 
     @property
     def available_themes(self) -> dict[str, Theme]:
@@ -279,19 +284,37 @@ class ConsoleApp(Console):
         return {name: theme for name, theme in super().available_themes.items() if name in THEMES} or super().available_themes
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The command palette: what the keys do, by name. Actions of the screen in sight come first."""
-        if isinstance(screen, BackScreen):
-            for action in keys.on(screen.NAME):
-                if action.label:
-                    yield SystemCommand(action.title, action.help, partial(self.run_action, action.id, screen))
-        for action in keys.on(MainScreen.NAME):
-            yield SystemCommand(action.title, action.help, partial(self.run_action, action.id, self.main_screen))
-        for action in keys.everywhere():
+        """The command palette: what the keys do, by name and with the key, as far as it can be done now. Actions of the screen in sight come first."""
+        view = self.api.view()
+        for action in self._offered(screen, view):
+            title = f"{action.title}   {action.bar or action.written}"
             if action.id == "quit":  # the key only leaves a sub-screen
-                yield SystemCommand(action.title, action.help, self.actions.quit_console)
-            elif action.id != "palette":
-                yield SystemCommand(action.title, action.help, partial(self.actions.do, action.id))
-        yield SystemCommand("Theme", "Colours for a dark or for a light terminal.", self.action_change_theme)
+                yield SystemCommand(title, action.help, self.actions.quit_console)
+            elif action.of_app or not action.screens:
+                yield SystemCommand(title, action.help, partial(self.actions.do, action.id))
+            else:
+                place = screen if isinstance(screen, BackScreen) and screen.NAME in action.screens else self.main_screen
+                yield SystemCommand(title, action.help, partial(self.run_action, action.id, place))
+        yield SystemCommand("Theme", f"Colours of the console. Now: {self.theme}.", self.action_change_theme)
+
+    def _offered(self, screen: Screen[object], view: View) -> Iterator[keys.Action]:
+        """The actions for the palette. A move of a list has a key only, and a digit is one."""
+        own = [action for action in keys.on(screen.NAME) if screen.offers(action)] if isinstance(screen, BackScreen) else []
+        for action in (*own, *keys.on(MainScreen.NAME), *keys.everywhere()):
+            named = action.label and action.id not in ("up", "down", "palette") and action.keys != keys.DIGITS
+            if named and action.makes_sense(view):
+                yield action
+
+    def search_themes(self) -> None:
+        """The console's own themes; the present one is marked."""
+        rows = [
+            (f"{name}   (now)" if name == self.theme else name, partial(self._use_theme, name), THEME_HELP[name])
+            for name in self.available_themes
+        ]
+        self.search_commands(rows, placeholder="Search for themes…")
+
+    def _use_theme(self, name: str) -> None:
+        self.theme = name
 
 
 def _job_size(screen: Size) -> tuple[int, int]:

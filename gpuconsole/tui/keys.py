@@ -47,11 +47,11 @@ def _has_suggestion(view: View) -> bool:
 
 
 def _can_revert(view: View) -> bool:
-    return _running(view) and bool(view.run and view.run.changes)
+    return _running(view) and bool(view.undo)
 
 
 def _can_stop(view: View) -> bool:
-    return _running(view) or tuning(view)
+    return not view.recording and (facts.active(view) or tuning(view))
 
 
 def _has_gpu(view: View) -> bool:
@@ -77,9 +77,14 @@ def _may_allow_probes(view: View) -> bool:
     return _is_job(view) and _running(view) and bool(probes_waiting(view.run))
 
 
-def _may_start(view: View) -> bool:
+def may_start(view: View) -> bool:
     """Whether a scenario may start: not while the user's own job runs."""
     return not view.recording and not (_is_job(view) and facts.active(view))
+
+
+def _plays(view: View) -> bool:
+    """Whether the view is a moment of a recording that plays."""
+    return view.playback is not None
 
 
 def tuning(view: View) -> bool:
@@ -96,7 +101,7 @@ class Action(NamedTuple):
 
     `keys` are Textual's names, separated by commas. `label` is the word in the key bar, and the name in the command palette; an action
     without a label is not in the bar. `screens`: where the key works; empty: everywhere. `makes_sense`: whether the key bar shows the key
-    for this state. `bar`: how the key bar writes the key.
+    for this state. `bar`: how the key bar and the help write the key. `of_app`: a method of `actions.Actions` does it, and not one of the screen.
     """
 
     id: str
@@ -106,11 +111,17 @@ class Action(NamedTuple):
     screens: tuple[str, ...] = ()
     makes_sense: Callable[[View], bool] = _always
     bar: str = ""
+    of_app: bool = False
 
     @property
     def written(self) -> str:
         """The keys as a reader sees them."""
-        return ", ".join(_WRITTEN.get(key, key) for key in self.keys.split(","))
+        return "0-9" if self.keys == DIGITS else ", ".join(_WRITTEN.get(key, key) for key in self.keys.split(","))
+
+    @property
+    def command(self) -> str:
+        """What Textual runs for a key of the action, on the screen in sight."""
+        return f"app.do('{self.id}')" if self.of_app or not self.screens else self.id
 
     @property
     def title(self) -> str:
@@ -119,13 +130,29 @@ class Action(NamedTuple):
         return name[:1].upper() + name[1:]
 
 
+DIGITS = ",".join("0123456789")
+"""The keys of an action that gets the digit."""
 LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job", "consent")
 PAGES = ("details", "profile", "tuning", "help", "process", "output")
 """`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
 MACHINE = "machine"
 """The main screen while nothing runs: the table of the GPUs has the keys of a list."""
-_WRITTEN = {"enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
+FIELDS = ("value", "filter", "choice", "line")
+"""Text fields on a screen: the value of a setting, the filter of a list, the filter of the list of scenarios, a line for a job. While one is open, letters go into it."""
+FIXED = ("accept", "discard", "jump", "device_number")
+"""Actions whose keys are those of a text field, or digits."""
+GROUPED = ("processes", "topology")
+"""The lists in which `g` groups."""
+_WRITTEN = {
+    "enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn", "plus": "+", "minus": "-", "equals_sign": "=",
+}  # fmt: skip
+
+
+def _but(screens: tuple[str, ...], *others: str) -> tuple[str, ...]:
+    """`screens` without `others`."""
+    return tuple(screen for screen in screens if screen not in others)
+
 
 ACTIONS: tuple[Action, ...] = (
     # --- every screen; the most wanted first -------------------------------------------------------------------
@@ -135,11 +162,12 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "interrupt",
         "ctrl+c",
-        "",
+        "interrupt the job",
         "Quit. With a job of your own: SIGINT to the job, then SIGTERM, then SIGKILL.",
+        makes_sense=lambda view: _is_job(view) and facts.active(view),
     ),
     Action(
-        "scenarios", "s", "scenarios", "Choose a scenario and start it. The numbers of the current run stay.", makes_sense=_may_start
+        "scenarios", "s", "scenarios", "Choose a scenario and start it. The numbers of the current run stay.", makes_sense=may_start
     ),
     Action(
         "try_selected",
@@ -193,7 +221,7 @@ ACTIONS: tuple[Action, ...] = (
         makes_sense=_has_run,
     ),
     Action("knobs", "S", "settings", "Edit the settings of the run: apply them at once or try them.", makes_sense=_has_run),
-    Action("revert", "u", "revert", "Undo the last change that was kept.", makes_sense=_can_revert),
+    Action("revert", "u", "take back", "Undo the last change that was kept, or applied without a trial.", makes_sense=_can_revert),
     Action("stop", "x", "stop", "End the tuning session, otherwise the run.", makes_sense=_can_stop),
     Action("topology", "l", "links", "Links between the GPUs, with NUMA nodes and CPUs.", makes_sense=_has_links),
     Action(
@@ -221,25 +249,42 @@ ACTIONS: tuple[Action, ...] = (
         ("main",),
         lambda view: _is_job(view) and _running(view),
     ),
-    Action("choose_previous", "up,k", "", "Select the suggestion above.", ("main",)),
-    Action("choose_next", "down,j", "", "Select the suggestion below.", ("main",)),
-    Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",)),
-    Action("edit", "enter", "edit", "Edit the value of the selected setting.", ("knobs",)),
-    Action("apply", "a", "apply", "Apply the edited values at once, without a trial.", ("knobs",)),
-    Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
-    Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected setting.", ("knobs",), bar="backspace"),
+    Action("choose_previous", "up,k,shift+tab", "", "Select the suggestion above.", ("main",)),
+    Action("choose_next", "down,j,tab", "", "Select the suggestion below.", ("main",)),
+    Action("pause", "space", "pause", "Pause the recording, or go on. At its end: play it again.", ("main",), _plays, of_app=True),
+    Action("rewind", "left", "", "Five seconds of the recording back.", ("main",), _plays, of_app=True),
+    Action("forward", "right", "5 s", "Five seconds of the recording forward.", ("main",), _plays, bar="left/right", of_app=True),
+    Action("jump", DIGITS, "jump", "Jump in the recording: 0 is its beginning, 5 its middle.", ("main",), _plays, of_app=True),
+    Action("slower", "minus", "", "Play the recording slower.", ("main",), _plays, of_app=True),
+    Action("faster", "plus,equals_sign", "speed", "Play the recording faster.", ("main",), _plays, bar="+/-", of_app=True),
+    Action("start", "enter", "start", "Start the selected scenario.", ("scenarios", "choice")),
+    Action("edit", "enter", "edit", "Edit the value of the selected setting.", ("knobs",), _running),
+    Action("apply", "a", "apply", "Apply the edited values at once, without a trial.", ("knobs",), _running),
+    Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",), _running),
+    Action(
+        "forget", "backspace,delete", "forget", "Forget the edited value of the selected setting.", ("knobs",), _running, bar="backspace"
+    ),
+    Action("accept", "enter", "accept", "Take the value that was typed, if it is allowed.", ("value",)),
+    Action("accept", "enter", "keep the filter", "Back to the list, with the filter.", ("filter",)),
+    Action("accept", "enter", "send", "Send the line.", ("line",)),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
     Action("open_device", "enter", "device", "Show every metric of the selected GPU.", (MACHINE,), _has_gpu),
     Action("begin", "enter", "begin", "Start a tuning session on the current run.", ("tuning",), makes_sense=_may_tune),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
     Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
+    Action("device_number", DIGITS, "number", "Show the GPU of this number; type both digits of 40 within a second.", ("device",)),
     Action(
-        "filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device", "output")
+        "filter",
+        "slash",
+        "filter",
+        "Show only lines that contain the words typed.",
+        ("scenarios", "knobs", "processes", "output", "models", "topology", "details", "profile", "tuning", "help"),
     ),
+    Action("filter", "slash", "filter", "Show the device whose name is typed, or only metrics with the words typed.", ("device",)),
     Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes", MACHINE)),
     Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes", MACHINE), bar="left/right"),
     Action("reverse", "R", "reverse", "Reverse the order.", ("processes", MACHINE)),
-    Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", ("processes", "topology")),
+    Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", GROUPED),
     Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process")),
     Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process")),
     Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
@@ -250,13 +295,19 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("left", "left", "", "Scroll to the left.", ("topology",)),
     Action("right", "right", "scroll", "Scroll to the right.", ("topology",), bar="left/right"),
-    Action("up", "up,k", "", "One line up.", (*LISTS, *PAGES, MACHINE)),
-    Action("down", "down,j", "select", "One line down.", (*LISTS, MACHINE), bar="up/down"),
-    Action("down", "down,j", "scroll", "One line down.", PAGES, bar="up/down"),
+    Action("up", "up,k,shift+tab", "", "One line up.", _but((*LISTS, *PAGES, MACHINE), "device")),
+    Action("up", "up,k", "", "One line up.", ("device",)),
+    Action("down", "down,j,tab", "select", "One line down.", _but((*LISTS, *FIELDS[1:3], MACHINE), "device"), bar="up/down"),
+    Action("down", "down,j", "select", "One line down.", ("device",), bar="up/down"),
+    Action("down", "down,j,tab", "scroll", "One line down.", PAGES, bar="up/down"),
     Action("page_up", "pageup", "", "One page up.", (*LISTS, *PAGES, MACHINE)),
     Action("page_down", "pagedown,space", "", "One page down.", (*LISTS, *PAGES, MACHINE)),
-    Action("first", "home", "", "To the first line.", (*LISTS, *PAGES, MACHINE)),
+    Action("first", "home,g", "", "To the first line.", _but((*LISTS, *PAGES, MACHINE), *GROUPED)),
+    Action("first", "home", "", "To the first line: g groups here.", GROUPED),
     Action("last", "end,G", "", "To the last line.", (*LISTS, *PAGES, MACHINE)),
+    Action("discard", "escape", "discard", "Leave the value as it was.", ("value",)),
+    Action("discard", "escape", "all lines", "End the filter.", ("filter", "choice")),
+    Action("discard", "escape", "back", "Send nothing.", ("line",)),
     Action("back", "escape", "back", "Back to the main screen.", SUB_SCREENS),
     # --- every screen, named in the help only ------------------------------------------------------------------
     Action("palette", "ctrl+p", "", "Command palette: every action by its name."),
@@ -302,6 +353,11 @@ def on(screen: str) -> list[Action]:
     return [action for action in ACTIONS if screen in action.screens]
 
 
+def of_replay() -> list[Action]:
+    """The actions of a recording that plays."""
+    return [action for action in ACTIONS if action.makes_sense is _plays]
+
+
 def everywhere() -> list[Action]:
     """The actions of every screen."""
     return [action for action in ACTIONS if not action.screens]
@@ -313,8 +369,15 @@ def written() -> dict[str, str]:
 
 
 def screen_bindings(screen: str) -> list[BindingType]:
-    """Bindings to the methods `action_<id>` of a screen."""
-    return [Binding(action.keys, action.id, action.help, show=False) for action in on(screen)]
+    """Bindings to the methods `action_<id>` of a screen, or to actions of the app."""
+    return [Binding(key, _with_digit(action, key), action.help, show=False) for action in on(screen) for key in action.keys.split(",")]
+
+
+def _with_digit(action: Action, key: str) -> str:
+    """The command of `action`, with the digit where there is one."""
+    if action.keys != DIGITS:
+        return action.command
+    return f"app.do('{action.id}', '{key}')" if action.of_app else f"{action.id}('{key}')"
 
 
 def app_bindings() -> list[BindingType]:
@@ -327,18 +390,27 @@ def app_bindings() -> list[BindingType]:
 
 
 def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
-    """The actions in the key bar, at its left and at its right: few, by the state. On a sub-screen: the way back and the screen's own actions."""
+    """The actions in the key bar, at its left and at its right: few, by the state. On a sub-screen: the way back and the screen's own actions.
+    In a text field: its own keys only."""
+    if screen in FIELDS:
+        return on(screen), []
     by_id = {action.id: action for action in [*on(screen), *everywhere()]}
     if screen in ("main", MACHINE):
         left, right = [by_id[name] for name in _wanted(view) if name in by_id], [by_id["help"], by_id["quit"]]
     else:
-        ends = [by_id["stop"]] if screen == "tuning" and tuning(view) else []
-        left, right = [by_id["back"], *ends, *(action for action in on(screen) if action.id != "back")], [by_id["help"]]
+        own = [action for action in on(screen) if action.id != "back"]
+        if screen == "tuning" and tuning(view):
+            own.insert(0, by_id["stop"])
+        if screen == "knobs":
+            own.insert(1, by_id["revert"])
+        left, right = [by_id["back"], *own], [by_id["help"]]
     return [action for action in left if action.label and action.makes_sense(view)], right
 
 
 def _wanted(view: View) -> tuple[str, ...]:
-    """What a user may want to press on the main screen, the most useful first; while nothing runs, also in the table of the GPUs."""
+    """What a user may want to press on the main screen, the most useful first."""
+    if _plays(view):
+        return "pause", "forward", "jump", "faster", "details", "history", "knobs", "device", "export"
     if view.run is None:
         return ("scenarios", "open_device", "sort_next", "processes", "topology") if _has_gpu(view) else ("scenarios", "device")
     if trial_runs(view):
@@ -360,6 +432,8 @@ def use(changed: Mapping[str, str]) -> None:
     global ACTIONS
     action_ids = {action.id for action in ACTIONS}
     for name, key in changed.items():
+        if name in FIXED:
+            raise ValueError(f"{name}: this key cannot be changed")
         if name not in action_ids:
             raise ValueError(f"there is no action {name!r}{nearest(name, action_ids)}; there are: {', '.join(sorted(action_ids))}")
         if _textual_name(key) is None:

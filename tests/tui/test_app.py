@@ -10,7 +10,9 @@ import pytest
 from textual.pilot import Pilot
 
 from gpuconsole.model.finding import Interval
+from gpuconsole.report.cells import Row
 from gpuconsole.session.api import View
+from gpuconsole.tui import actions, messages
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
@@ -45,6 +47,10 @@ def text_of(app: ConsoleApp) -> str:
 
 async def shows(app: ConsoleApp, words: str) -> None:
     await until(lambda: words in text_of(app), 10.0, words)
+
+
+def plain_row(row: Row) -> str:
+    return "".join(part for part, _ in row)
 
 
 def zones(app: ConsoleApp) -> list[Zone]:
@@ -194,23 +200,61 @@ def broken_off_view() -> View:
     return msgspec.structs.replace(gpu_view(), trials=(msgspec.structs.replace(trial, state="failed", verdict="undecided"),))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (44, 14)])
-def test_a_message_is_whole_and_covers_neither_the_answer_nor_the_trial(size: tuple[int, int]) -> None:
+LONG = " ".join(f"word{n}" for n in range(20))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (44, 14), (60, 15)])
+@pytest.mark.parametrize("screen", ["main", "knobs", "device", "history", "processes"])
+def test_a_message_is_whole_above_the_keys_and_covers_nothing(screen: str, size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await shows(app, "q quit")
+        if screen != "main":
+            app.actions.open(screen)
+            await pilot.pause()
         before = text_of(app).splitlines()
         app.actions.report("nothing to revert: no change was kept", wrong=True)
-        app.actions.report(" ".join(f"word{n}" for n in range(20)), wrong=True)
+        await until(lambda: "nothing to revert: no change was kept" in " ".join(text_of(app).replace("▌", " ").split()))
+        app.actions.report(LONG)
         await until(lambda: "word19" in text_of(app))
-        after = text_of(app).splitlines()
-        assert all(word in " ".join(after) for word in ("nothing", "revert:", "kept", "word0 ", "word10 "))
-        covered = [row for row, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
-        assert covered[0] >= 4, "title, answer and step bar stay"
-        if size[1] >= 24:
-            last = next(row for row, text in enumerate(before) if "tried ─" in text)
-            assert covered[-1] < last, "what was tried stays"
+        await pilot.pause()
+        rows = text_of(app).splitlines()
+        message = [row for row in rows if "word" in row]
+        assert " ".join(message).replace("▌", " ").split() == LONG.split(), "the newest is whole, row by row"
+        assert rows[-1 - len(message) : -1] == message, "it stands above the keys"
+        assert rows[-1] == before[-1], "the keys stay"
+        assert rows[:2] == before[:2], "title and answer stay"
+        for zone in app.screen.query(Zone):
+            assert not zone.is_on_screen or len(zone.rows) == zone.content_size.height, zone
+        app.messages._messages.clear()
+        app.tick()
+        await until(lambda: text_of(app).splitlines() == before)
 
     on_screen(trial_view(), body, size)
+
+
+def test_a_message_goes_after_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MESSAGE_S", 0.3)
+    monkeypatch.setattr(actions, "MESSAGE_S", 0.3)
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        app.actions.report("a short while")
+        await shows(app, "a short while")
+        await until(lambda: "a short while" not in text_of(app), 5.0)
+
+    on_screen(gpu_view(), body)
+
+
+def test_messages_of_one_topic_replace_each_other_and_the_newest_stay() -> None:
+    now = [0.0]
+    shown = messages.Messages(lambda: now[0])
+    shown.add("asked: batch_size 16 -> 8", topic="change")
+    shown.add("an error", "alert")
+    shown.add("an error", "alert")
+    shown.add("batch_size 16 -> 8 applied", topic="change")
+    rows = [plain_row(row) for row in shown.rows(40, 40)]
+    assert [row.strip() for row in rows] == ["▌an error", "▌batch_size 16 -> 8 applied"] and {len(row) for row in rows} == {40}
+    assert [plain_row(row).strip() for row in shown.rows(40, 5)] == ["▌batch_size 16 -> 8 applied"]
+    now[0] = messages.MESSAGE_S + 1
+    assert shown.rows(40, 40) == []
 
 
 @pytest.mark.parametrize(
@@ -251,7 +295,7 @@ def test_a_scenario_of_the_command_line_starts_at_once() -> None:
 def test_knobs_are_edited_then_applied_or_tried() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("S", "enter", "x", "enter")
-        await shows(app, "batch_size: 'x' is not allowed; allowed: int 1..65536")
+        await shows(app, "'x' is not allowed; allowed: int 1..65536")
         await pilot.press("backspace", "1", "6", "enter")
         await shows(app, "8 -> 16")
         await pilot.press("a")
@@ -339,7 +383,7 @@ def test_the_second_escape_out_of_a_screen_cancels_no_trial() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await shows(app, "Esc cancel")
         await pilot.press("d", "escape", "escape")
-        await until(lambda: any(note.message == "press Esc again to cancel the trial" for note in app._notifications))
+        await shows(app, "press Esc again to cancel the trial")
         assert ("cancel_trial",) not in api.calls
         await pilot.press("escape")
         await until(lambda: ("cancel_trial",) in api.calls)

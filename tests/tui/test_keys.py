@@ -14,7 +14,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from gpuconsole.cli import console
-from gpuconsole.session.api import View
+from gpuconsole.session.api import Playback, View
 from gpuconsole.tui import app as app_module
 from gpuconsole.tui import keys
 from gpuconsole.tui.actions import SCREENS
@@ -31,15 +31,15 @@ from tests.tui.test_app import on_screen, shows, text_of
 from tests.tui.test_paint import text
 from tests.waiting import until
 
-SAME = {"choose_previous": "up", "choose_next": "down"}
-"""The suggestions of the main screen are a list too."""
+SAME = {"choose_previous": "up", "choose_next": "down", "group": "first"}
+"""The suggestions of the main screen are a list too. Where a list has groups, `g` means them, and elsewhere the first line, as for many programs."""
 
 
 def test_a_letter_has_one_meaning_everywhere() -> None:
     meanings: dict[str, set[str]] = {}
     for action in keys.ACTIONS:
         for key in action.keys.split(","):
-            if len(key) == 1:
+            if len(key) == 1 and key.isalpha():
                 meanings.setdefault(key, set()).add(SAME.get(action.id, action.id))
     assert {key: found for key, found in meanings.items() if len(found) > 1} == {}
 
@@ -211,16 +211,52 @@ def test_the_palette_works_on_every_screen(screen: str) -> None:
     on_screen(profiled_view(), body)
 
 
-def test_the_palette_has_every_action_that_is_not_a_move_on_every_screen() -> None:
+def test_the_palette_has_every_action_that_can_be_done_now_with_its_key() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        wanted = {action.title for action in [*keys.everywhere(), *keys.on("main")] if action.id != "palette"}
+        every = [
+            action for action in [*keys.everywhere(), *keys.on("main")] if action.id not in ("palette", "choose_previous", "choose_next")
+        ]
+        every = [action for action in every if action.label]
+        now = {f"{action.title}   {action.bar or action.written}" for action in every if action.makes_sense(api.shown)}
+        assert {"Tune   t", "Settings   S", "Try   Enter", "Help   ?"} <= now
         for screen in SCREENS:
             app.actions.open(screen)
             await pilot.pause()
-            found = [command.title for command in app.get_system_commands(app.screen)]
-            assert wanted <= set(found), wanted - set(found)
+            found = {command.title for command in app.get_system_commands(app.screen)}
+            own = {f"{action.title}   {action.bar or action.written}" for action in keys.on(screen)}
+            assert now <= found <= now | own | {"Theme"}, screen
 
     on_screen(profiled_view(), body)
+
+
+def test_the_palette_has_nothing_that_cannot_be_done_now() -> None:
+    def titles(shown: View) -> set[str]:
+        found: set[str] = set()
+
+        async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+            found.update(command.title.partition("   ")[0] for command in app.get_system_commands(app.screen))
+
+        on_screen(shown, body)
+        return found
+
+    nothing, runs, recorded = titles(view()), titles(gpu_view()), titles(gpu_view(recording=True, playback=Playback(15.0, 47.0)))
+    assert {"Scenarios", "Device", "Help", "Quit"} <= nothing
+    assert not nothing & {"Try", "Tune", "Stop", "Take back", "Cancel", "Details", "Settings", "Interrupt the job", "Choose next", "Pause"}
+    assert {"Try", "Tune", "Stop", "Details"} <= runs and not runs & {"Cancel", "Interrupt the job", "Pause"}
+    assert {"Pause", "Details", "Export"} <= recorded and not recorded & {"Scenarios", "Try", "Tune", "Stop", "Record", "Baseline"}
+
+
+def test_the_present_theme_is_marked() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        app.search_themes()
+        await shows(app, "dark   (now)")
+        assert "light" in text_of(app) and "light   (now)" not in text_of(app)
+        await pilot.press(*"light", "enter")
+        await until(lambda: app.theme == "light")
+        app.search_themes()
+        await shows(app, "light   (now)")
+
+    on_screen(gpu_view(), body)
 
 
 @pytest.mark.parametrize("screen", matrix(SCREENS, in_ci=("knobs", "details", "help")))

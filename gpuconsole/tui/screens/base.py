@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from gpuconsole.report.cells import Row
-from gpuconsole.report.page import Lines, text_lines
+from gpuconsole.report.page import Lines, sifted, text_lines
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
@@ -42,6 +42,16 @@ class BackScreen(Screen[None]):
         self._view = api.view()
         self._heading = TitleBar(self.TITLE_TEXT)
         self._key_bar = KeyBar(self.NAME)
+        self._key_bar.offers = self.offers
+
+    def offers(self, action: keys.Action) -> bool:
+        """Whether this screen can do `action` now. What depends on the session alone is in the table of keys."""
+        return True
+
+    def show_keys_of(self, name: str) -> None:
+        """Show the keys of the screen or text field `name` of the table in the key bar."""
+        self._key_bar.screen_name = name
+        self._key_bar.show(self._view)
 
     def on_mount(self) -> None:
         self.show(self.api.view())
@@ -68,14 +78,19 @@ class BackScreen(Screen[None]):
 
 
 class ListScreen(BackScreen):
-    """A heading, a list, and the keys. `FILTER` is the hint in the filter's text field; without a hint there is no filter."""
+    """A heading, a list, and the keys. `FILTER` is the hint in the filter's text field; without a hint there is no filter. `FIELD`: the keys while it is open.
+
+    `SIFTED`: the filter leaves out lines of the list that do not contain its words. Other screens make their lines for a filter.
+    """
 
     FILTER: ClassVar[str] = ""
+    FIELD: ClassVar[str] = "filter"
+    SIFTED: ClassVar[bool] = False
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
         self.needle = ""
-        self.list_zone = ListZone(self.lines, self.on_move, self.on_choose)
+        self.list_zone = ListZone(self._sifted_lines if self.SIFTED else self.lines, self.on_move, self.on_choose)
         self._filter = Input(placeholder=self.FILTER, compact=True, id="filter")
         self._filter.display = False
 
@@ -99,6 +114,10 @@ class ListScreen(BackScreen):
     def lines(self, width: int, height: int) -> Lines:
         """The content of the list for the present state and filter."""
         raise NotImplementedError
+
+    def _sifted_lines(self, width: int, height: int) -> Lines:
+        lines = self.lines(width, height)
+        return sifted(lines, self.needle, width) if self.needle else lines
 
     def summary(self) -> str:
         """The line in the heading."""
@@ -143,6 +162,15 @@ class ListScreen(BackScreen):
     def action_filter(self) -> None:
         self._filter.display = True
         self.set_focus(self._filter)
+        self.show_keys_of(self.FIELD)
+
+    async def action_accept(self) -> None:
+        """A click on this key in the bar; the key itself goes into the text field."""
+        if isinstance(self.focused, Input):
+            await self.focused.action_submit()
+
+    def action_discard(self) -> None:
+        self.action_back()
 
     def action_back(self) -> None:
         """Clear the filter first, then leave the screen."""
@@ -165,11 +193,15 @@ class ListScreen(BackScreen):
     def _close_filter(self) -> None:
         self._filter.display = False
         self.set_focus(None)
+        self.show_keys_of(self.NAME)
         self.show(self._view)
 
 
 class PageScreen(ListScreen):
     """A page of text that scrolls. `paint` draws all rows from a state."""
+
+    FILTER = "only lines with these words"
+    SIFTED = True
 
     def paint(self, view: View, width: int) -> list[Row]:
         raise NotImplementedError

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from textual.widget import Widget
+from textual.widgets import Input
 
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.model.text import plain
@@ -18,16 +20,19 @@ from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import FAR, ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
+DIGITS_S = 1.0
+"""The longest time between two digits of one number."""
 TALL = 20
 """From so many rows on, the history of the selected metric is drawn too."""
 
 
 class DeviceScreen(ListScreen):
-    """The selection keeps its metric: the same metric is selected on the next device."""
+    """The selection keeps its metric: the same metric is selected on the next device. A device is chosen by left and right, by the digits of its number, or by
+    its name in the filter."""
 
     NAME = "device"
     TITLE_TEXT = "Devices and metrics"
-    FILTER = "part of a metric's name or meaning"
+    FILTER = "a device such as gpu:40, or part of a metric's name or meaning"
     DEFAULT_CSS = """
     #places { height: 2; }
     #metric { height: 4; }
@@ -35,7 +40,9 @@ class DeviceScreen(ListScreen):
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
-        self._place = self._view.device
+        self._place = self._before_filter = self._view.device
+        self._digits, self._digit_s = "", 0.0
+        """The digits typed so far of a GPU's number, and when the last was typed."""
         self._items: list[Item] = []
         self._places = DrawnZone(lambda width, height: fill([paint_places(self._view, self._place, width)], width, height), id="places")
         self._metric = DrawnZone(self._paint_metric, id="metric")
@@ -47,9 +54,10 @@ class DeviceScreen(ListScreen):
         return (self._metric,)
 
     def lines(self, width: int, height: int) -> Lines:
-        self._items = items = device_items(self._view, self._place, self.needle, width)
+        needle = self._metric_words
+        self._items = items = device_items(self._view, self._place, needle, width)
         if not items:
-            return text_lines([line(width, f"No metric of {self._place} has {self.needle!r} in its name or meaning; escape shows all.")])
+            return text_lines([line(width, f"No metric of {self._place} has {needle!r} in its name or meaning; escape shows all.")])
         return Lines(
             [item.name if item.selectable else None for item in items],
             lambda n, selected: paint_item(self._view, items[n], width, selected),
@@ -89,10 +97,13 @@ class DeviceScreen(ListScreen):
         names = places(self._view)
         if names:
             at = names.index(self._place) if self._place in names else 0
-            self._place = names[(at + step) % len(names)]
-            if self.list_zone.selected not in self.lines(self.size.width, self.size.height).keys:
-                self.list_zone.select_first()
-            self.show(self._view)
+            self._go_to(names[(at + step) % len(names)])
+
+    def _go_to(self, place: str) -> None:
+        self._place = place
+        if self.list_zone.selected not in self.lines(self.size.width, self.size.height).keys:
+            self.list_zone.select_first()
+        self.show(self._view)
 
     def action_previous_device(self) -> None:
         self._choose_device(-1)
@@ -100,12 +111,56 @@ class DeviceScreen(ListScreen):
     def action_next_device(self) -> None:
         self._choose_device(1)
 
+    def action_device_number(self, digit: str) -> None:
+        """The GPU of this number; a second digit soon after the first makes a number of two."""
+        now = time.monotonic()
+        typed = self._digits if now - self._digit_s < DIGITS_S else ""
+        names = places(self._view)
+        for digits in dict.fromkeys((typed + digit, digit)):
+            if f"gpu:{digits}" in names:
+                self._digits, self._digit_s = digits, now
+                self._go_to(f"gpu:{digits}")
+                return
+        self._digits, self._digit_s = typed + digit, now  # gpu:1 may be missing where gpu:10 is there
+        self.actions.report(f"there is no gpu:{typed + digit}", topic="device")
+
+    # --- the filter -----------------------------------------------------------------------------------------
+
+    @property
+    def _metric_words(self) -> str:
+        """The words of the filter that are no device."""
+        names = places(self._view)
+        return " ".join(word for word in self.needle.split() if not _named(word, names))
+
+    def action_filter(self) -> None:
+        self._before_filter = self._place
+        super().action_filter()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """A word that names a device chooses it, as long as the word is there."""
+        names = places(self._view)
+        chosen = [word for word in event.value.split() if word in names]
+        self._place = chosen[-1] if chosen else self._before_filter
+        super().on_input_changed(event)
+
+    def _close_filter(self) -> None:
+        """The device stays chosen, and its name leaves the filter."""
+        self.needle = self._metric_words
+        super()._close_filter()
+
+
+def _named(word: str, names: Sequence[str]) -> bool:
+    """Whether `word` is a device, or the beginning of one such as `gpu:` that no metric has."""
+    return word in names or (":" in word and any(name.startswith(word) for name in names))
+
 
 class TopologyScreen(ListScreen):
     """Equal GPUs are folded into groups where the matrix does not fit, until the user decides."""
 
     NAME = "topology"
     TITLE_TEXT = "Links"
+    FILTER = "only rows with these words"
+    SIFTED = True
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from textual.containers import Horizontal
 from textual.widget import Widget
 from textual.widgets import Input
 
@@ -15,10 +16,16 @@ from gpuconsole.model.knobs.knob import APPLY
 from gpuconsole.model.text import cell_width, clean
 from gpuconsole.report.cells import Row, blank, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, text_lines
-from gpuconsole.session.api import SessionApi, View
+from gpuconsole.session import facts
+from gpuconsole.session.api import A_RECORDING, SessionApi, View
+from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
+from gpuconsole.tui.widgets.bars import DrawnZone
 
+FIELD = 24
+"""Cells of the text field where what is allowed stands beside it."""
+GAP = 3
 MOST_VALUE = 30
 APPLIES = 10
 EFFECT = 16
@@ -33,11 +40,16 @@ NOT_YET = "The settings of the job are known after its first steps."
 
 
 class KnobsScreen(ListScreen):
-    """Edited values wait until they are applied, tried or forgotten."""
+    """Edited values wait until they are applied, tried or forgotten. While a value is typed, its name stands before the text field; what is allowed, or what is
+    wrong, stands beside the field, or below it where there is no room."""
 
     NAME = "knobs"
     TITLE_TEXT = "Settings"
     FILTER = "filter"
+    DEFAULT_CSS = """
+    #edit { height: 1; }
+    #named, #beside, #under { height: 1; }
+    """
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)
@@ -45,11 +57,14 @@ class KnobsScreen(ListScreen):
         self._edited = ""
         """The knob whose value is being typed; empty while none is. Its row may leave the list meanwhile, and another row is selected then."""
         self._input = Input(compact=True, id="value")
-        self._input.display = False
-        self._message = ("", "")
+        self._note = ("", "")
+        self._named = DrawnZone(lambda width, height: [line(width, (f"{self._edited} = ", "title"))], id="named")
+        self._beside, self._under = DrawnZone(self._paint_note, id="beside"), DrawnZone(self._paint_note, id="under")
+        self._edit = Horizontal(self._named, self._input, self._beside, id="edit")
+        self._edit.display = self._under.display = False
 
     def below(self) -> Iterable[Widget]:
-        return (self._input,)
+        return self._edit, self._under
 
     def lines(self, width: int, height: int) -> Lines:
         return knob_lines(self._state, width, height)
@@ -66,19 +81,27 @@ class KnobsScreen(ListScreen):
         """Empty where no knob is shown."""
         return str(self.list_zone.selected or "")
 
+    def offers(self, action: keys.Action) -> bool:
+        match action.id:
+            case "apply" | "prove":
+                return bool(self._pending)
+            case "forget":
+                return self._selected in self._pending
+            case "edit":
+                return self._selected in CATALOGUE
+        return True
+
     def show(self, view: View) -> None:
         """New values. An edited value waits until it is in force."""
         values = view.run.settings if view.run is not None else {}
         self._pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
         if self._edited:
             self.list_zone.select(self._edited)
+            self._place_note()
         super().show(view)
 
     def show_summary(self) -> None:
-        """While a value is edited, what is allowed or wrong stays in the heading."""
-        if self._message[0]:
-            self._heading.say(*self._message)
-        elif self._pending:
+        if self._pending and not self._edited:
             effect = self._view.run.effect(self._pending) if self._view.run is not None else ""
             label = f" ({effect})" if effect else ""
             self._heading.say(f"{describe_changes(self._pending, self._state.values)}{label}: a applies, v tries", "accent")
@@ -90,30 +113,57 @@ class KnobsScreen(ListScreen):
         changed = sum(map(state.is_own, state.values))
         return f"{changed} set, {len(state.values) - changed} at their default" if state.values else ""
 
-    def _say(self, text: str, style: str = "dim") -> None:
-        """A line that stays in the heading until the next key."""
-        self._message = text, style
-        self.show_summary()
+    def on_move(self) -> None:
+        super().on_move()
+        self._key_bar.show(self._view)  # what can be forgotten or edited depends on the selected row
 
     # --- editing --------------------------------------------------------------------------------------------
 
     def on_choose(self) -> None:
         self.action_edit()
 
-    def on_move(self) -> None:
-        if not self._edited:
-            self._message = ("", "")
-        super().on_move()
-
     def action_edit(self) -> None:
-        if self._selected not in CATALOGUE:
+        if self._selected not in CATALOGUE or not self._may_change():
             return
         knob = CATALOGUE[self._selected]
-        self._say(f"{knob.name}: {knob.allowed()}; enter takes the value, escape does not")
         self._edited = knob.name
+        self._named.styles.width = cell_width(knob.name) + len(" = ")
+        self._named.repaint()
         self._input.value = show(self._pending.get(knob.name, self._state.values[knob.name]))
-        self._input.display = self.list_zone.locked = True
+        self._edit.display = self.list_zone.locked = True
+        self._say(f"allowed: {knob.allowed()}", "dim")
         self.set_focus(self._input)
+        self.show_keys_of("value")
+        self.show_summary()
+
+    def _may_change(self) -> bool:
+        """Whether a change could be made now; otherwise the reason is reported."""
+        if facts.active(self._view) and not self._view.recording:
+            return True
+        self.actions.report(A_RECORDING if self._view.recording else "the run has ended: its settings cannot be changed")
+        return False
+
+    def _say(self, text: str, style: str) -> None:
+        """Show a note about the value that is typed."""
+        self._note = text, style
+        self._place_note()
+
+    def _place_note(self) -> None:
+        room = self.size.width - cell_width(self._edited) - len(" = ") - FIELD - GAP
+        is_beside = cell_width(self._note[0]) <= room
+        self._input.styles.width = FIELD if is_beside else "1fr"
+        self._beside.display, self._under.display = is_beside, not is_beside
+        self._beside.repaint()
+        self._under.repaint()
+
+    def _paint_note(self, width: int, height: int) -> list[Row]:
+        return [line(width, (" " * GAP if self._beside.display else "", ""), self._note)]
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input is not self._input:
+            super().on_input_changed(event)
+        elif self._edited in CATALOGUE and self._note[1] == "alert":
+            self._say(f"allowed: {CATALOGUE[self._edited].allowed()}", "dim")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input is not self._input:
@@ -121,12 +171,12 @@ class KnobsScreen(ListScreen):
             return
         name, values = self._edited, self._state.values
         if name not in values:
-            self._say(f"{name}: the run has no such setting now; escape ends the edit", "alert")
+            self._say("the run has no such setting now", "alert")
             return
         try:
             value = CATALOGUE[name].parse(event.value.strip())
         except KnobError as error:
-            self._say(str(error), "alert")
+            self._say(str(error).removeprefix(f"{name}: "), "alert")
             return
         self._pending.pop(name, None)
         if value != values[name]:
@@ -134,13 +184,14 @@ class KnobsScreen(ListScreen):
         self._end_edit()
 
     def _end_edit(self) -> None:
-        self._input.display = self.list_zone.locked = False
-        self._message, self._edited = ("", ""), ""
+        self._edit.display = self._under.display = self.list_zone.locked = False
+        self._edited, self._note = "", ("", "")
         self.set_focus(None)
+        self.show_keys_of(self.NAME)
         self.show(self._view)
 
     def action_back(self) -> None:
-        if self._input.display:
+        if self._edited:
             self._end_edit()
         else:
             super().action_back()
@@ -159,8 +210,10 @@ class KnobsScreen(ListScreen):
             self.actions.try_change(dict(self._pending), None)
 
     def _has_changes(self) -> bool:
+        if not self._may_change():
+            return False
         if not self._pending:
-            self._say("nothing was changed yet: enter edits the selected value")
+            self.actions.report(f"nothing was changed yet: {keys.written()['edit']} edits the selected value")
         return bool(self._pending)
 
 

@@ -20,7 +20,7 @@ from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.steady import Steady
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
-from gpuconsole.tui.widgets.layout import Needs, Plan, plan
+from gpuconsole.tui.widgets.layout import Needs, Plan, leave_room, plan
 from gpuconsole.tui.widgets.live import (
     AnswerZone,
     CausesZone,
@@ -144,6 +144,7 @@ class MainScreen(Screen[None]):
             trial=trial_rows(facts.shown_trial(view)),
         )
         new = plan(self.size.width, self.size.height + 1 - self._key_bar.rows_for(view) - bool(view.remote), needs)
+        new = leave_room(new, self._key_bar.extra_rows(view))
         if new == self._plan:
             return
         self._plan = new

@@ -75,6 +75,7 @@ class OutputScreen(ListScreen):
         if self.api.job is not None and not self.api.job.ended:
             self._typed.display = True
             self.set_focus(self._typed)
+            self.show_keys_of("line")
 
     def action_back(self) -> None:
         if self._typed.display:
@@ -93,3 +94,4 @@ class OutputScreen(ListScreen):
         self._typed.value = ""
         self._typed.display = False
         self.set_focus(None)
+        self.show_keys_of(self.NAME)

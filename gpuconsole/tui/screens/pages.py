@@ -109,6 +109,8 @@ class ModelsScreen(ListScreen):
 
     NAME = "models"
     TITLE_TEXT = "Models and measurement"
+    FILTER = "only rows with these words"
+    SIFTED = True
 
     def lines(self, width: int, height: int) -> Lines:
         return model_lines(self._view, width, height)
@@ -150,10 +152,12 @@ READING = (
 _SCREENS = (
     ("machine", "While nothing runs"), ("scenarios", "On the scenario list"), ("knobs", "On the settings screen"), ("processes", "On the processes screen"),
     ("device", "On the device screen"), ("topology", "On the links screen"), ("profile", "On the profile screen"), ("tuning", "On the tuning screen"),
-    ("output", "On the output screen"), ("leave_job", "On a question about your own job"),
+    ("output", "On the output screen"), ("leave_job", "On a question about your own job"), ("value", "While a value is edited"), ("filter", "While a filter is typed"),
+    ("line", "While a line for the job is typed"),
 )  # fmt: skip
 _MOVES = (
-    ("arrows, pgup, ...", "Move in a list or a page, as the mouse wheel does. Esc: back, also out of a text field or a filter."),
+    ("arrows, j, k, Tab", "Move in the findings, a list or a page. g, G: the first and the last line; in some lists, g groups."),
+    ("/, Esc", "Only lines with the words typed. Esc: back, also out of a text field or a filter."),
     ("click", "Press a key in the bar, select a line or a finding, or open the history of a metric. Shift and drag: select text."),
 )  # fmt: skip
 
@@ -163,20 +167,21 @@ def paint_help(width: int) -> list[Row]:
     column = 20 if width >= 60 else 12
     rows = paragraph("Run a job, see where its time goes, change one setting, and measure whether the change helped.", width)
     rows += [blank(width), heading("Keys", width)]
+    replay = keys.of_replay()
     for action in keys.ACTIONS:
-        if not action.screens or "main" in action.screens:
+        if (not action.screens or "main" in action.screens) and action not in replay and action.id not in _MOVE_IDS:
             rows += labelled(f"  {action.written}", action.help, width, column)
     for written, text in _MOVES:
         rows += labelled(f"  {written}", text, width, column)
     rows += [blank(width), heading("Reading the screen", width)]
     for word, text in READING:
         rows += labelled(f"  {word}", text, width, column)
-    for screen, title in _SCREENS:
+    for title, actions in [("On the main screen of a recording", replay), *((title, keys.on(screen)) for screen, title in _SCREENS)]:
         rows += [blank(width), heading(title, width)]
-        for action in keys.on(screen):
+        for action in actions:
             if action.id not in _MOVE_IDS:
                 rows += labelled(f"  {action.written}", action.help, width, column)
     return rows
 
 
-_MOVE_IDS = ("up", "down", "page_up", "page_down", "first", "last", "back")
+_MOVE_IDS = ("choose_previous", "choose_next", "up", "down", "page_up", "page_down", "first", "last", "back")

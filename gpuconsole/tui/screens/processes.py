@@ -89,6 +89,8 @@ class ProcessesScreen(ListScreen):
         self.show(self._view)
 
     def _sort(self, step: int) -> None:
+        if self._inspected is not None:  # the list is hidden
+            return
         columns = list(ORDERS)
         self._choose(sort=columns[(columns.index(self._choice.sort) + step) % len(columns)], reverse=False)
 
@@ -99,10 +101,19 @@ class ProcessesScreen(ListScreen):
         self._sort(1)
 
     def action_reverse(self) -> None:
-        self._choose(reverse=not self._choice.reverse)
+        if self._inspected is None:
+            self._choose(reverse=not self._choice.reverse)
 
     def action_group(self) -> None:
-        self._choose(tree=not self._choice.tree)
+        """On the page of one process, which has no groups, the key means the first line as elsewhere."""
+        if self._inspected is None:
+            self._choose(tree=not self._choice.tree)
+        else:
+            self.action_first()
+
+    def action_filter(self) -> None:
+        if self._inspected is None:
+            super().action_filter()
 
     def on_choose(self) -> None:
         self.action_inspect()
@@ -115,7 +126,7 @@ class ProcessesScreen(ListScreen):
     def _show_page_of(self, process: Process | None) -> None:
         """One process in full; None: the table again."""
         self._inspected = process
-        self._key_bar.screen_name = "process" if process else self.NAME
+        self.show_keys_of("process" if process else self.NAME)
         self.list_zone.scroll_to_start()
         self.show(self._view)
 

@@ -37,6 +37,7 @@ class ScenariosScreen(ListScreen):
     NAME = "scenarios"
     TITLE_TEXT = "Scenarios"
     FILTER = "filter"
+    FIELD = "choice"
 
     def __init__(self, api: SessionApi, actions: Requests) -> None:
         super().__init__(api, actions)

@@ -9,18 +9,19 @@ from textual import events
 
 from gpuconsole.model.installation import install_command
 from gpuconsole.model.text import cell_width
-from gpuconsole.report.cells import Row, Segment, line, spread
+from gpuconsole.report.cells import Row, Segment, fill, line, spread
 from gpuconsole.report.screen.answer import STEPS, guide, narrate
 from gpuconsole.session.api import View
 from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.tui import keys
+from gpuconsole.tui.messages import Messages
+from gpuconsole.tui.widgets.header import replay_mark
 from gpuconsole.tui.widgets.live import Zone
 
 GAP = 3
 """Cells between two keys."""
 Place = tuple[int, int, keys.Action]
 """The first cell, the cell after the last, and the action."""
-REPLAY: Segment = (" REPLAY ", "mark")
 GUIDED = ("main", "machine", "scenarios")
 """The screens with a hint line during the first steps of a session."""
 TITLE = "step {} of {}  "
@@ -42,17 +43,27 @@ class KeyBar(Zone):
     def __init__(self, screen: str) -> None:
         super().__init__()
         self.screen_name = screen
+        self.offers: Callable[[keys.Action], bool] = lambda action: True
+        """Whether the screen can do an action now. What depends on the session alone is in the table of keys."""
         self._view: View | None = None
         self._places: list[Place] = []
 
     def show(self, view: View) -> None:
         self._view = view
-        self.styles.height = self.rows_for(view)
+        self.styles.height = self.rows_for(view) + self.extra_rows(view)
         self.repaint()
 
     def rows_for(self, view: View) -> int:
-        """The rows that the bar takes in this state."""
+        """The rows of the keys, with the hint above them."""
         return 2 if self._hint(view, self.size.width)[0] else 1
+
+    def extra_rows(self, view: View) -> int:
+        """The further rows that messages take for their seconds: the first stands in the place of the hint."""
+        return max(0, 1 + len(self._messages(self.size.width)) - self.rows_for(view))
+
+    def _messages(self, width: int) -> list[Row]:
+        messages: Messages | None = getattr(self.app, "messages", None)
+        return messages.rows(width, self.app.size.height) if messages is not None else []
 
     def _hint(self, view: View, width: int) -> tuple[int, str]:
         if self.screen_name not in GUIDED:
@@ -65,21 +76,20 @@ class KeyBar(Zone):
     def paint(self, width: int, height: int) -> list[Row]:
         if self._view is None:
             return []
+        left, right = keys.bar(self.screen_name, self._view)
+        row, self._places = paint_keys([action for action in left if self.offers(action)], right, width)
         step, text = self._hint(self._view, width)
-        hint = [line(width, (TITLE.format(step, STEPS), "key"), text)] if step and height > 1 else []
-        row, self._places = paint_keys(*keys.bar(self.screen_name, self._view), width)
-        return [*hint, row]
+        hint = [line(width, (TITLE.format(step, STEPS), "key"), text)] if step else []
+        above = self._messages(width) or hint
+        return fill([*above[: height - 1]], width, height - 1) + [row]
 
     async def on_click(self, event: events.Click) -> None:
         """A click presses the key that is written there."""
         pressed = next((action for start, end, action in self._places if start <= event.x < end), None)
         if pressed is None or event.y != self.content_size.height - 1:
             return
-        if pressed.screens:
-            is_of_screen = hasattr(self.screen, f"action_{pressed.id}")
-            await self.app.run_action(pressed.id, self.screen if is_of_screen else self.screen.focused)
-        else:
-            await self.app.run_action(f"app.do('{pressed.id}')")
+        receiver = self.screen if pressed.of_app or not pressed.screens or hasattr(self.screen, f"action_{pressed.id}") else self.screen.focused
+        await self.app.run_action(pressed.command, receiver)
 
 
 def paint_keys(left: Sequence[keys.Action], right: Sequence[keys.Action], width: int) -> tuple[Row, list[Place]]:
@@ -120,12 +130,12 @@ class TitleBar(Zone):
         self._title = title
         self._message = ""
         self._style = "dim"
-        self._recorded = False
+        self._replay: list[Segment] = []
 
     def show(self, view: View) -> None:
         """On a recording, the heading says so."""
-        if view.recording != self._recorded:
-            self._recorded = view.recording
+        if (replay := replay_mark(view)) != self._replay:
+            self._replay = replay
             self.repaint()
 
     def say(self, message: str, style: str = "dim") -> None:
@@ -137,7 +147,7 @@ class TitleBar(Zone):
             spread(
                 width,
                 [(self._title, "heading"), ("   ", ""), (self._message, self._style)],
-                [(" ", ""), REPLAY] if self._recorded else [],
+                [(" ", ""), *self._replay] if self._replay else [],
             ),
             line(width),
         ]

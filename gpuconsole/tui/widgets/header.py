@@ -38,7 +38,7 @@ def _devices(view: View) -> list[Device]:
 
 def _title(view: View, width: int) -> Row:
     """Program, host and device at the left, the run and its throughput at the right. What matters least is left out first."""
-    left: list[list[Segment]] = [[("gpuconsole", "title"), *([("  ", ""), (" REPLAY ", "mark")] if view.recording else [])]]
+    left: list[list[Segment]] = [[("gpuconsole", "title"), *([("  ", ""), *replay_mark(view)] if view.recording else [])]]
     right = [_trouble(view) or _activity(view)]
     room = width - 1 - row_width(line_of(left[0])) - row_width(line_of(right[0]))
     no_gpu = not any(device.is_gpu for device in view.devices)
@@ -52,6 +52,19 @@ def _title(view: View, width: int) -> Row:
     if device in left and host in left:
         left = [left[0], host, device]
     return spread(width, [part for parts in left for part in parts], [(" ", ""), *(part for parts in right for part in parts)])
+
+
+def replay_mark(view: View) -> list[Segment]:
+    """That a recording is shown: which moment of it, how fast where it is not the speed of the session, or that it is paused."""
+    if not view.recording:
+        return []
+    playback = view.playback
+    if playback is None:
+        return [(" REPLAY ", "mark")]
+    mark: Segment = (f" REPLAY {units.clock(playback.at_s)} of {units.clock(playback.length_s)} ", "mark")
+    if playback.paused:
+        return [mark, (" paused", "title")]
+    return [mark, (f" {playback.speed:g}x", "title")] if playback.speed != 1 else [mark]
 
 
 def _device_name(view: View) -> str:

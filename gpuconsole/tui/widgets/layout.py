@@ -7,6 +7,8 @@ from typing import NamedTuple
 ANSWER = 2
 LEAST_BAND = 12
 """Two rows for the box of the devices, a row for each of its metrics, and a gap."""
+LEAST_CHART = 5
+LEAST_CAUSES = 2
 LEGEND_IN_A_ROW = 160
 """From this width on, the legend of the step takes one row."""
 
@@ -70,3 +72,10 @@ def _wide(width: int, left: int, needs: Needs, rest: Plan) -> Plan:
     tried = min(needs.tried + 2, left * 3 // 10)
     band = max(LEAST_BAND, min(needs.causes + tried, left * 3 // 5))
     return rest._replace(chart=left - band, devices=band, causes=band - tried, tried=tried, side=width - width // 2)
+
+
+def leave_room(plan: Plan, rows: int) -> Plan:
+    """The same zones with `rows` less, for a message of some seconds. Where no zone can spare them, the lowest rows of the screen are covered."""
+    if plan.chart - rows >= LEAST_CHART:
+        return plan._replace(chart=plan.chart - rows)
+    return plan._replace(causes=plan.causes - rows) if plan.causes - rows >= LEAST_CAUSES else plan
