@@ -213,6 +213,7 @@ class FakeSession:
     def __init__(self, shown: View) -> None:
         self.shown = shown
         self.job = None
+        self.player = None
         self.remote = FakeRemote(self)
         self.calls: list[tuple[object, ...]] = []
         self.error = self.recording_lost = ""

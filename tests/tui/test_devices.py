@@ -18,6 +18,7 @@ from gpuconsole.report.machine.devices import (
 )
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.screens import device
 from gpuconsole.tui.screens.device import DeviceScreen
 from tests.tui.fake_gpu_box import HOSTILE, BoxSession, assert_exact, box, on_box, paint_devices, text
 from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, view
@@ -144,8 +145,10 @@ def test_places_in_order_and_the_chosen_one_in_sight() -> None:
 
 
 def test_filter_is_by_name_or_meaning() -> None:
-    found = [item.metric.name for item in device_items(BOX, "gpu:0", "Throttle heat", 120) if item.metric]
-    assert not found
+    for needle in ("throt", "throttle"):
+        found = [item.metric.name for item in device_items(BOX, "gpu:0", needle, 120) if item.metric]
+        assert {"gpu.clocks_hw_thermal", "gpu.clocks_power_cap", "gpu.thermal_time_ratio"} <= set(found) and "gpu.sm_clock_hz" not in found
+    assert not [item for item in device_items(BOX, "gpu:0", "throttle memory_total", 120) if item.metric]
     found = [item.metric.name for item in device_items(BOX, "gpu:0", "heat CLOCKS", 120) if item.metric]
     assert "gpu.hw_thermal_time_ratio" in found and "gpu.power_w" not in found
     assert text(paint_devices(BOX, 120, "gpu:0", "sm_active")).split()[:2] == ["activity", "gpu.sm_active_ratio"]
@@ -241,3 +244,61 @@ def test_a_device_that_goes_is_left() -> None:
         await pilot.pause()
 
     on_box(box(8), DeviceScreen, body)
+
+
+def shown_place(app: ConsoleApp) -> str:
+    screen = app.screen
+    assert isinstance(screen, DeviceScreen)
+    return screen._place
+
+
+def test_digits_choose_a_gpu() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await shows(app, "0-9 number")
+        await pilot.press("4", "0")
+        await shows(app, " gpu:40 ")
+        assert shown_place(app) == "gpu:40"
+        await pilot.press("7")  # there is no gpu:407
+        await until(lambda: shown_place(app) == "gpu:7")
+        await pilot.press("7")  # nor a gpu:77
+        await pilot.press("left")
+        await until(lambda: shown_place(app) == "gpu:6")
+
+    on_box(box(64), DeviceScreen, body)
+
+
+def test_digits_of_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "DIGITS_S", 0.0)
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await pilot.press("1", "0")  # too slow for a number of two digits
+        await until(lambda: shown_place(app) == "gpu:0")
+        await pilot.press("9")
+        await shows(app, "there is no gpu:9")
+        assert shown_place(app) == "gpu:0"
+
+    on_box(box(8), DeviceScreen, body)
+
+
+def test_the_filter_finds_a_device_by_its_name() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await pilot.press("slash", *"gpu:4")
+        await until(lambda: shown_place(app) == "gpu:4")
+        await pilot.press("0")
+        await until(lambda: shown_place(app) == "gpu:40")
+        await shows(app, "gpu.sm_active_ratio")
+        await pilot.press("space", *"power")
+        await until(lambda: "gpu.sm_active_ratio" not in text_of(app) and "gpu.power_w" in text_of(app))
+        await pilot.press("enter")
+        await shows(app, "filter: power")
+        await pilot.press("right")
+        await until(lambda: shown_place(app) == "gpu:41")
+        await pilot.press("slash", "end", "s")  # the name of gpu:40 is no longer in the field
+        await shows(app, "No metric of gpu:41 has 'powers'")
+        await pilot.press(*(["backspace"] * 6), *"gpu:5", "backspace", "backspace", "x")  # no device: the one before the filter
+        await until(lambda: shown_place(app) == "gpu:41")
+        await pilot.press("escape")
+        await shows(app, "gpu.sm_active_ratio")
+        assert shown_place(app) == "gpu:41"
+
+    on_box(box(64), DeviceScreen, body)

@@ -432,3 +432,18 @@ def test_a_title_leaves_out_the_folder_of_the_program() -> None:
     assert title(RANK_0, 30) == "python train.py --config confi…"[:29] + "…"
     assert title(Process(1, "gpu:0", name="only a name"), 30) == "only a name"
     assert title(Process(1, "gpu:0", command="[/b] a/b c"), 30) == "[/b] a/b c"
+
+
+@pytest.mark.parametrize("key", ["left", "right", "R", "g", "slash"])
+def test_on_the_page_of_one_process_the_hidden_list_stays_as_it_is(key: str) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await shows(app, "by memory")
+        before = text_of(app)
+        await pilot.press("enter")
+        await shows(app, "uid 1000")
+        await pilot.press(key)
+        assert "uid 1000" in text_of(app)
+        await pilot.press("escape")
+        await until(lambda: text_of(app) == before)
+
+    on_box(box(8), ProcessesScreen, body)

@@ -145,7 +145,8 @@ class DeviceScreen(ListScreen):
 
     def _close_filter(self) -> None:
         """The device stays chosen, and its name leaves the filter."""
-        self.needle = self._metric_words
+        self._before_filter = self._place
+        self._filter.value = self.needle = self._metric_words
         super()._close_filter()
 
 

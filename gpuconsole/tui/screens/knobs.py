@@ -23,7 +23,7 @@ from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
-FIELD = 24
+FIELD = 20
 """Cells of the text field where what is allowed stands beside it."""
 GAP = 3
 MOST_VALUE = 30

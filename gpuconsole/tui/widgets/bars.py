@@ -81,7 +81,7 @@ class KeyBar(Zone):
         step, text = self._hint(self._view, width)
         hint = [line(width, (TITLE.format(step, STEPS), "key"), text)] if step else []
         above = self._messages(width) or hint
-        return fill([*above[: height - 1]], width, height - 1) + [row]
+        return [*fill(above[: height - 1], width, height - 1), row]
 
     async def on_click(self, event: events.Click) -> None:
         """A click presses the key that is written there."""
@@ -103,7 +103,7 @@ def paint_keys(left: Sequence[keys.Action], right: Sequence[keys.Action], width:
         segments += [*_written(action), (" " * GAP, "")]
         places.append((x, x + _need(action), action))
         x += _need(action) + GAP
-    start = max(x, width - sum(_need(action) + GAP for action in right) + GAP)
+    start = max(x, width - sum(_need(action) + GAP for action in right) + GAP) if right else x
     segments.append((" " * (start - x), ""))
     for action in right:
         segments += [*_written(action), (" " * GAP, "")]

@@ -38,8 +38,11 @@ def _devices(view: View) -> list[Device]:
 
 def _title(view: View, width: int) -> Row:
     """Program, host and device at the left, the run and its throughput at the right. What matters least is left out first."""
-    left: list[list[Segment]] = [[("gpuconsole", "title"), *([("  ", ""), *replay_mark(view)] if view.recording else [])]]
     right = [_trouble(view) or _activity(view)]
+    replay = replay_mark(view)
+    named: list[Segment] = [("gpuconsole", "title"), *([("  ", "")] if replay else []), *replay]
+    fits = not replay or row_width(line_of(named)) + 1 + row_width(line_of(right[0])) <= width
+    left: list[list[Segment]] = [named if fits else replay]
     room = width - 1 - row_width(line_of(left[0])) - row_width(line_of(right[0]))
     no_gpu = not any(device.is_gpu for device in view.devices)
     device, host = [(f"   {_device_name(view)}", "dim")], [(f"   {view.environment.host}", "dim")]
