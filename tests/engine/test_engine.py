@@ -187,10 +187,12 @@ def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_no
             await engine.set_knobs({"batch_size": 2})
         with pytest.raises(SessionError, match="needs a restart"):
             await engine.set_knobs({"n_layer": 2})
+        assert engine.view().undo == {}
         await engine.set_knobs({"batch_size": 4})
         run = engine.view().run
         assert run is not None
         assert (run.id, run.knobs["batch_size"], run.changes) == ("2", 4, {"batch_size": 4})
+        assert engine.view().undo == {"batch_size": 2} and run.at_step > 0
         await until(lambda: engine.view().running_s > 1)
         await engine.stop()
         engine.export(tmp_path / "live.json")

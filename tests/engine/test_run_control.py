@@ -352,6 +352,25 @@ def test_a_win_that_was_only_measured_is_kept_afterwards_while_the_settings_are_
     with_control(play, worker)
 
 
+def test_a_change_by_hand_is_taken_back_too_and_then_there_is_nothing_to_take_back() -> None:
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        assert control.undo == {}
+        await control.set_knobs({"batch_size": 16})
+        await control.set_knobs({"log_every": 7})
+        assert control.undo == {"log_every": state.records[0].run.knobs["log_every"]}
+        await control.revert()
+        assert control.undo == {"batch_size": 8}
+        await control.revert()
+        assert control.undo == {} and state.records[-1].run.knobs["batch_size"] == 8
+        with pytest.raises(SessionError, match="nothing to revert"):
+            await control.revert()
+        await control.set_knobs({"batch_size": 16})
+        await control.end_run("stopped")
+        assert control.undo == {}, "nothing runs that could be changed"
+
+    with_control(play, FakeWorker())
+
+
 class HangingWorker(FakeWorker):
     """Answers nothing after `answers` changes and pauses, until it is released."""
 

@@ -43,7 +43,7 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
                 break
         terminal.wait_for("kept", timeout_s=60)
         terminal.press("u")
-        terminal.wait_for("reverted the last kept change", timeout_s=20)
+        terminal.wait_for("log_every 20 -> 1: change taken back at step", timeout_s=20)
         terminal.press("e")
         wait_until(lambda: list(tmp_path.glob("gpuconsole-*.json")), 10, "the snapshot")
         terminal.press("q")
@@ -157,6 +157,20 @@ def test_the_demo_is_marked_as_a_recording_on_every_screen(tmp_path: Path) -> No
         terminal.press("q", "q")
         assert terminal.wait_exit() == 0
     assert RESTORED in terminal.raw and not list(tmp_path.iterdir())
+
+
+def test_a_recording_is_paused_and_sought_by_keys(tmp_path: Path) -> None:
+    with Terminal("--demo", cwd=tmp_path) as terminal:
+        terminal.wait_for("REPLAY 00:0", "space pause", timeout_s=20)
+        terminal.press(" ", "9")
+        terminal.wait_for("REPLAY 00:35 of 00:38  paused", "faster: kept")
+        terminal.press("\x1b[D", "2")
+        terminal.wait_for("REPLAY 00:07 of 00:38  paused")
+        terminal.wait_gone("faster: kept")
+        terminal.press("+", " ")
+        terminal.wait_for("  2x")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
 
 
 def test_keys_of_the_configuration_file(tmp_path: Path) -> None:

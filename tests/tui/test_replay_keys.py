@@ -32,6 +32,7 @@ def replayed(body: Body, size: tuple[int, int] = (120, 40), speed: float = 1.0) 
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await body(app, pilot, replay)
+            await replay.close()
 
     asyncio.run(run())
 

@@ -176,7 +176,7 @@ class ListScreen(BackScreen):
         """Clear the filter first, then leave the screen."""
         if self._filter.display or self.needle:
             self._filter.value = self.needle = ""
-            self._close_filter()
+            self.close_filter()
         else:
             super().action_back()
 
@@ -188,9 +188,9 @@ class ListScreen(BackScreen):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input is self._filter:
-            self._close_filter()
+            self.close_filter()
 
-    def _close_filter(self) -> None:
+    def close_filter(self) -> None:
         self._filter.display = False
         self.set_focus(None)
         self.show_keys_of(self.NAME)

@@ -143,11 +143,11 @@ class DeviceScreen(ListScreen):
         self._place = chosen[-1] if chosen else self._before_filter
         super().on_input_changed(event)
 
-    def _close_filter(self) -> None:
+    def close_filter(self) -> None:
         """The device stays chosen, and its name leaves the filter."""
         self._before_filter = self._place
         self._filter.value = self.needle = self._metric_words
-        super()._close_filter()
+        super().close_filter()
 
 
 def _named(word: str, names: Sequence[str]) -> bool:
