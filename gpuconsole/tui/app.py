@@ -293,13 +293,16 @@ class ConsoleApp(Console):
             elif action.of_app or not action.screens:
                 yield SystemCommand(title, action.help, partial(self.actions.do, action.id))
             else:
-                place = screen if isinstance(screen, BackScreen) and screen.NAME in action.screens else self.main_screen
+                of_screen = isinstance(screen, BackScreen) and screen.NAME in action.screens
+                place = screen if of_screen else self.main_screen if "main" in action.screens else self.main_screen.overview
                 yield SystemCommand(title, action.help, partial(self.run_action, action.id, place))
         yield SystemCommand("Theme", f"Colours of the console. Now: {self.theme}.", self.action_change_theme)
 
     def _offered(self, screen: Screen[object], view: View) -> Iterator[keys.Action]:
         """The actions for the palette. A move of a list has a key only, and a digit is one."""
         own = [action for action in keys.on(screen.NAME) if screen.offers(action)] if isinstance(screen, BackScreen) else []
+        if screen is self.main_screen and self.main_screen.overview.has_focus:
+            own = keys.on(keys.MACHINE)
         for action in (*own, *keys.on(MainScreen.NAME), *keys.everywhere()):
             named = action.label and action.id not in ("up", "down", "palette") and action.keys != keys.DIGITS
             if named and action.makes_sense(view):

@@ -73,7 +73,7 @@ class MainScreen(Screen[None]):
         self._side = Container(self._causes, self._tried, id="side")
         self._band = Container(self._devices, self._side, id="band")
         self._remote = RemoteZone(api, id="remote")
-        self._overview = OverviewZone(api, actions, id="overview")
+        self.overview = OverviewZone(api, actions, id="overview")
         self._key_bar = KeyBar(self.NAME)
         self._causes.clicked, self._devices.clicked = self._cause_clicked, self._device_clicked
         self._chart.clicked = lambda y: actions.open("history")
@@ -90,7 +90,7 @@ class MainScreen(Screen[None]):
         yield self._chart
         yield self._band
         yield self._trial
-        yield self._overview
+        yield self.overview
         yield self._remote
         yield self._key_bar
 
@@ -114,7 +114,7 @@ class MainScreen(Screen[None]):
         for zone in self.zones:
             if zone.display:
                 zone.show(view)
-        for zone in (self._overview, self._remote):
+        for zone in (self.overview, self._remote):
             if zone.display:
                 zone.show(view)
         self._key_bar.show(view)
@@ -125,9 +125,10 @@ class MainScreen(Screen[None]):
         idle = view.run is None and not self.expects_run
         if idle != self._idle:
             self._idle, self._plan = idle, None
-            self._overview.display, self._band.display = idle, not idle
-            self.set_focus(self._overview if idle else None)  # the keys of the overview go to it
-            self._key_bar.screen_name = OverviewZone.NAME if idle else self.NAME
+            self.overview.display, self._band.display = idle, not idle
+            has_cursor = idle and not view.recording  # in a replay these keys move in time
+            self.set_focus(self.overview if has_cursor else None)  # the keys of the overview go to it
+            self._key_bar.screen_name = OverviewZone.NAME if has_cursor else self.NAME
         if idle:
             for zone in self.zones:
                 zone.display = zone is self._header

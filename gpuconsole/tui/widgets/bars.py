@@ -88,7 +88,9 @@ class KeyBar(Zone):
         pressed = next((action for start, end, action in self._places if start <= event.x < end), None)
         if pressed is None or event.y != self.content_size.height - 1:
             return
-        receiver = self.screen if pressed.of_app or not pressed.screens or hasattr(self.screen, f"action_{pressed.id}") else self.screen.focused
+        receiver = (
+            self.screen if pressed.of_app or not pressed.screens or hasattr(self.screen, f"action_{pressed.id}") else self.screen.focused
+        )
         await self.app.run_action(pressed.command, receiver)
 
 
