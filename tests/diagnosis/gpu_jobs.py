@@ -43,8 +43,9 @@ GB = 1e9
 SECONDS = 40
 """Length of the synthetic jobs. One message and one sample of NVML come each second."""
 FIRST_STEP_S = 5.0
-H100, A100, L4, RTX_4090, RTX_A6000, RTX_4000_ADA = (
+H100, B200, A100, L4, RTX_4090, RTX_A6000, RTX_4000_ADA = (
     "NVIDIA H100 80GB HBM3",
+    "NVIDIA B200",
     "NVIDIA A100-SXM4-80GB",
     "NVIDIA L4",
     "NVIDIA GeForce RTX 4090",
@@ -53,6 +54,7 @@ H100, A100, L4, RTX_4090, RTX_A6000, RTX_4000_ADA = (
 )
 CARDS: dict[str, dict[str, float]] = {
     H100: {"sm_clock_max_hz": 1980e6, "sm_clock_hz": 1905e6, "power_limit_w": 700, "hbm_total_bytes": 85.5 * GB, "gen": 5},
+    B200: {"sm_clock_max_hz": 1965e6, "sm_clock_hz": 1920e6, "power_limit_w": 1000, "hbm_total_bytes": 192.0 * GB, "gen": 5},
     A100: {"sm_clock_max_hz": 1410e6, "sm_clock_hz": 1380e6, "power_limit_w": 400, "hbm_total_bytes": 85.9 * GB, "gen": 4},
     L4: {"sm_clock_max_hz": 2040e6, "sm_clock_hz": 1995e6, "power_limit_w": 72, "hbm_total_bytes": 24.0 * GB, "gen": 4},
     RTX_4090: {
@@ -62,7 +64,7 @@ CARDS: dict[str, dict[str, float]] = {
     RTX_4000_ADA: {"sm_clock_max_hz": 3105e6, "sm_clock_hz": 2100e6, "power_limit_w": 130, "hbm_total_bytes": 20.0 * GB, "gen": 4},
 }  # fmt: skip
 """What NVML says of each card under load. `gen`: the PCIe generation of 16 lanes."""
-WITH_GPM = (H100,)
+WITH_GPM = (H100, B200)
 GPT2_FLOPS = 8.78e11
 """FLOPs of a sequence of GPT-2 small (124 M parameters, 12 layers, width 768) with 1024 tokens: 6 N T + 12 L d T^2."""
 RESNET_FLOPS = 2.46e10

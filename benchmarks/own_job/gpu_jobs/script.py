@@ -27,6 +27,7 @@ parser.add_argument(
 )
 parser.add_argument("--masks", type=int, default=0, help="selections by a mask in a step: torch waits for the GPU in each")
 parser.add_argument("--scalars", action="store_true", help="each block multiplies by a number that it copies to the GPU: torch waits there")
+parser.add_argument("--check-blocks", action="store_true", help="each block raises if its result has a NaN: the host reads it from the GPU")
 parser.add_argument("--empty-cache", action="store_true", help="the program empties the allocator's cache in each step")
 parser.add_argument("--augment", type=int, default=0, help="pointwise operators on the GPU between the batch and the pass")
 parser.add_argument("--prepare-ms", type=float, default=0.0, help="Python of the host between the batch and the pass")
@@ -77,7 +78,10 @@ class Block(nn.Module):
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, c))
         if args.scalars:
             x = x * torch.tensor(0.5, device=x.device)
-        return x + self.down(F.gelu(self.up(self.second(x))))
+        x = x + self.down(F.gelu(self.up(self.second(x))))
+        if args.check_blocks and torch.isnan(x).any():
+            raise ValueError("a block computes NaN")
+        return x
 
 
 class GPT(nn.Module):
