@@ -30,6 +30,11 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     boost_clock_hz: float | None = None
     source: str = ""
 
+    @property
+    def precedes_ampere(self) -> bool:
+        """Whether this is Volta or Turing: a 16-bit peak is known and none of bf16, so the tensor cores compute neither bf16 nor TF32."""
+        return bool(self.fp16_flops_per_s) and not self.bf16_flops_per_s
+
 
 class Published(msgspec.Struct, frozen=True, omit_defaults=True):
     """A published training throughput: tokens/s per device, with the trained model.

@@ -389,6 +389,15 @@ def test_a_card_before_ampere_has_no_tf32() -> None:
     assert peak is not None and peak[0] == 8.1e12 and peak[1].startswith("fp32 dense")
 
 
+@pytest.mark.parametrize("edition", ["Server", "Max-Q Workstation"])
+def test_convolutions_that_may_use_tf32_have_no_peak_where_that_of_tf32_is_not_known(edition: str) -> None:
+    """The peak of fp32 is not theirs: MFU would be more than twice what it is."""
+    peaks = peaks_of(f"NVIDIA RTX PRO 6000 Blackwell {edition} Edition")
+    assert flops_peak({"precision": "fp32"}, {**CNN_FACTS, "world_size": 1.0}, peaks, True) is None
+    products = flops_peak({"precision": "fp32"}, {**GPT_FACTS, "world_size": 1.0}, peaks, True)
+    assert products is not None and products[0] == peaks.fp32_flops_per_s
+
+
 def test_mfu_of_a_compiled_model_comes_from_its_parameters() -> None:
     counted = watched(COMPILED).run.summary
     estimated = watched(replace(COMPILED, facts=UNCOUNTED)).run.summary

@@ -6,10 +6,11 @@ import pytest
 
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
-from gpuconsole.diagnosis.signals.hardware import HardwareWatch, Readings, joined_by_nvlink
+from gpuconsole.diagnosis.signals.hardware import HardwareWatch, Readings, joined_by_nvlink, tensor_core_signals
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.machine import Device, Link, Peaks, Process
+from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.run import Step
 from gpuconsole.model.series import Series
 from gpuconsole.session.run import RunRecord
@@ -241,3 +242,21 @@ def test_the_rise_of_a_counter_is_over_the_time_of_its_first_value(hours: float)
     rise = Readings(state, "gpu:0", 0.0).rise("pcie_replays", 120.0)
     assert rise is not None and rise[1] > 30
     assert rise[0] / rise[1] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratios"),
+    [
+        ("NVIDIA A100-SXM4-80GB", {"bf16": 16.0, "tf32": 8.0}),
+        ("NVIDIA GB10", {"bf16": 125 / 31, "tf32": 62.5 / 31}),
+        ("Tesla T4", {"bf16": 1.0, "tf32": 1.0}),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", {"bf16": 500 / 120}),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", {}),
+        ("NVIDIA Thor", {}),
+    ],
+)
+def test_how_much_faster_tensor_cores_are_is_told_only_where_their_peak_is_known(name: str, ratios: dict[str, float]) -> None:
+    signals = tensor_core_signals(Device("gpu:0", name, peaks=peaks_of(name)))
+    assert {key: signal.value for key, signal in signals.items()} == pytest.approx(
+        {f"gpu.{key}_speed_ratio": v for key, v in ratios.items()}
+    )

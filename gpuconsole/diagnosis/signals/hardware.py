@@ -208,16 +208,14 @@ def activity_signals(state: SessionState, record: RunRecord, since: float) -> Si
 
 def tensor_core_signals(card: Device) -> Signals:
     """`gpu.bf16_speed_ratio`, `gpu.tf32_speed_ratio`: the dense peak of tensor cores over the peak of fp32, 1 where the card has no such units.
-    Empty for a card without peaks in the table."""
+    A peak that is not known has no signal."""
     peaks = card.peaks
     if not peaks.fp32_flops_per_s:
         return {}
+    slower = peaks.fp32_flops_per_s if peaks.precedes_ampere else None
+    speeds = {"bf16": peaks.bf16_flops_per_s or slower, "tf32": peaks.tf32_flops_per_s or slower}
     source = f"dense peaks, {peaks.source}"
-    speeds = {"bf16": peaks.bf16_flops_per_s, "tf32": peaks.tf32_flops_per_s}
-    return {
-        f"gpu.{name}_speed_ratio": Signal((speed or peaks.fp32_flops_per_s) / peaks.fp32_flops_per_s, "x", source)
-        for name, speed in speeds.items()
-    }
+    return {f"gpu.{name}_speed_ratio": Signal(speed / peaks.fp32_flops_per_s, "x", source) for name, speed in speeds.items() if speed}
 
 
 def clock_signals(readings: Readings, card: Device) -> Signals:

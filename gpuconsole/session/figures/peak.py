@@ -76,7 +76,9 @@ def _datasheet_flops(knobs: Knobs, facts: Mapping[str, float], peaks: Peaks, is_
     if len(of_types) < len(shares):
         return None
     words = {name: name if share >= WHOLE else f"{name} ({percent(share)})" for name, share in shares.items()}
-    if tf32 and "fp32" in shares and peaks.tf32_flops_per_s:  # GPUs before Ampere have no TF32
+    if tf32 and "fp32" in shares and not peaks.precedes_ampere:
+        if not peaks.tf32_flops_per_s:
+            return None
         of_types["fp32"] = 1 / (tf32 / peaks.tf32_flops_per_s + (1 - tf32) / of_types["fp32"])
         words["fp32"] = _in_tf32(facts, tf32) if len(shares) == 1 else f"fp32 and TF32 ({percent(shares['fp32'])})"
     peak = next(iter(of_types.values())) if len(shares) == 1 else 1 / sum(share / of_types[name] for name, share in shares.items())

@@ -48,7 +48,7 @@ ENTRIES = tomllib.loads((files("gpuconsole") / "data/devices.toml").read_text())
         ("NVIDIA L40", 0.864e12, 181e12),
         ("NVIDIA L4", 0.3e12, 121e12),
         ("Tesla T4", 0.3e12, None),
-        ("NVIDIA GB10", 0.273e12, None),
+        ("NVIDIA GB10", 0.273e12, 125e12),
         ("NVIDIA GH200 120GB", 4.0e12, 989.4e12),
         ("NVIDIA A100-SXM-64GB", 1.638e12, 358e12),
         ("Tesla V100S-PCIE-32GB", 1.134e12, None),
