@@ -209,7 +209,8 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A kernel, or an operator of a CPU, with its time in the window and the rates that it reaches. `blocks_per_sm`: blocks over multiprocessors."""
+    """A kernel, or an operator of a CPU, with its time in the window and the rates that it reaches. `of_peak`: its rate over the highest one that the
+    device can reach at its FLOPs per byte. `blocks_per_sm`: blocks over multiprocessors."""
 
     name: str
     time_s: float
@@ -217,6 +218,7 @@ class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: int
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
+    of_peak: float | None = None
     launched_by: str = ""
     blocks_per_sm: float | None = None
 

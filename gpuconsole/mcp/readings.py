@@ -45,6 +45,8 @@ from gpuconsole.model.profile import ProfileReport, TopOp
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import clean
 from gpuconsole.report.run.diagnosis import state_words
+from gpuconsole.report.run.models import Roof, roof_of
+from gpuconsole.report.run.profile import of_peak
 from gpuconsole.report.screen.answer import answer
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -262,14 +264,16 @@ def _setting(setting: str, run: Run, meaning: bool) -> SettingAnswer:
 # --- profile and devices -------------------------------------------------------------------------------------
 
 
-def profile_answer(report: ProfileReport) -> ProfileAnswer:
+def profile_answer(report: ProfileReport, view: View) -> ProfileAnswer:
+    roof = roof_of(view.run, view.devices, view.environment) if view.run is not None else None
+
     def level(most: int) -> ProfileAnswer:
         return ProfileAnswer(
             report.steps,
             rounded(report.wall_s) or 0.0,
             rounded(report.busy_ratio) or 0.0,
             [Share(each.name, rounded(each.time_s) or 0.0, round(each.share_ratio, 3)) for each in report.classes],
-            [_kernel(op) for op in report.top[:most]],
+            [_kernel(op, roof) for op in report.top[:most]],
             [name(implementation) for implementation in report.attention],
             clean(report.trace),
             [name(note) for note in report.notes[:3]],
@@ -278,10 +282,10 @@ def profile_answer(report: ProfileReport) -> ProfileAnswer:
     return fitting(level, ((10,), (5,), (2,)))
 
 
-def _kernel(op: TopOp) -> Kernel:
+def _kernel(op: TopOp, roof: Roof | None) -> Kernel:
     return Kernel(
         name(op.name, 100), rounded(op.time_s) or 0.0, round(op.share_ratio, 3), op.calls, rounded(op.flops_per_s), rounded(op.bytes_per_s),
-        name(op.launched_by), rounded(op.blocks_per_sm),
+        rounded(of_peak(op, roof)) if roof is not None else None, name(op.launched_by), rounded(op.blocks_per_sm),
     )  # fmt: skip
 
 

@@ -289,7 +289,8 @@ class Tools:
     async def profile(self, given: Steps, progress: Progress) -> answers.ProfileAnswer:
         if not 1 <= given.steps <= MOST_STEPS:
             raise ToolError(f"profile: steps: allowed are 1 to {MOST_STEPS}")
-        return readings.profile_answer(await self._api.profile(given.steps))
+        report = await self._api.profile(given.steps)
+        return readings.profile_answer(report, self._api.view())
 
     async def stop(self, given: Nothing, progress: Progress) -> answers.Done:
         job = self._api.job

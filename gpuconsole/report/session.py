@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Paint, plain
 from gpuconsole.report.experiments import trial_report
@@ -21,7 +21,7 @@ from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_rep
 def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
     """The names of the GPUs in use; all runs and trials, a block for each; then, with several runs, the table of runs."""
     blocks = gpu_names(snapshot)
-    blocks += [run_text(run, snapshot.trials, paint) for run in snapshot.runs]
+    blocks += [run_text(run, snapshot.environment, paint) for run in snapshot.runs]
     blocks += [trial_text(trial, snapshot, paint) for trial in snapshot.trials]
     if len(snapshot.runs) > 1:
         blocks.append(printed(runs_report(snapshot.runs, snapshot.trials), paint=paint))
@@ -35,15 +35,15 @@ def gpu_names(snapshot: Snapshot) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def run_text(run: Run, trials: list[Trial], paint: Paint = plain) -> str:
-    """A run with its figures, attainable rate, models, profile and diagnosis."""
-    return "\n".join([printed([run_head(run)], paint=paint), printed([*run_report(run), *firing_report(run)], 2, paint)])
+def run_text(run: Run, environment: Environment | None = None, paint: Paint = plain) -> str:
+    """A run with its figures, attainable rate, models, profile and diagnosis. `environment`: the machine of the run."""
+    return "\n".join([printed([run_head(run)], paint=paint), printed([*run_report(run, environment), *firing_report(run)], 2, paint)])
 
 
-def run_report(run: Run) -> Report:
+def run_report(run: Run, environment: Environment | None = None) -> Report:
     """What went wrong in a run, its figures, attainable rate, models and profile."""
     inside = [*cause_report(run), *figures(run), *owners_report(run)]
-    larger = [part for part in (places_report(run), attainable_report(run), models_report(run), profile_report(run)) if part]
+    larger = [part for part in (places_report(run), attainable_report(run), models_report(run), profile_report(run, environment)) if part]
     for part in larger:
         inside += [BLANK, *part]
     return [*inside, BLANK] if larger else inside

@@ -110,6 +110,6 @@ def test_only_one_rule_claims_a_full_device() -> None:
 def test_memory_is_told_as_memory_and_comes_before_notes() -> None:
     findings = evaluate(memory(200e3, 100e3, 1000e3))
     assert [finding.rule for finding in findings if finding.state == "fires"] == ["mem.state_capped", "gpu.compute_bound_healthy"]
-    text = run_text(Run("1", "s", "training.gpt", {}, "cpu", findings=findings), [])
+    text = run_text(Run("1", "s", "training.gpt", {}, "cpu", findings=findings))
     assert "of memory" in text
     assert "recoverable" not in text

@@ -91,7 +91,7 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
     assert run.slowest == (1, 2.0)
     assert [(rank.rank, rank.leads) for rank in run.ranks] == [(0, True), (1, False)]
     assert [rank.busy_s for rank in run.ranks] == pytest.approx([0.04, 0.09])
-    text = run_text(run, [])
+    text = run_text(run)
     assert "2 processes" in text
     assert "slowest 2.00x" in next(line for line in text.splitlines() if line.split()[:2] == ["1", "box"])
     parameters = next(line for line in text.splitlines() if line.strip().startswith("Parameters"))
@@ -104,7 +104,7 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
 def test_one_process_has_no_table_of_processes_and_without_facts_there_are_no_models() -> None:
     events = [event for event in session({}) if not isinstance(event, RankJoined) and not (isinstance(event, Steps) and event.rank)]
     state = stored(events)
-    text = run_text(Reader(state).run(), [])
+    text = run_text(Reader(state).run())
     assert "processes" not in text
     assert "models" not in text
 
@@ -181,4 +181,4 @@ def test_knob_values_that_the_models_do_not_know_are_told_and_end_nothing() -> N
     run = with_figures(run, [], {}, lambda name: ())
     assert run.figures == []
     assert "many" in run.unavailable[MISSING]
-    assert "many" in run_text(run, [])
+    assert "many" in run_text(run)

@@ -15,6 +15,7 @@ from gpuconsole.mcp.tools import BY_NAME, TOOLS, ToolError, Tools
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.report.patch import FolderPatch, Patch
 from gpuconsole.session.api import View
+from tests.tui.fake_profile import profiled_view
 from tests.tui.fake_session import FakeSession, gpu_view, view
 from tests.tui.golden.situations import SITUATIONS, FoldedSession
 
@@ -47,6 +48,14 @@ def test_every_situation_has_a_small_answer_that_fits_its_schema(situation: str,
     answer = run(tools(shown).call(tool, {}, ignore))
     assert size(answer) < MOST_BYTES + 96
     jsonschema.validate(msgspec.to_builtins(answer), schema(BY_NAME[tool].gives))
+
+
+def test_a_profile_has_the_longest_kernels_with_their_share_of_what_the_device_can_reach() -> None:
+    answer = run(tools(profiled_view()).call("profile", {}, ignore))
+    jsonschema.validate(msgspec.to_builtins(answer), schema(BY_NAME["profile"].gives))
+    gemm, gelu = answer.longest
+    assert (gemm.of_peak, gelu.of_peak) == (pytest.approx(0.617, abs=0.001), pytest.approx(0.807, abs=0.001))
+    assert (gemm.launched_by, gemm.blocks_per_sm, answer.attention[0]) == ("aten::addmm", 7.8, "flash")
 
 
 def test_a_status_with_everything_too_long_stays_small_and_says_that_it_left_something_out() -> None:

@@ -282,7 +282,7 @@ def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
     assert session.state.record is not None
     run = run_now(session.state, session.state.record)
     run = msgspec.structs.replace(run, findings=[Finding("serve.seats_too_few", "clear", "Enough seats")])
-    _, first, *rest = run_text(run, []).splitlines()
+    _, first, *rest = run_text(run).splitlines()
     assert first == "  numbers       degraded: the load generator waited for a CPU 38 % of the time"
     text = "\n".join(rest)
     assert "the client waited for a CPU 38 % of the time: the latencies, TTFT most of all, are too high and not reliable" in text
@@ -293,7 +293,7 @@ def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
 
 def test_a_failed_run_without_a_measurement_says_that_nothing_was_measured() -> None:
     run = Run("1", "train-gpt", "training.gpt", {}, "cpu", "failed", "no torch", findings=[Finding("hw.power", "clear", "Power is enough")])
-    text = run_text(run, [])
+    text = run_text(run)
     assert "diagnosis: no conclusion: nothing was measured" in text and "clear" not in text
 
 

@@ -13,6 +13,7 @@ from gpuconsole.model.profile import OpClass, TopOp
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.run.models import NO_PEAK, Roof, paint_roofline, roof_of
 from gpuconsole.report.run.profile import of_peak, paint_profile
+from gpuconsole.report.session import run_text
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.pages import ProfileScreen
@@ -148,6 +149,18 @@ def test_the_share_of_the_peak_needs_the_peak_that_limits_a_kernel(op_class: str
     op = TopOp("kernel", op_class, 1.0, 0.1, 1, 1e9, 1e9, 1.0)  # type: ignore[arg-type]
     share = of_peak(op, Roof(1e12, "", bandwidth, ""))
     assert share == (None if reached is None else pytest.approx(reached))
+
+
+def test_the_report_of_the_terminal_has_the_kernels_against_the_peaks_of_their_machine() -> None:
+    shown = profiled_view()
+    assert shown.run is not None
+    environment = msgspec.structs.replace(shown.environment, devices=list(shown.devices))
+    page = run_text(shown.run, environment).splitlines()
+    reached = [
+        next(line.split(" TB/s ")[1].split(" %")[0].strip() for line in page if name in line) for name in ("aten::addmm", "aten::gelu")
+    ]
+    assert reached == ["62", "81"]
+    assert "of peak" not in run_text(shown.run)
 
 
 def test_in_a_job_of_several_processes_the_user_chooses_one_and_asks_first() -> None:

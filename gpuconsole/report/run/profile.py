@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.model import units
 from gpuconsole.model.profile import BYTES_NOTE, FLOPS_NOTE, CopyKind, OpClass, ProfileReport, Stalls, TopOp
 from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.cells import Row, beside, blank, fill, line
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Part, Report, Table, heading, labelled, lay_out, text
@@ -21,12 +22,13 @@ OTHERS_WAIT = "The other processes wait for it once, while the profiler starts: 
 OPEN_AT = "open the file at https://ui.perfetto.dev (Open trace file)"
 
 
-def profile_report(run: Run) -> Report:
-    """The whole report for the terminal. Empty if the run has no profile."""
+def profile_report(run: Run, environment: Environment | None = None) -> Report:
+    """The whole report for the terminal. Empty if the run has no profile. `environment`: the machine of the run, whose peaks kernels are compared with."""
     report = run.profile
     if report is None:
         return []
-    return [*_window(report, run), _classes(report), BLANK, *_longest(report), BLANK, *_rest(report)]
+    roof = roof_of(run, environment.devices, environment) if environment is not None else None
+    return [*_window(report, run), _classes(report), BLANK, *_longest(report, roof), BLANK, *_rest(report)]
 
 
 def paint_profile(view: View, width: int) -> list[Row]:

@@ -45,7 +45,7 @@ def comparison_document(comparison: Comparison, before: MeasuredRun, after: Meas
         Section("What this hardware could reach", [*attainable_blocks("before", before.run), *attainable_blocks("after", after.run)]),
         Section("Environment", [_environment("Before", before), _environment("After", after)]),
         Section("Can the numbers be trusted?", [_validity(comparison, runs)]),
-        Section("Every number", [every_figure(run, False) for run in runs]),
+        Section("Every number", [every_figure(side.run, side.session.environment, False) for side in (before, after)]),
     ]
     result = comparison_answer(comparison)
     kicker = f"{comparison.before} compared with {comparison.after}"

@@ -8,7 +8,7 @@ from gpuconsole.model import units
 from gpuconsole.model.experiments import Sweep, Trial
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import measured, setting, sweep_report, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
@@ -48,7 +48,7 @@ def session_document(snapshot: Snapshot) -> Document:
     sections.append(Section("Can the numbers be trusted?", _validity(snapshot)))
     if snapshot.runs:
         told = {run.id for chain in all_chains for run in (chain.first, chain.last)}  # their findings have sections of their own
-        sections.append(Section("Every number", [every_figure(run, run.id not in told) for run in snapshot.runs]))
+        sections.append(Section("Every number", [every_figure(run, snapshot.environment, run.id not in told) for run in snapshot.runs]))
     return Document(
         answers[0][1].headline if answers else NOTHING,
         " · ".join([title for title, _ in answers[:3]] + ([f"{len(answers) - 3} more"] if len(answers) > 3 else [])),
@@ -250,7 +250,7 @@ def _missing(snapshot: Snapshot) -> Table | None:
     return Table([Column("n/a"), Column("reason")], rows) if rows else None
 
 
-def every_figure(run: Run, findings: bool) -> Folded:
+def every_figure(run: Run, environment: Environment, findings: bool) -> Folded:
     """The figures of a run as the terminal shows them. `findings`: also its findings."""
-    parts: Report = [run_head(run), *server_report(run), *run_report(run), *(firing_report(run) if findings else [])]
+    parts: Report = [run_head(run), *server_report(run), *run_report(run, environment), *(firing_report(run) if findings else [])]
     return Folded(f"Run {run.id}: {run.scenario} on {run.device}", [Verbatim(run, parts)])

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             case = Case.of(run, run.signals)
             run.findings = share_out(with_trials(evaluate(case), snapshot.trials, run.id, of_same_job(run, snapshot.runs)), case)
             figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
-            page = "" if args.json else run_text(figured, snapshot.trials, output.paint(sys.stdout))
+            page = "" if args.json else run_text(figured, snapshot.environment, output.paint(sys.stdout))
         stored["findings"] = msgspec.to_builtins(run.findings)
         stored["figures"] = msgspec.to_builtins(figured.figures)
         stored["attainable"] = msgspec.to_builtins(figured.attainable)
