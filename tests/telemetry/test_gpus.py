@@ -120,6 +120,17 @@ def test_every_metric_of_a_gpu_to_the_unit(machine: Machine) -> None:
         assert 0 <= child.values("sampler")["console.cpu_ratio"] < 1
 
 
+def test_the_temperature_of_the_slowdown_follows_from_its_distance_where_the_driver_reports_only_that(machine: Machine) -> None:
+    """NVML announces this for Ada and newer."""
+    refused = "error nvmlDeviceGetTemperatureThreshold 3"
+    _, environment = machine("gpus 2", *(f"gpu {n} {line}" for n in (0, 1) for line in ("temperature_c 61", refused)), "gpu 0 margin_c 26")
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: "gpu.fan_ratio" in now.values("gpu:1"), "the metrics that change rarely")
+        assert child.values("gpu:0")["gpu.temperature_slowdown_c"] == 87
+        assert child.reasons("gpu:0").get("gpu.temperature_slowdown_c") is None
+        assert child.reasons("gpu:1")["gpu.temperature_slowdown_c"] == "not supported on this device"
+
+
 def test_the_facts_of_a_gpu(machine: Machine) -> None:
     _, environment = machine("gpus 1", "gpu 0 affinity_low 4294967295", "gpu 0 numa_node 1", "gpu 0 persistence 0")
     with SamplerChild(environment) as child:

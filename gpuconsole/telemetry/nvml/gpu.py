@@ -35,6 +35,7 @@ SLOW_S = 10.0
 _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
 _WAITS = "the driver has not reported it yet"
+MARGIN = "nvml, the temperature and its margin"
 _MIG = "not supported while MIG mode is on"
 _DRIVER_575 = "needs driver 575 or newer"
 _WHOLE_ONLY = "reported for the whole GPU only, not for a MIG slice"
@@ -113,6 +114,7 @@ class Gpu:
             if time.monotonic() - self._slow_read_t >= SLOW_S:
                 self._slow_read_t = time.monotonic()
                 self._read_from(self._slow, values)
+                self._add_slowdown(values)
                 self._read_links(values)
             self._drop_contradictions(values)
         except CallFailed as failure:
@@ -193,6 +195,16 @@ class Gpu:
             self.reasons[name] = "the datasheet bandwidth of this device is not known"
         elif source in self.reasons:  # otherwise both are unchanged
             self.reasons[name] = self.reasons[source]
+
+    def _add_slowdown(self, values: dict[str, float]) -> None:
+        """The temperature at which the hardware lowers its clocks, where the driver reports only how far away it is, as NVML announces for Ada and newer."""
+        name = "gpu.temperature_slowdown_c"
+        if name in values or "gpu.temperature_c" not in values:
+            return
+        margin = fact("nvmlDeviceGetMarginTemperature", self.handle)
+        if margin is not None and is_plausible(name, values["gpu.temperature_c"] + margin):
+            values[name], self.substitutes[name] = values["gpu.temperature_c"] + margin, MARGIN
+            self.reasons.pop(name, None)
 
     def _drop_contradictions(self, values: dict[str, float]) -> None:
         """Values that cannot be true together become n/a, with the reason."""

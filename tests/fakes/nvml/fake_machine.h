@@ -21,7 +21,7 @@ typedef struct Gpu {
     double lost, power_mw, power_limit_mw, energy_mj, temperature_c, sm_clock_mhz, memory_clock_mhz;
     double utilization_pct, memory_utilization_pct, memory_total_bytes, memory_used_bytes, memory_reserved_bytes;
     double pcie_rx_kb, pcie_tx_kb, pcie_gen, pcie_width, nvlinks, gpm_support, mig;
-    double encoder_pct, decoder_pct, jpeg_pct, ofa_pct, bar1_total_bytes, bar1_used_bytes, power_limit_max_mw, power_limit_default_mw, slowdown_c, fan_pct, performance_state;
+    double encoder_pct, decoder_pct, jpeg_pct, ofa_pct, bar1_total_bytes, bar1_used_bytes, power_limit_max_mw, power_limit_default_mw, slowdown_c, margin_c, fan_pct, performance_state; /* margin_c 0: not supported */
     double sm_clock_max_mhz, memory_clock_max_mhz, clocks_reasons, pcie_gen_now, pcie_width_now, pcie_replays;
     double xid, xid_serial, architecture, capability_major, capability_minor, persistence, ecc, numa_node, affinity_low, record_bytes;
     double gpm[MAX_GPM];
@@ -41,7 +41,7 @@ static const struct { const char *name; size_t offset; } KEYS[] = {
     KEY(memory_clock_mhz), KEY(utilization_pct), KEY(memory_utilization_pct), KEY(memory_total_bytes),
     KEY(memory_used_bytes), KEY(memory_reserved_bytes), KEY(pcie_rx_kb), KEY(pcie_tx_kb), KEY(pcie_gen),
     KEY(pcie_width), KEY(nvlinks), KEY(gpm_support), KEY(mig), KEY(encoder_pct), KEY(decoder_pct), KEY(jpeg_pct), KEY(ofa_pct),
-    KEY(bar1_total_bytes), KEY(bar1_used_bytes), KEY(power_limit_max_mw), KEY(power_limit_default_mw), KEY(slowdown_c), KEY(fan_pct), KEY(performance_state), KEY(sm_clock_max_mhz),
+    KEY(bar1_total_bytes), KEY(bar1_used_bytes), KEY(power_limit_max_mw), KEY(power_limit_default_mw), KEY(slowdown_c), KEY(margin_c), KEY(fan_pct), KEY(performance_state), KEY(sm_clock_max_mhz),
     KEY(memory_clock_max_mhz), KEY(clocks_reasons), KEY(pcie_gen_now), KEY(pcie_width_now), KEY(pcie_replays), KEY(xid), KEY(xid_serial),
     KEY(architecture), KEY(capability_major), KEY(capability_minor), KEY(persistence), KEY(ecc), KEY(numa_node), KEY(affinity_low), KEY(record_bytes),
 };

@@ -210,6 +210,15 @@ int nvmlDeviceGetTemperatureThreshold(Gpu *g, int kind, unsigned *celsius) {
 }
 
 int nvmlDeviceGetPerformanceState(Gpu *g, unsigned *state) { ENTER(g); *state = (unsigned)g->performance_state; return OK; }
+typedef struct { unsigned version; int margin; } MarginV1;
+int nvmlDeviceGetMarginTemperature(Gpu *g, MarginV1 *m) {
+    ENTER(g);
+    if (m->version != (sizeof(MarginV1) | 1u << 24)) return VERSION_MISMATCH;
+    if (!g->margin_c) return NOT_SUPPORTED;
+    m->margin = (int)g->margin_c;
+    return OK;
+}
+
 int nvmlDeviceGetFanSpeed(Gpu *g, unsigned *pct) { ENTER(g); *pct = (unsigned)g->fan_pct; return OK; }
 
 int nvmlDeviceGetMaxClockInfo(Gpu *g, int domain, unsigned *mhz) {
