@@ -1,6 +1,6 @@
 """The common faults of GPU jobs on five cards, each beside a healthy job that looks like it, by hand-made signals (gpu_jobs.py).
 
-`python -m tests.diagnosis.common_faults` prints the table of benchmarks/results/README.md: what is on top for each fault, and what the healthy job is called.
+`python -m tests.diagnosis.common_faults` prints the table of benchmarks/results/README.md: what is on top for each fault, and the cards on which the healthy job is accused.
 H100 and B200 report GPM; A100, L4 and RTX 4090 do not.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpuconsole.model.peaks import peaks_of
-from gpuconsole.session.facts import HEALTHY
 from tests.diagnosis.gpu_jobs import (
     A100,
     B200,
@@ -151,7 +150,7 @@ FAULTS = (
     Fault(
         "launch-bound", ("host.launch_bound",),
         lambda card: gpt(card.name, 0.03, card.bf16, batch=1, knobs={"batch_size": 1}, activity=(0.1, 0.03, 0.06), caught_up=1.0),
-        "a hidden wait in each step of a busy GPU", lambda card: busy(card, caught_up=1.0, ahead=0.5),
+        "a hidden wait in each step of a busy GPU, few active SMs", lambda card: busy(card, caught_up=1.0, ahead=0.5, activity=(0.4, 0.15, 0.2)),
     ),
     Fault(
         "`.item()` in the loop", ("host.sync_stall",), lambda card: waits(gpt(card.name, 0.1, card.bf16, activity=(0.45, 0.1, 0.2)), 24, 0.25),
@@ -187,24 +186,19 @@ FAULTS = (
 )  # fmt: skip
 
 
-def on_top(seen: Watched) -> str:
-    """The rule on top that is no note, else the word for a job without a fault."""
-    return seen.faults[0] if seen.faults else "healthy" if any(rule.endswith(HEALTHY) for rule in seen.notes) else "-"
-
-
 def main() -> None:
-    names = [card.short for card in COLUMNS]
-    print("| fault | " + " | ".join(names) + " | looks like it and is healthy | " + " | ".join(names) + " |")
-    print("|---" * (2 + 2 * len(COLUMNS)) + "|")
+    print("| fault | " + " | ".join(card.short for card in COLUMNS) + " | looks like it and is healthy | accused on |")
+    print("|---" * (3 + len(COLUMNS)) + "|")
     for fault in FAULTS:
         cells = [_cell(watched(fault.job(card), fault.probes)) for card in COLUMNS]
-        twins = [on_top(watched(fault.twin(card), fault.probes)) for card in COLUMNS]
-        print(f"| {fault.name} | " + " | ".join(cells) + f" | {fault.twin_name} | " + " | ".join(twins) + " |")
+        accused = [card.short for card in COLUMNS if watched(fault.twin(card), fault.probes).faults]
+        print(f"| {fault.name} | " + " | ".join(cells) + f" | {fault.twin_name} | {', '.join(accused) or 'none'} |")
 
 
 def _cell(seen: Watched) -> str:
+    """The rule on top, the share of the step that it promises back, and its confidence."""
     if not seen.faults:
-        return on_top(seen)
+        return "-"
     finding = seen.of(seen.faults[0])
     return f"{finding.rule}, {finding.recoverable_ratio:.0%}, {finding.confidence}"
 
