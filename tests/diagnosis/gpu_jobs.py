@@ -43,12 +43,13 @@ GB = 1e9
 SECONDS = 40
 """Length of the synthetic jobs. One message and one sample of NVML come each second."""
 FIRST_STEP_S = 5.0
-H100, B200, A100, L4, RTX_4090, RTX_A6000, RTX_4000_ADA = (
+H100, B200, A100, L4, RTX_4090, RTX_4060, RTX_A6000, RTX_4000_ADA = (
     "NVIDIA H100 80GB HBM3",
     "NVIDIA B200",
     "NVIDIA A100-SXM4-80GB",
     "NVIDIA L4",
     "NVIDIA GeForce RTX 4090",
+    "NVIDIA GeForce RTX 4060",
     "NVIDIA RTX A6000",
     "NVIDIA RTX 4000 Ada Generation",
 )
@@ -60,6 +61,7 @@ CARDS: dict[str, dict[str, float]] = {
     RTX_4090: {
         "sm_clock_max_hz": 3105e6, "sm_clock_hz": 2715e6, "power_limit_w": 450, "power_limit_max_w": 600, "hbm_total_bytes": 25.7 * GB, "gen": 4,
     },
+    RTX_4060: {"sm_clock_max_hz": 3105e6, "sm_clock_hz": 2460e6, "power_limit_w": 115, "hbm_total_bytes": 8.6 * GB, "gen": 4},
     RTX_A6000: {"sm_clock_max_hz": 2100e6, "sm_clock_hz": 1800e6, "power_limit_w": 300, "hbm_total_bytes": 51.5 * GB, "gen": 4},
     RTX_4000_ADA: {"sm_clock_max_hz": 3105e6, "sm_clock_hz": 2100e6, "power_limit_w": 130, "hbm_total_bytes": 20.0 * GB, "gen": 4},
 }  # fmt: skip

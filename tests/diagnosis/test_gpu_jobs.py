@@ -38,6 +38,7 @@ from tests.diagnosis.gpu_jobs import (
     LINE,
     NO_SYNC,
     RTX_4000_ADA,
+    RTX_4060,
     RTX_4090,
     RTX_A6000,
     SECONDS,
@@ -544,6 +545,20 @@ def test_a_count_that_is_not_whole_is_a_lower_bound() -> None:
     seen = watched(JOBS["healthy: operators of another library"].job)
     assert seen.run.summary.mfu_at_least and in_row(seen.run, "mfu_ratio").startswith("MFU at least 6 % of bf16 dense")
     assert seen.of("host.launch_bound").state == "cant_tell", "nobody knows how busy the GPU is"
+
+
+@pytest.mark.parametrize(("util", "state"), [(0.45, "fires"), (0.97, "cant_tell")])
+def test_on_a_card_whose_peak_is_not_known_a_low_gpu_util_proves_idle_time(util: float, state: str) -> None:
+    """GPU-Util counts any kernel, so the GPU works for at most this share. A high one says nothing."""
+    job = gpt(RTX_4060, 0.03, 60e12, batch=1, caught_up=1.0, gpu={"utilization_ratio": util})
+    seen = watched(job)
+    finding = seen.of("host.launch_bound")
+    assert seen.run.summary.mfu_ratio is None and finding.state == state
+    if state == "fires":
+        assert "GPU-Util is 45 %" in finding.summary and finding.confidence == "low"
+        assert seen.faults == ["host.launch_bound"] and finding.recoverable_ratio == pytest.approx(0.5, abs=0.06)
+    stalled = watched(syncing(job, 24, 0.3)).of("host.sync_stall")
+    assert stalled.state == state
 
 
 def test_without_gpm_the_confidence_in_launches_is_low() -> None:

@@ -7,7 +7,7 @@ the limit, or it has waited for the GPU (a synchronisation). If the GPU still ha
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import clocks
-from gpuconsole.diagnosis.rule import Case, Evidence, Threshold
+from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
 
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
 MFU_CAUSAL = Threshold(
@@ -35,6 +35,9 @@ BY_SAMPLES = ", by stack samples"
 SM_BUSY = 0.80
 """SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
 is necessary for effective use, below 50 % is likely ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""
+
+IDLE_UTIL = 0.80
+"""GPU-Util counts the time in which any kernel ran, also one that fills few SMs. From here on, it does not say that the GPU is idle."""
 
 
 def mfu_level(case: Case) -> float:
@@ -106,15 +109,35 @@ def beside_passes(case: Case) -> float:
 
 def busy_ratio(case: Case) -> float | None:
     """Share of a step in which the GPU works: by its active SMs, else by MFU over the MFU of a busy GPU. It works for at least as long as the host
-    waits for it. None where neither is known, or where the FLOPs of some operators are not. What a checkpoint repeats keeps the GPU busy, too. Raises Missing."""
-    whole = not case.get("mfu_at_least", 0.0)
-    if case.has("gpu.sm_active_ratio"):
-        share = case.value("gpu.sm_active_ratio") / SM_BUSY
-    elif case.has("mfu_ratio") and whole:
+    waits for it. What a checkpoint repeats keeps the GPU busy, too. Where neither is known, or the FLOPs of some operators are not, it works for at most
+    GPU-Util; that says something only where it is low. Else None. Raises Missing."""
+    basis = _busy_by(case)
+    if basis == "gpu.sm_active_ratio":
+        share = case.value(basis) / SM_BUSY
+    elif basis == "mfu_ratio":
         share = mfu_level(case)
+    elif basis:
+        share = case.value(basis)
     else:
         return None
     return min(1.0, max(share, waited_ratio(case)))
+
+
+def busy_words(case: Case) -> str:
+    """Return the figure by which `busy_ratio` is known, in words: "SM active is 12 %". Raises Missing."""
+    names = {"gpu.sm_active_ratio": "SM active", "mfu_ratio": "MFU", "gpu.util_ratio": "GPU-Util"}
+    basis = _busy_by(case)
+    return f"{names[basis]} is {percent(case.value(basis))}" if basis else ""
+
+
+def _busy_by(case: Case) -> str:
+    """The signal by which it is known for how long the GPU works; empty where none tells it."""
+    whole = not case.get("mfu_at_least", 0.0)
+    if case.has("gpu.sm_active_ratio"):
+        return "gpu.sm_active_ratio"
+    if case.has("mfu_ratio") and whole:
+        return "mfu_ratio"
+    return "gpu.util_ratio" if case.get("gpu.util_ratio", 1.0) < IDLE_UTIL else ""
 
 
 def busy_evidence(case: Case) -> tuple[Evidence, ...]:

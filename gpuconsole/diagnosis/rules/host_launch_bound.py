@@ -34,7 +34,7 @@ pass was issued beforehand, behind a kernel that only waits. If issuing takes ne
 is idle between small kernels, although utilisation reads 100 %.
 In a job of your own no pass is tried. At the end of each sampled step the agent reads whether the GPU has finished all work except the last part. A GPU
 with work left means that the host is ahead, and that launches cost no time. The rule fires if the GPU has no work left, the host has waited neither
-for the GPU nor for data, and few SMs are active (without GPM: MFU is low). The time in which the thread waits for a core is subtracted. The figure
+for the GPU nor for data, and few SMs are active (without GPM: MFU is low; where the peak of the card is not known: GPU-Util is low). The time in which the thread waits for a core is subtracted. The figure
 for the gain is an upper limit.
 Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch (gpu.small_batch predicts that gain). Other rules cover waiting for a core, for
 data, or in a synchronisation."""
@@ -81,9 +81,8 @@ data, or in a synchronisation."""
         level = min(level, share / (1 - BUSY))
         if share < 1 - BUSY:
             return self.clear(short_of(level), evidence)
-        active = f"SM active is {percent(case.value('gpu.sm_active_ratio'))}" if known else f"MFU is {percent(case.value('mfu_ratio'))}"
         summary = (
-            f"in {percent(caught_up)} of the steps the GPU has no work left when the host ends the step, and {active}."
+            f"in {percent(caught_up)} of the steps the GPU has no work left when the host ends the step, and {device.busy_words(case)}."
             " The host issues kernels more slowly than the GPU runs them"
         )
         share = min(MOST, share)

@@ -17,7 +17,7 @@ class MemCacheEmptied(Rule):
     jobs_only = True
     thresholds = (OFTEN, SHARE, device.MFU, device.MFU_CAUSAL)
     reads = (
-        "is_gpu", "step_s", "cache.emptied_calls", "cache.emptied_s", "mfu_ratio", "mfu_causal_ratio", "hfu_ratio", "mfu_at_least", "gpu.sm_active_ratio",
+        "is_gpu", "step_s", "cache.emptied_calls", "cache.emptied_s", "mfu_ratio", "mfu_causal_ratio", "hfu_ratio", "mfu_at_least", "gpu.sm_active_ratio", "gpu.util_ratio",
         "sync.wait_s", "host.ahead_ratio", "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio", "hw.thermal_time_ratio",
     )  # fmt: skip
     text = """torch.cuda.empty_cache() waits until the GPU has done its work, and gives the memory that no tensor uses back to the driver. The next step asks the driver
@@ -39,7 +39,7 @@ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
         busy = device.busy_ratio(case)
         if busy is None:
             raise Missing("gpu.sm_active_ratio")
-        evidence += case.if_known("gpu.sm_active_ratio", "mfu_ratio")
+        evidence += case.if_known("gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio")
         share = min(MOST, seconds / step, 1 - busy)
         level = share / SHARE
         if level < 1:
