@@ -39,6 +39,17 @@ def read_snapshot(path: Path) -> Snapshot:
         raise UsageError(str(error)) from None
 
 
+def read_measured(path: Path) -> Snapshot:
+    """A snapshot file, or a result file of another client of model servers; raises UsageError."""
+    from gpuconsole.engine import reader
+    from gpuconsole.model.snapshot import SnapshotError
+
+    try:
+        return reader.read_measured(path)
+    except SnapshotError as error:
+        raise UsageError(str(error)) from None
+
+
 def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]:
     """A snapshot file, decoded and as plain JSON data; raises UsageError."""
     from gpuconsole.model.snapshot import MOST_BYTES, decode_with_unknown

@@ -12,11 +12,12 @@ import msgspec
 import platformdirs
 
 from gpuconsole.diagnosis.models.run import MISSING, with_figures
+from gpuconsole.engine import clients
 from gpuconsole.model.files import read_limited, read_regular, write_new, write_whole
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import MOST_BYTES, Environment, Snapshot, SnapshotError, decode, encode
+from gpuconsole.model.snapshot import MOST_BYTES, Environment, Snapshot, SnapshotError, decode, encode, is_snapshot
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -89,6 +90,21 @@ def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
     except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error}") from None
+
+
+def read_measured(path: Path) -> Snapshot:
+    """The session in the file `path`, or the runs in a result file of another client (see `clients`). Raises SnapshotError, with the path."""
+    try:
+        data = read_limited(path, clients.MOST_BYTES)
+        if is_snapshot(data):
+            if len(data) > MOST_BYTES:
+                raise SnapshotError(f"the file has more than {MOST_BYTES / 2**20:g} MiB")
+            return decode(data)
+        return clients.read_runs(path, data)
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
+    except (SnapshotError, clients.ClientFileError) as error:
         raise SnapshotError(f"{path}: {error}") from None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
 from gpuconsole.experiments.throughput import MeasuredRun, Throughput, doubts, steady_points, throughput
@@ -26,6 +27,7 @@ FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
 ONE_FIGURE = "one number per run: no interval"
 FREE = "without run-queue delay"
+ONE_OPEN = "one run of an open loop on each side: the arrivals differ by chance"
 INVALID = "the numbers of a run are invalid"
 FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
@@ -48,6 +50,8 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
     judged = [metric for metric in metrics.values() if metric is not None]
     if any(run.validity is not None and run.validity.verdict == "invalid" for run in (old, new)):
         judged = [msgspec.structs.replace(metric, verdict="not judged", why_not=INVALID) for metric in judged]
+    elif clients.of_client(old, new) and clients.is_open(new):
+        judged = [MetricChange(metric.metric, metric.unit, metric.before, metric.after, "not judged", None, ONE_OPEN) for metric in judged]
     figures, beside = dict(_figures(old.summary)), dict(_figures(new.summary))
     judged += [metric for name in figures if name in beside if (metric := _of_figures(name, figures[name], beside[name])) is not None]
     doubtful = [f"{side}: {why}" for side, run in (("before", old), ("after", new)) if (why := doubts(run.validity))]
@@ -56,8 +60,9 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
         before=before.name,
         after=after.name,
         doubts=doubtful + ([answer.contention] if answer is not None and answer.contention else []),
-        environment=_environment(*environments),
-        knobs=_knobs(old, new, (*old.knobs, *new.knobs)) + _commands(old, new),
+        cannot_tell=clients.cannot_tell(old, new) + ([clients.OPEN_LOOP] if clients.of_client(old, new) and clients.is_open(new) else []),
+        environment=_environment(*environments) + clients.engines(old, new),
+        knobs=[] if clients.of_client(old, new) and work else _knobs(old, new, (*old.knobs, *new.knobs)) + _commands(old, new),
         same_run=_same(old, new),
         unlike=work + _platform(old, new, environments),
         other_steps=steps,
@@ -83,6 +88,8 @@ def _knobs(before: Run, after: Run, names: Iterable[str]) -> list[Difference]:
 
 def _work(before: Run, after: Run) -> list[Difference]:
     """The differences that make two programs of the runs: the scenario or the script; in one scenario, the shape of the model and the load."""
+    if clients.of_client(before, after):
+        return clients.unlike(before, after)
     if before.scenario != after.scenario:
         return [Difference("script" if before.is_job and after.is_job else "scenario", before.scenario, after.scenario)]
     if before.workload != after.workload:

@@ -6,6 +6,7 @@ The ratio of the two sides and its interval come from `throughput`, as in `compa
 whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. A side with one run or one occasion
 cannot show its noise: the gate assumes that its runs differ by LONE_RUN. If they differ by more, false alarms are more frequent (`python -m benchmarks.gate.simulated`
 prints the table).
+In an open loop the client sets the throughput. There the ratio is that of the speeds 1 / mean E2E, and at least FEWEST_OPEN runs of each side decide.
 The limit is at most MOST_LIMIT: then a regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the
 load of other programs differs between the sides, this load can explain a difference of its own size: a decision must hold with that allowance.
 
@@ -23,10 +24,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import NormalDist
 
+from gpuconsole.experiments import clients
 from gpuconsole.experiments.compare import FREE, compare
 from gpuconsole.experiments.runs import RunRate, occasions, squares_in
 from gpuconsole.experiments.statistics import ALPHA, MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, student_quantile
-from gpuconsole.experiments.throughput import MeasuredRun, keyed, throughput, why_no_rate
+from gpuconsole.experiments.throughput import MeasuredRun, answer_speed, keyed, throughput, why_no_rate
 from gpuconsole.model.comparison import Comparison, Difference
 from gpuconsole.model.gate import Gate, GateFigure, GateFinding, GateRatio, GateVerdict
 from gpuconsole.model.run import IN_A_STEP, Distribution, Run
@@ -48,6 +50,15 @@ POWER = 0.8
 _BEYOND = NormalDist().inv_cdf(POWER)
 LEAST_SHARE = 0.02
 """A part of the step with a smaller share on both sides has no row."""
+FEWEST_OPEN = 3
+FEW_OPEN = (
+    "in an open loop, E2E depends on the arrivals, which differ from run to run by chance, and too few runs show how much: "
+    f"{FEWEST_OPEN} runs of each side or more, measured in turn, are needed"
+)
+NO_E2E = (
+    "in an open loop the client sets the throughput, so E2E is judged, and a file has none: `vllm bench serve` writes it with --save-detailed, "
+    "or --percentile-metrics ttft,tpot,itl,e2el"
+)
 VERSIONS = ("python", "torch", "cuda", "driver")
 """Differences between the sides that a gate may be asked about: a slower version is a regression, too."""
 HARDWARE = ("cpu", "cores")
@@ -91,11 +102,15 @@ def runs_needed(spread: float, ratio: float, fail_below: float, nearest: float =
 def judge(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], fail_below: float) -> Gate:
     """The decision about `new` against `base`. Raises GateError where the runs are not comparable, or have no rate."""
     comparisons = _checked(base, new)
-    answer = throughput(base, new)
-    assert answer is not None  # see _check_run
+    is_open = clients.is_open(base[0].run)
+    answer = answer_speed(base, new) if is_open else throughput(base, new)
+    if answer is None:  # see _check_run
+        raise GateError(NO_E2E)
     verdict, why, needed = decide(answer.ratio, fail_below, answer.excused), "", 0
     if answer.doubt:
         verdict, why = "undecided", answer.doubt
+    elif is_open and answer.ratio.assumed:
+        verdict, why, needed = "undecided", FEW_OPEN, FEWEST_OPEN
     elif verdict == "undecided" and decide(answer.ratio, fail_below) != "undecided":
         why = f"{answer.contention}: this alone may be the difference"
     elif verdict == "undecided":
@@ -107,15 +122,23 @@ def judge(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], fail_below: f
         fail_below=fail_below,
         base_runs=len(base),
         new_runs=len(new),
-        scenario=first.scenario,
+        scenario=_title(first),
         device=f"{first.device} ({base[0].device_name})" if base[0].device_name else first.device,
         clock="contention_free" if answer.free else "wall",
         needed=needed,
         why=why,
+        judged="e2e" if is_open else "throughput",
+        cannot_tell=clients.cannot_tell(first, new[0].run),
         figures=_figures(base, new, answer.free),
         findings=_findings(base, new),
         differences=_differences(comparisons[len(base) - 1 :]),
     )
+
+
+def _title(run: Run) -> str:
+    """The scenario; of another client, also the model."""
+    model = run.server.model if run.client and run.server is not None else None
+    return f"{run.scenario}, {model.value}" if model is not None else run.scenario
 
 
 def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below: float) -> tuple[str, int]:

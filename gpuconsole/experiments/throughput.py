@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import RunRate, ratio_of, unix_s
 from gpuconsole.experiments.statistics import MIN_BLOCKS, NORMAL_975, always_valid, rate_verdict
 from gpuconsole.model.baseline import BaselineVerdict, RateChange
@@ -29,6 +30,8 @@ RUN_QUEUE_DIFFERS = 0.15
 """The threshold of rule host.cpu_contention. Below this share, verdicts on contention-free time are correct."""
 OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Minimum load that the signals of rule host.cpu_contention count as contention (docs/diagnosis.md)."""
+LEAST_REQUESTS = 20
+"""Fewer answered requests are no measurement of a server by another client."""
 DIGEST = 8
 """Letters of the digest in a name."""
 
@@ -87,8 +90,45 @@ def throughput(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bo
     units = {side.run.throughput[1] for side in (*base, *new)}
     if (len(rates[0]), len(rates[1])) != (len(base), len(new)) or len(units) > 1:
         return None
-    doubt = next((f"{side.name}: {why}" for side in (*base, *new) if (why := doubts(side.run.validity))), "")
-    return Throughput(ratio_of(*rates), rates, free, *_contention(base, new, free), doubt)
+    return _answer(base, new, rates, free)
+
+
+def answer_speed(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> Throughput | None:
+    """Compare how fast requests are answered, 1 / mean E2E: in an open loop, where the client sets the throughput. None where a run has no E2E."""
+    rates = (
+        [rate for side in base if (rate := _speed_of(side)) is not None],
+        [rate for side in new if (rate := _speed_of(side)) is not None],
+    )
+    if (len(rates[0]), len(rates[1])) != (len(base), len(new)):
+        return None
+    return _answer(base, new, rates, False)
+
+
+def _answer(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], rates: tuple[list[RunRate], list[RunRate]], free: bool) -> Throughput:
+    doubt = next(
+        (f"{side.name}: {why}" for side in (*base, *new) if (why := doubts(side.run.validity) or clients.load_unknown(side.run))), ""
+    )
+    ratio = ratio_of(*rates)
+    excused, why = _contention(base, new, free)
+    if not why:
+        share, why = clients.excuse([side.run for side in base], [side.run for side in new])
+        excused = share if ratio.estimate < 1 else -share
+    return Throughput(ratio, rates, free, excused, why, doubt)
+
+
+def _speed_of(side: MeasuredRun) -> RunRate | None:
+    """1 / mean E2E as a rate; None where the run has no E2E."""
+    run, e2e = side.run, side.run.summary.e2e_s
+    if e2e is None or e2e.mean <= 0:
+        return None
+    points = steady_points(side, series_key("workload.e2e_s", run.device))
+    error = estimate(points).error if len(points) >= MIN_BLOCKS and any(point.rate > 0 for point in points) else 0.0
+    return _of_run(side, -math.log(e2e.mean), error)
+
+
+def _of_run(side: MeasuredRun, log_rate: float, error: float) -> RunRate:
+    begun = unix_s(side.run.started)
+    return RunRate(log_rate, error, side.session.environment.host, begun, None if begun is None else begun + side.run.duration_s)
 
 
 def rate_of(side: MeasuredRun, free: bool = False, live: bool = False) -> RunRate | None:
@@ -107,9 +147,7 @@ def rate_of(side: MeasuredRun, free: bool = False, live: bool = False) -> RunRat
         error *= always_valid(worth) / NORMAL_975
     else:
         mean = rate.mean
-    begun = unix_s(run.started)
-    log_rate = math.log(contention_free(mean, run.summary.runq_ratio if free else None))
-    return RunRate(log_rate, error, side.session.environment.host, begun, None if begun is None else begun + run.duration_s)
+    return _of_run(side, math.log(contention_free(mean, run.summary.runq_ratio if free else None)), error)
 
 
 def why_no_rate(side: MeasuredRun, live: bool = False) -> str:
@@ -121,6 +159,10 @@ def why_no_rate(side: MeasuredRun, live: bool = False) -> str:
         return doubts(run.validity)
     if rate is None and run.summary.step_time_s is not None:
         return "the run has steps and no rate: the samples of a step are not known"
+    if run.client and run.summary.requests < LEAST_REQUESTS:
+        return f"only {run.summary.requests} answered requests: at least {LEAST_REQUESTS} make a rate"
+    if run.client and rate is not None and rate.mean > 0:
+        return ""  # the client has printed its rate, and need not have blocks
     if rate is None or rate.mean <= 0 or run.steady_from_s is None or (rate.n < MIN_BLOCKS and not live):
         return "too few steady steps for a rate: measure longer"
     return ""

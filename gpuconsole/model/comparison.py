@@ -37,7 +37,8 @@ class MetricChange(msgspec.Struct, omit_defaults=True):
 
 
 class Comparison(msgspec.Struct, omit_defaults=True):
-    """`before` and `after` are the names of the runs. `doubts`: a line for each run whose figures are degraded or invalid, and a line about contention. `environment` comes
+    """`before` and `after` are the names of the runs. `doubts`: a line for each run whose figures are degraded or invalid, and a line about contention.
+    `cannot_tell`: what the result files of other clients do not hold. `environment` comes
     before the metrics, because it may explain their differences. `same_run`: both are one run. `unlike`: differences of program, device and
     versions; with any of them, a ratio of the two runs is not the speedup of a change. `other_steps`: differences of knobs, such as the batch
     size, that give a step other work; with any of them, the ratio of two step times is not a speedup. A knob that a run does not have reads
@@ -54,3 +55,4 @@ class Comparison(msgspec.Struct, omit_defaults=True):
     metrics: list[MetricChange] = []
     only_before: list[str] = []
     only_after: list[str] = []
+    cannot_tell: list[str] = []

@@ -33,11 +33,24 @@ def _limited(file: IO[bytes], path: Path, most_bytes: int) -> bytes:
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file. Raises OSError, also for a larger file, and for devices and pipes, which may never end."""
+    with _regular(path) as file:
+        return _limited(file, path, most_bytes)
+
+
+def read_start(path: Path, most_bytes: int = 4096) -> bytes:
+    """The first bytes of a regular file. Raises OSError, also for devices and pipes."""
+    with _regular(path) as file:
+        return file.read(most_bytes)
+
+
+@contextlib.contextmanager
+def _regular(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, open for reading. Raises OSError for another kind."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return _limited(file, path, most_bytes)
+        yield file
 
 
 def make_writable_folder(folder: Path) -> None:

@@ -25,6 +25,9 @@ IN_A_STEP = (
 )  # fmt: skip
 """The same parts in the order in which a step has them, for everything that people read."""
 
+CLIENT_WORKLOAD = "inference.client"
+"""The workload of a run that another client has measured: its figures come from the result file of the client."""
+
 LOAD_KNOBS = {knob.name for knob in GROUPS["load"]}
 
 COUNTS, SETTLING, PROBE = 0, 1, 2
@@ -236,6 +239,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off. `memory_failures`: the
     last allocations of a job for which its GPU had no memory, the oldest first. `memory_lines`: with --memory, the lines that held its memory.
     `places`: the functions of a job with the largest shares of the time of a step, the largest first.
+    `client`: the program that measured the run, with its version, where that was another client than ours; then `knobs` are the load alone.
     """
 
     id: str
@@ -273,6 +277,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     memory_failures: list[MemoryFailure] = []
     memory_lines: list[MemoryByLine] = []
     places: list[Place] = []
+    client: str = ""
 
     @property
     def is_job(self) -> bool:

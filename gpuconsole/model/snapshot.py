@@ -61,6 +61,15 @@ class _Head(msgspec.Struct):
     schema: Any = None
 
 
+def is_snapshot(data: bytes) -> bool:
+    """Whether `data` is a JSON object that says that it is a snapshot, of any version."""
+    try:
+        schema = msgspec.json.decode(data, type=_Head).schema
+    except encoding.UNREADABLE:
+        return False
+    return isinstance(schema, str) and schema.startswith("gpuconsole.snapshot/")
+
+
 def decode(data: bytes) -> Snapshot:
     """The snapshot in `data`; raises SnapshotError. Unknown fields are skipped, and take no memory: a file from elsewhere may have millions."""
     try:

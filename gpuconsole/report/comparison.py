@@ -41,7 +41,8 @@ def difference_report(comparison: Comparison) -> Report:
     report += [labelled("doubt", visible(line), "alert", column=12) for line in comparison.doubts]
     if comparison.same_run:
         return report
-    report += [*_environment(comparison), *_knobs(comparison.knobs)]
+    report += [labelled("can't tell", visible(line), column=12) for line in comparison.cannot_tell]
+    report += [*_environment(comparison), *_knobs(comparison)]
     if line := step_caution(comparison):
         report.append(labelled("caution", visible(line), "alert", column=12))
     return report
@@ -112,17 +113,18 @@ def _moved(metric: MetricChange) -> bool:
 def _environment(comparison: Comparison) -> Report:
     """The differences of the environment, without those that have a `differs` line."""
     if not comparison.environment:
-        return [labelled("environment", "the same", column=12)]
+        return [] if comparison.cannot_tell else [labelled("environment", "the same", column=12)]
     above = {"devices" if changed.name == "device" else changed.name for changed in comparison.unlike}
     return [
         labelled("environment", visible(difference(changed)), column=12) for changed in comparison.environment if changed.name not in above
     ]
 
 
-def _knobs(differences: list[Difference]) -> Report:
+def _knobs(comparison: Comparison) -> Report:
     """A line for each knob that differs; the knobs of only one run share a line."""
-    if not differences:
-        return [labelled("knobs", "the same", column=12)]
+    if not comparison.knobs:
+        return [] if comparison.cannot_tell and comparison.unlike else [labelled("knobs", "the same", column=12)]
+    differences = comparison.knobs
     both = [changed for changed in differences if NA not in (changed.before, changed.after)]
     shown: Report = [labelled("knobs", visible(difference(changed)), column=12) for changed in both]
     for side, names in (

@@ -13,6 +13,7 @@ from gpuconsole.report.run.account import NAMES
 MOST_LISTED = 8
 """Findings and differences that are named, of each; a comment has fewer than 60 lines."""
 LONGEST = 160
+JUDGED = {"throughput": "throughput", "e2e": "speed (1 / mean E2E)"}
 STYLES = {"regression": "alert", "no regression": "good", "undecided": "title"}
 
 
@@ -37,6 +38,7 @@ def gate_report(gate: Gate) -> Report:
     report += [labelled("findings", "none is new, none is gone")] if not gate.findings else []
     report += [labelled("differs", cut(visible(difference(changed)), LONGEST)) for changed in gate.differences[:MOST_LISTED]]
     report += [labelled("differs", f"{len(gate.differences) - MOST_LISTED} more settings")] if len(gate.differences) > MOST_LISTED else []
+    report += [labelled("can't tell", visible(line)) for line in gate.cannot_tell]
     report.append(labelled("decided", _how(gate)))
     report += [labelled("device", visible(label)) for label in gate.labels]
     return report
@@ -45,7 +47,7 @@ def gate_report(gate: Gate) -> Report:
 def headline(gate: Gate) -> str:
     """`Regression: 0.950x [0.941, 0.959] of the base throughput, limit 0.97`."""
     ratio = gate.ratio
-    measured = f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] of the base throughput, limit {gate.fail_below:g}"
+    measured = f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] of the base {JUDGED[gate.judged]}, limit {gate.fail_below:g}"
     return f"{gate.verdict.capitalize()}: {measured}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, OK, UNDECIDED
-from gpuconsole.cli.files import STDOUT, check_sharing, read_snapshot, share, write_or_print
+from gpuconsole.cli.files import STDOUT, check_sharing, read_measured, share, write_or_print
 from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
@@ -127,7 +127,7 @@ def _side(word: str) -> MeasuredRun:
     file, number = _file(word)
     if os.path.isdir(file):
         raise UsageError(f"{file}: a folder goes with --fail-below; without it, name a snapshot")
-    snapshot = read_snapshot(Path(file))
+    snapshot = read_measured(Path(file))
     if not snapshot.runs:
         raise UsageError(f"{file}: this snapshot has no run")
     ids = [run.id for run in snapshot.runs]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.files import check_changes, check_sharing, in_range, patch_of, read_snapshot, share, write_patch
+from gpuconsole.cli.files import check_changes, check_sharing, in_range, patch_of, read_measured, share, write_patch
 from gpuconsole.cli.options import SHARING, CommandFailed, Option
 from gpuconsole.cli.values import writable
 from gpuconsole.report.share.markdown import markdown_page
@@ -35,7 +35,7 @@ OPTIONS = (Option("file", "a snapshot (`gpuconsole run --snapshot`)", "SNAPSHOT"
 def run(args: argparse.Namespace) -> int:
     to_files = check_sharing(args)
     writable(args, "--patch")
-    snapshot = read_snapshot(args.file)
+    snapshot = read_measured(args.file)
     if args.patch is not None:
         check_changes(snapshot, args.file)
         patch, _ = patch_of(snapshot)
