@@ -63,6 +63,8 @@ class Standing:
 
 def why_no_claim(run: Run) -> str:
     """The reason why a run in which no rule names a fault cannot be called without a fault; empty if it can. One clause for the user."""
+    if run.client:
+        return f"{run.client} measured this run from outside: its file has no signals of the server"
     if run.steady_from_s is None and not run.summary.steps:
         return (run.error if run.is_job and run.state == "finished" else None) or "nothing was measured"
     if run.is_job and run.state not in ("starting", "running") and run.steady_from_s is None:

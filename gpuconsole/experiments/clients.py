@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpuconsole.model.comparison import Difference
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Run
 from gpuconsole.model.units import NA, plain
 
+if TYPE_CHECKING:
+    from gpuconsole.experiments.throughput import MeasuredRun
+
 LENGTHS_DIFFER = 0.05
 """Prompts or answers whose mean lengths differ by more are another load. A model that ends its answers by chance makes answers that differ by a few percent."""
-LENGTHS_MATTER = 0.01
+LENGTHS_MATTER = 0.02
+"""A smaller difference counts as none, as in a trial."""
 LENGTHS = {"prompt_tokens_mean": "prompt tokens", "output_tokens_mean": "output tokens"}
 PACED = ("trace", "fixed_schedule", "user_centric")
 """Arrivals that follow a plan, and not the answers, besides those with a rate."""
@@ -47,6 +53,16 @@ def unlike(before: Run, after: Run) -> list[Difference]:
     return found
 
 
+def once(sides: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """The sides without a second one of the same run of another client: AIPerf writes two files for a run, and each names it."""
+    kept: dict[object, MeasuredRun] = {}
+    for number, side in enumerate(sides):
+        run = side.run
+        same = (run.client, run.started, run.duration_s, run.summary.requests) if run.client and run.started else number
+        kept.setdefault(same, side)
+    return list(kept.values())
+
+
 def engines(before: Run, after: Run) -> list[Difference]:
     """The difference of the engines that the clients name: two engines may be compared under one load."""
     old, new = (str(run.server.engine.value) if run.server is not None and run.server.engine is not None else NA for run in (before, after))
@@ -60,14 +76,15 @@ def lengths_apart(before: Run, after: Run, name: str) -> float:
 
 
 def excuse(before: Sequence[Run], after: Sequence[Run]) -> tuple[float, str]:
-    """The largest difference of lengths that may explain a difference of its own size, and the difference in words; 0 where none matters."""
+    """The largest difference of the mean lengths of the two sides, which may explain a difference of its own size, and the difference in words; 0 where none matters."""
     worst: tuple[float, str] = (0.0, "")
-    for old in before if of_client(*before) else ():
-        for new in after:
-            for name, words in LENGTHS.items():
-                apart = lengths_apart(old, new, name)
-                if abs(apart) > max(LENGTHS_MATTER, worst[0]):
-                    worst = abs(apart), f"{words} of a request: {plain(new.facts[name])} ({plain(old.facts[name])} in the baseline)"
+    for name, words in LENGTHS.items() if of_client(*before) else ():
+        sides = [[run.facts[name] for run in runs if name in run.facts] for runs in (before, after)]
+        if not all(sides):
+            continue
+        old, new = map(statistics.fmean, sides)
+        if abs(new / old - 1) > max(LENGTHS_MATTER, worst[0]):
+            worst = abs(new / old - 1), f"{words} of a request: {plain(new)} ({plain(old)} in the baseline)"
     return worst
 
 

@@ -216,9 +216,8 @@ def _figures(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], free: bool
     if free:
         reads.append((f"throughput {FREE}", unit, lambda run: _rate_of(run, True)))
     if first.serves:
-        reads += [
-            (title, "s", partial(_median, field)) for field, title in (("ttft_s", "TTFT p50"), ("tpot_s", "TPOT p50"), ("e2e_s", "E2E p50"))
-        ]
+        latencies, shares = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")), ("p50", "p99") if first.client else ("p50",)
+        reads += [(f"{title} {share}", "s", partial(_percentile, field, share)) for field, title in latencies for share in shares]
     else:
         shares = [side.run.summary.phases_ratio for side in (*base, *new)]
         parts = [part for part in IN_A_STEP if max(share.get(part, 0.0) for share in shares) >= LEAST_SHARE]
@@ -235,9 +234,9 @@ def _rate_of(run: Run, free: bool) -> float | None:
     return contention_free(rate.mean, run.summary.runq_ratio if free else None) if rate is not None else None
 
 
-def _median(field: str, run: Run) -> float | None:
+def _percentile(field: str, share: str, run: Run) -> float | None:
     latency: Distribution | None = getattr(run.summary, field)
-    return latency.p50 if latency is not None else None
+    return getattr(latency, share) if latency is not None else None
 
 
 def _part_s(part: str, run: Run) -> float | None:

@@ -35,7 +35,7 @@ def gate_report(gate: Gate) -> Report:
         for finding in gate.findings[:MOST_LISTED]
     ]
     report += [labelled("findings", f"{len(gate.findings) - MOST_LISTED} more moved")] if len(gate.findings) > MOST_LISTED else []
-    report += [labelled("findings", "none is new, none is gone")] if not gate.findings else []
+    report += [labelled("findings", "none is new, none is gone")] if not gate.findings and not gate.cannot_tell else []
     report += [labelled("differs", cut(visible(difference(changed)), LONGEST)) for changed in gate.differences[:MOST_LISTED]]
     report += [labelled("differs", f"{len(gate.differences) - MOST_LISTED} more settings")] if len(gate.differences) > MOST_LISTED else []
     report += [labelled("can't tell", visible(line)) for line in gate.cannot_tell]

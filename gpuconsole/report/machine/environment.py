@@ -35,6 +35,8 @@ def device_kinds(snapshot: Snapshot) -> list[str]:
 def environment_report(environment: Environment, used: Sequence[str], runs: Sequence[Run] = ()) -> Report:
     """The devices in use, the machine, the software. `used`: ids of devices. With several processes all GPUs are listed, because a snapshot
     does not say which of them the processes use. A part that is not known reads n/a."""
+    if runs and all(run.client for run in runs):
+        return [labelled("machine", f"{units.NA}: the file of the client does not name it")]
     several = any(len(run.ranks) > 1 for run in runs)
     alike: dict[str, list[str]] = {}
     for device in environment.devices:

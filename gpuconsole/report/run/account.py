@@ -204,6 +204,8 @@ def why_no_share(run: Run) -> str:
     """The reason why `share_text` is empty; empty where the share is known."""
     if share_text(run):
         return ""
+    if run.client:
+        return "the file of the client names no device"
     return run.attainable.reason if run.attainable is not None and run.attainable.reason else NO_FACTS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.model import units
+from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.summary_figures import FIGURES, SummaryFigure
 from gpuconsole.model.text import visible
@@ -63,6 +64,23 @@ def figure_rows(run: Run) -> Report:
 def throughput(run: Run) -> str:
     """`18 240 ± 210 tokens/s`."""
     return figure_text(run, "tokens_per_s") or figure_text(run, "samples_per_s") or units.NA
+
+
+def served(run: Run) -> str:
+    """`354 ± 15 tokens/s; TTFT 49.2 ms, p99 135 ms; E2E 900 ms, p99 1.09 s`: the figures of a model server."""
+    times = [
+        f"{FIGURES[field].label} {figure_text(run, field, 'p50')}, p99 {figure_text(run, field, 'p99')}"
+        for field in ("ttft_s", "e2e_s")
+        if (latency := getattr(run.summary, field)) is not None and latency.p99 is not None
+    ]
+    return "; ".join([throughput(run), *times])
+
+
+def client_title(run: Run) -> str:
+    """`GuideLLM 0.8.1, Qwen/Qwen3-8B, concurrency 8`: a run that another client measured."""
+    model = run.server.model if run.server is not None else None
+    load = [f"{name} {show(run.knobs[name])}" for name in ("concurrency", "request_rate", "arrivals") if run.knobs.get(name)]
+    return ", ".join([run.client, *([str(model.value)] if model is not None else []), *load[:1]])
 
 
 def work(run: Run) -> str:

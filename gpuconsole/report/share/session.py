@@ -63,7 +63,10 @@ def foot(snapshot: Snapshot) -> str:
     """When the session was measured, and with what."""
     day, _, clock = snapshot.created.partition("T")
     when = f"{day} {clock[:5]} UTC" if clock.endswith(("Z", "+00:00")) else snapshot.created
-    return visible(f"measured {when or 'at an unknown time'} with gpuconsole {snapshot.gpuconsole or units.NA}")
+    client = snapshot.runs[-1].client if snapshot.runs else ""
+    if client and clock and not when.endswith("UTC"):
+        when = f"{day} {clock[:5]} by the clock of the client"
+    return visible(f"measured {when or 'at an unknown time'} with {client or f'gpuconsole {snapshot.gpuconsole or units.NA}'}")
 
 
 def _chain_sections(chain: Chain) -> list[Section]:
@@ -71,6 +74,8 @@ def _chain_sections(chain: Chain) -> list[Section]:
     several = len(chain.runs) > 1
     runs = [first, last] if several else [first]
     labels = list(zip(("before", "after") if several else ("",), runs, strict=True))
+    if first.client:  # no rule and no model reads its file
+        return [Section("What was measured", [tiles(runs, None), timeline(chain), TextBlock([pair_table(runs)])])]
     sections = [
         Section(
             "Before and after" if several else "What was measured",

@@ -16,6 +16,7 @@ from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, promised, setting, verdict
 from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
+from gpuconsole.report.run.figures import client_title, doubtful, served
 from gpuconsole.report.run.runs import rates_apart
 from gpuconsole.session import facts
 
@@ -36,7 +37,7 @@ class Chain(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{self.first.scenario} on {self.first.device}"
+        return client_title(self.first) if self.first.client else f"{self.first.scenario} on {self.first.device}"
 
     def knobs_before(self, trial: Trial) -> Knobs:
         """The knobs of the run that a trial started from."""
@@ -113,6 +114,8 @@ def answer(chain: Chain) -> Answer:
         return Answer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
     if finding is None:
         why = why_no_claim(run)
+        if run.client and not doubtful(run):
+            return Answer(served(run), why, fixes)
         if why:
             return Answer(f"No conclusion: {why}", "", fixes, "alert")
         return Answer("No rule found time that can be recovered", "", fixes, "good")

@@ -11,6 +11,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, OK, UNDECIDED
 from gpuconsole.cli.files import STDOUT, check_sharing, read_measured, share, write_or_print
 from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
+from gpuconsole.experiments.clients import once, unlike
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
 from gpuconsole.experiments.throughput import MeasuredRun
@@ -40,6 +41,7 @@ batch sizes differ, the report names the difference, and says that a ratio is no
 With --fail-below the exit codes are: 0 no regression, 1 regression, 3 undecided (the noise is too large; the report says how many runs are needed).
 Other hardware, another scenario or another command gives 2. docs/ci.md has a GitHub action and a GitLab template.
 """
+SUFFIXES = (".json", ".jsonl")
 OF_THE_GATE = {"--fail-below": "does not go with --fail-below, which makes a short report; --markdown FILE writes it"}
 OTHER_OUTPUT = dict.fromkeys(("--json", "--html", "--markdown"), "is for the table on the terminal; the other outputs have all metrics")
 TO_FILES = dict.fromkeys(("--html", "--markdown"), "prints on stdout: it excludes --html and --markdown")
@@ -104,16 +106,26 @@ def _gate(args: argparse.Namespace) -> int:
 
 
 def _sides(word: str) -> list[MeasuredRun]:
-    """The last run of each snapshot of a folder, by name; or the one run that `FILE[#RUN]` names. Raises UsageError."""
+    """The runs of each file of a folder, by name; or of the one file that `word` names (see `_runs`). Raises UsageError."""
     if not os.path.isdir(word):
-        return [_side(word)]
+        return _runs(word)
     try:
-        files = sorted(path for path in Path(word).iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+        files = sorted(path for path in Path(word).iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
     except OSError as error:
         raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
     if not files:
         raise UsageError(f"{word}: this folder has no snapshot (FILE.json)")
-    return [_side(str(path)) for path in files]
+    return once([side for path in files for side in _runs(str(path))])
+
+
+def _runs(word: str) -> list[MeasuredRun]:
+    """The run that `FILE[#RUN]` names. Without a number: the last run of a snapshot; of a result file of another client, the last run and the runs before it
+    that had the same load. Raises UsageError."""
+    side = _side(word)
+    if not side.run.client or _file(word)[1]:
+        return [side]
+    alike = [run for run in side.session.runs if not unlike(run, side.run)]
+    return [MeasuredRun(visible(f"{word}#{run.id}") if len(alike) > 1 else side.name, run, side.session) for run in alike]
 
 
 def _file(word: str) -> tuple[str, str]:
