@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ from gpuconsole.model.units import NA, plain
 if TYPE_CHECKING:
     from gpuconsole.experiments.throughput import MeasuredRun
 
-LENGTHS_DIFFER = 0.05
-"""Prompts or answers whose mean lengths differ by more are another load. A model that ends its answers by chance makes answers that differ by a few percent."""
+LENGTHS_DIFFER, MOST_BY_CHANCE, ERRORS = 0.05, 0.20, 4.5
+"""Prompts or answers whose mean lengths differ by more than 5 % are another load. With few requests, drawn lengths differ more by chance: four and a half standard errors
+of the difference are allowed, up to 20 %. A difference that is allowed counts as a doubt of its size (see `excuse`)."""
 LENGTHS_MATTER = 0.02
 """A smaller difference counts as none, as in a trial."""
 LENGTHS = {"prompt_tokens_mean": "prompt tokens", "output_tokens_mean": "output tokens"}
@@ -48,7 +50,8 @@ def unlike(before: Run, after: Run) -> list[Difference]:
         if old != new:
             found.append(Difference(name, old, new))
     for name, words in LENGTHS.items():
-        if abs(lengths_apart(before, after, name)) > LENGTHS_DIFFER:
+        errors = [run.facts.get(name.replace("_mean", "_error"), 0.0) for run in (before, after)]
+        if abs(lengths_apart(before, after, name)) > max(LENGTHS_DIFFER, min(MOST_BY_CHANCE, ERRORS * math.hypot(*errors))):
             found.append(Difference(words, *(plain(run.facts[name]) for run in (before, after))))
     return found
 

@@ -8,6 +8,7 @@ inter-chunk latency is `chunk_gap_s`. The single requests stand without the load
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ LATENCIES = {
     "inter_chunk_latency": "chunk_gap_s",
     "request_latency": "e2e_s",
 }
+LENGTHS = {"input_sequence_length": "prompt_tokens", "output_sequence_length": "output_tokens"}
 NS = 1e-9
 MOST_NAMES = 3
 SAME = 1e-3
@@ -87,6 +89,7 @@ def read(fields: Fields) -> Result:
         goodput_per_s=_mean(fields, "goodput"),
         prompt_tokens=_mean(fields, "input_sequence_length"),
         output_tokens=_mean(fields, "output_sequence_length"),
+        length_errors={name: error for tag, name in LENGTHS.items() if (error := _length_error(fields.inner(tag), answered)) is not None},
         latencies={name: known for tag, name in LATENCIES.items() if (known := _latency(fields, tag, answered)) is not None},
         whole=False,
         doubts=doubts,
@@ -186,6 +189,12 @@ def _latency(fields: Fields, tag: str, answered: int) -> Distribution | None:
     scale = _scale(metric)
     values = {name: metric.seconds(name, scale) for name in ("avg", "std", "p50", "p90", "p95", "p99")}
     return printed(values.pop("avg"), values.pop("std"), metric.count("count") or answered, values)
+
+
+def _length_error(metric: Fields, answered: int) -> float | None:
+    """The standard error of a mean length as a share of it."""
+    mean, std = metric.number("avg"), metric.number("std")
+    return std / mean / math.sqrt(answered) if mean and std is not None and answered else None
 
 
 def _model(config: Fields) -> str:

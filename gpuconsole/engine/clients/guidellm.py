@@ -8,6 +8,7 @@ The measured time ends before the last requests, so rates are those that GuideLL
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from gpuconsole.engine.clients.fields import ClientFileError, Fields
@@ -19,6 +20,7 @@ from gpuconsole.model.serving import Request
 CLIENT = "GuideLLM"
 MS = 1e-3
 LATENCIES = {"time_to_first_token_ms": ("ttft_s", MS), "inter_token_latency_ms": ("tpot_s", MS), "request_latency": ("e2e_s", 1.0)}
+LENGTHS = {"prompt_tokens": "prompt_token_count", "output_tokens": "output_token_count"}
 REQUESTS = ("max_number", "max_requests", "max_num_requests")
 """The names of the limit of requests, in the order of the versions."""
 LIMITS = ("max_num", "count")
@@ -52,7 +54,7 @@ def _result(benchmark: Fields, version: str) -> Result:
     requests = [_request(entry, started, "") for entry in groups.each("successful")]
     requests += [_request(entry, started, _error(entry)) for entry in groups.each("errored")]
     whole = sum(not request.error for request in requests) == answered
-    prompt, output = (_successful(metrics, name).number("mean") for name in ("prompt_token_count", "output_token_count"))
+    prompt, output = (_successful(metrics, name).number("mean") for name in LENGTHS.values())
     return Result(
         client=CLIENT,
         version=version,
@@ -69,6 +71,7 @@ def _result(benchmark: Fields, version: str) -> Result:
         requests_per_s=_successful(metrics, "requests_per_second").number("mean"),
         prompt_tokens=prompt or None,
         output_tokens=output or None,
+        length_errors={name: error for name in LENGTHS if (error := _length_error(metrics, name, answered)) is not None},
         latencies={
             name: known for tag, (name, scale) in LATENCIES.items() if (known := _latency(metrics, tag, scale, answered)) is not None
         },
@@ -93,6 +96,13 @@ def _latency(metrics: Fields, tag: str, scale: float, answered: int) -> Distribu
         figures.count("count") or answered,
         {"p50": median, **percentiles},
     )
+
+
+def _length_error(metrics: Fields, name: str, answered: int) -> float | None:
+    """The standard error of a mean length as a share of it."""
+    figures = _successful(metrics, LENGTHS[name])
+    mean, std = figures.number("mean"), figures.number("std_dev")
+    return std / mean / math.sqrt(answered) if mean and std is not None and answered else None
 
 
 def _load(benchmark: Fields) -> Knobs:

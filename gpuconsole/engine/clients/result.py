@@ -40,7 +40,8 @@ class Result(msgspec.Struct, kw_only=True):
     """One run of a client.
 
     - `load`: how requests were sent; every entry must be equal in runs that are compared. `answered`, `failed`: numbers of requests; `failed` is None where
-      the file does not tell. `prompt_tokens`, `output_tokens`: the means of an answered request.
+      the file does not tell. `prompt_tokens`, `output_tokens`: the means of an answered request; `length_errors`: their standard
+      errors as shares of them, where the client has printed them.
     - `latencies`: what the client has printed, by the field of `Summary`. `requests`: single requests in the order in which they were sent. `whole`: they are all
       that were answered. `timed`: their times `t` are seconds after the start of the run; otherwise `t` is 0.
     """
@@ -61,6 +62,7 @@ class Result(msgspec.Struct, kw_only=True):
     goodput_per_s: float | None = None
     prompt_tokens: float | None = None
     output_tokens: float | None = None
+    length_errors: dict[str, float] = {}
     latencies: dict[str, Distribution] = {}
     requests: list[Request] = []
     whole: bool = True
@@ -87,7 +89,7 @@ def run_of(result: Result, number: str) -> Run:
     for field, mean in (("tokens_per_s", result.tokens_per_s), ("requests_per_s", result.requests_per_s)):
         setattr(summary, field, _rate(mean, series.get(_key(field)), summary, result.answered))
     summary.samples_per_s = summary.requests_per_s
-    lengths = {"prompt_tokens_mean": result.prompt_tokens, "output_tokens_mean": result.output_tokens}
+    facts = {"prompt_tokens_mean": result.prompt_tokens, "output_tokens_mean": result.output_tokens, **_length_errors(answered, result)}
     unavailable = dict(result.unavailable)
     if result.failed is None:
         unavailable["workload.failed_requests"] = "the file has no number of failed requests"
@@ -106,7 +108,7 @@ def run_of(result: Result, number: str) -> Run:
         summary=summary,
         series=series,
         unavailable=unavailable,
-        facts={name: mean for name, mean in lengths.items() if mean is not None},
+        facts={name: mean for name, mean in facts.items() if mean is not None},
         server=_server(result),
         elsewhere=True,
         validity=_validity(result),
@@ -163,6 +165,16 @@ def _completed(said: Distribution | None, own: Distribution | None) -> Distribut
         return said or own
     missing = {name: getattr(own, name) for name in ("p90", "p95", "p99") if getattr(said, name) is None}
     return msgspec.structs.replace(said, **missing)
+
+
+def _length_errors(answered: Sequence[Request], result: Result) -> dict[str, float]:
+    """The standard errors of the mean lengths as shares of them: from single requests, or as the client has printed them."""
+    errors = dict(result.length_errors)
+    for name in ("prompt_tokens", "output_tokens"):
+        values = [getattr(request, name) for request in answered]
+        if len(values) > 1 and (mean := statistics.fmean(values)) > 0:
+            errors[name] = statistics.stdev(values) / math.sqrt(len(values)) / mean
+    return {f"{name}_error": error for name, error in errors.items()}
 
 
 def _server(result: Result) -> ServerFacts | None:
