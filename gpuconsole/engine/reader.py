@@ -13,6 +13,7 @@ import platformdirs
 
 from gpuconsole.diagnosis.models.run import MISSING, with_figures
 from gpuconsole.engine import clients
+from gpuconsole.engine.clients.fields import ClientFileError
 from gpuconsole.model.files import read_limited, read_regular, write_new, write_whole
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
@@ -104,7 +105,7 @@ def read_measured(path: Path) -> Snapshot:
         return clients.read_runs(path, data)
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
-    except (SnapshotError, clients.ClientFileError) as error:
+    except (SnapshotError, ClientFileError) as error:
         raise SnapshotError(f"{path}: {error}") from None
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpuconsole.model.comparison import Difference
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Run
 from gpuconsole.model.units import NA, plain
-
-if TYPE_CHECKING:
-    from gpuconsole.experiments.throughput import MeasuredRun
 
 LENGTHS_DIFFER, MOST_BY_CHANCE, ERRORS = 0.05, 0.20, 4.5
 """Prompts or answers whose mean lengths differ by more than 5 % are another load. With few requests, drawn lengths differ more by chance: four and a half standard errors
@@ -54,16 +50,6 @@ def unlike(before: Run, after: Run) -> list[Difference]:
         if abs(lengths_apart(before, after, name)) > max(LENGTHS_DIFFER, min(MOST_BY_CHANCE, ERRORS * math.hypot(*errors))):
             found.append(Difference(words, *(plain(run.facts[name]) for run in (before, after))))
     return found
-
-
-def once(sides: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    """The sides without a second one of the same run of another client: AIPerf writes two files for a run, and each names it."""
-    kept: dict[object, MeasuredRun] = {}
-    for number, side in enumerate(sides):
-        run = side.run
-        same = (run.client, run.started, run.duration_s, run.summary.requests) if run.client and run.started else number
-        kept.setdefault(same, side)
-    return list(kept.values())
 
 
 def engines(before: Run, after: Run) -> list[Difference]:

@@ -216,8 +216,8 @@ def _figures(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], free: bool
     if free:
         reads.append((f"throughput {FREE}", unit, lambda run: _rate_of(run, True)))
     if first.serves:
-        latencies, shares = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")), ("p50", "p99") if first.client else ("p50",)
-        reads += [(f"{title} {share}", "s", partial(_percentile, field, share)) for field, title in latencies for share in shares]
+        times, percentiles = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")), ("p50", "p99") if first.client else ("p50",)
+        reads += [(f"{title} {share}", "s", partial(_percentile, field, share)) for field, title in times for share in percentiles]
     else:
         shares = [side.run.summary.phases_ratio for side in (*base, *new)]
         parts = [part for part in IN_A_STEP if max(share.get(part, 0.0) for share in shares) >= LEAST_SHARE]

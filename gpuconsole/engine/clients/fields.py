@@ -51,7 +51,7 @@ class Fields:
         if raw is None:
             return None
         try:
-            return msgspec.json.decode(raw, type=kind | None)  # type: ignore[arg-type]
+            return msgspec.json.decode(raw, type=kind | None)
         except UNREADABLE as error:
             raise ClientFileError(f"{self._name}{key}: {visible(str(error))}") from None
 
@@ -65,6 +65,11 @@ class Fields:
         if number is not None and not 0 <= number < math.inf:
             raise ClientFileError(f"{self._name}{key}: {number} must be 0 or more")
         return number
+
+    def number_or_word(self, key: str) -> float | str | None:
+        """A number, or a text such as `inf`."""
+        value = self.value(key, object)
+        return value if isinstance(value, int | float | str) else None
 
     def count(self, key: str) -> int | None:
         number = self.number(key)
@@ -86,7 +91,7 @@ class Fields:
 
     def numbers(self, key: str) -> list[float]:
         """A list of numbers of 0 or more, 0 for null. Empty where there is no list. Raises ClientFileError."""
-        values = [0.0 if number is None else number for number in self.value(key, list[float | None]) or []]  # type: ignore[misc]
+        values = [0.0 if number is None else number for number in self.value(key, list[float | None]) or []]
         if not all(0 <= number <= MOST_SECONDS for number in values):
             raise ClientFileError(f"{self._name}{key}: a number is not in 0 to {MOST_SECONDS:g}")
         return values

@@ -11,9 +11,10 @@ import datetime
 from collections import Counter
 
 from gpuconsole.engine.clients import vllm
-from gpuconsole.engine.clients.fields import ClientFileError, Fields
+from gpuconsole.engine.clients.fields import LONGEST, ClientFileError, Fields
 from gpuconsole.engine.clients.result import NO_TIMES, Result, closed_loop, lengths_of, open_loop
 from gpuconsole.model.knobs.knob import Knobs
+from gpuconsole.model.text import cut, visible
 
 CLIENT = "SGLang bench_serving"
 PER_TOKEN = ("sglang", "sglang-native")
@@ -75,13 +76,9 @@ def _server_info(fields: Fields) -> Fields:
 def _load(fields: Fields, count: int) -> Knobs:
     """How the requests were sent. A dataset has its options."""
     users = fields.count("max_concurrency")
-    rate = fields.value("request_rate", float | str)  # type: ignore[arg-type]
+    rate = fields.number_or_word("request_rate")
     load: Knobs = {"requests": count}
-    load["dataset"] = " ".join(
-        str(value)
-        for name in DATASET
-        if (value := fields.value(name, int | float | str)) is not None  # type: ignore[arg-type]
-    )
+    load["dataset"] = cut(visible(" ".join(str(value) for name in DATASET if (value := fields.number_or_word(name)) is not None)), LONGEST)
     if rate == "trace":
         return load | {"arrivals": "trace"} | ({} if users is None else {"max_concurrency": users})
     if isinstance(rate, float | int) and rate > 0:

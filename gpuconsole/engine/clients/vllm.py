@@ -86,7 +86,7 @@ def requests_of(fields: Fields, starts: list[float], latencies: list[float], que
         fields.numbers("input_lens"),
         fields.raws("itls"),
     )
-    errors = fields.value("errors", list[str | None]) or [""] * len(ttfts)  # type: ignore[misc]
+    errors = fields.value("errors", list[str | None]) or [""] * len(ttfts)
     lists = [lst for lst in (outputs, prompts, gaps, errors, starts, latencies, queued) if lst]
     if not ttfts or not outputs or not (gaps or latencies):
         return []
@@ -132,7 +132,7 @@ def _requests(fields: Fields, duration_s: float) -> tuple[list[Request], bool]:
 def _load(fields: Fields, count: int) -> Knobs:
     """How the requests were sent: at a rate, or by a number of users at a time. Without a limit, all requests were sent at the start."""
     users = fields.count("max_concurrency")
-    rate = fields.value("request_rate", float | str)  # type: ignore[arg-type]
+    rate = fields.number_or_word("request_rate")
     load: Knobs = {"requests": count}
     if strategy := fields.text("ramp_up_strategy"):
         ends = [fields.number(f"ramp_up_{end}_rps") or 0.0 for end in ("start", "end")]

@@ -11,7 +11,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, OK, UNDECIDED
 from gpuconsole.cli.files import STDOUT, check_sharing, read_measured, share, write_or_print
 from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
-from gpuconsole.experiments.clients import once, unlike
+from gpuconsole.experiments.clients import unlike
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
 from gpuconsole.experiments.throughput import MeasuredRun
@@ -23,7 +23,8 @@ from gpuconsole.report.share.comparison import comparison_document
 from gpuconsole.report.share.markdown import parts_markdown
 
 HELP = "compare two runs, metric by metric; or decide in CI"
-DESCRIPTION = """Compare two runs from snapshots. Differences in hardware, software and settings come first: they may explain differences in speed.
+DESCRIPTION = """Compare two runs from snapshots, or from result files of other clients of model servers (vllm bench serve, SGLang's
+bench_serving, AIPerf, GuideLLM: recognised by their content). Differences in hardware, software and settings come first: they may explain differences in speed.
 
 With --fail-below, decide whether NEW is slower than BASE. Each side is one snapshot, or better a folder of several. A run counts once, and the
 noise is the spread between the runs of a side."""
@@ -33,6 +34,7 @@ EXAMPLES = """examples:
   gpuconsole compare before.json after.json --json
   gpuconsole compare before.json after.json --html page.html      a page to share; also --markdown FILE
   gpuconsole compare base/ new/ --fail-below 0.97 --markdown      a gate for CI: the comment for a pull request on stdout
+  gpuconsole compare vllm-old.json vllm-new.json                  two results of `vllm bench serve --save-result --save-detailed`
 
 A verdict needs an interval that is completely beyond 2 %. One run does not show how much equal runs differ: 5 % is assumed, so two runs are
 undecided below about 15 %. To prove a change, try it within one run (`gpuconsole run --try`), or measure several runs (--fail-below). If the scripts or scenarios, the devices, the versions or the
@@ -60,7 +62,7 @@ def _limit(text: str) -> float:
 
 
 OPTIONS = (
-    Option("before", "a snapshot, and the number of a run in it (default: the last run); a folder with --fail-below", "BASE[#RUN]", completes="file"),
+    Option("before", "a snapshot or a result file, and the number of a run in it (default: the last run); a folder with --fail-below", "BASE[#RUN]", completes="file"),
     Option("after", "the same for the second run", "NEW[#RUN]", completes="file"),
     Option(
         "--fail-below", "exit code 1 if the throughput of NEW is surely below this share of that of BASE, and 3 if the noise is too large to tell",
@@ -115,7 +117,17 @@ def _sides(word: str) -> list[MeasuredRun]:
         raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
     if not files:
         raise UsageError(f"{word}: this folder has no snapshot (FILE.json)")
-    return once([side for path in files for side in _runs(str(path))])
+    return _once([side for path in files for side in _runs(str(path))])
+
+
+def _once(sides: list[MeasuredRun]) -> list[MeasuredRun]:
+    """The sides without a second one of the same run of another client: AIPerf writes two files for a run, and each names it."""
+    kept: dict[object, MeasuredRun] = {}
+    for number, side in enumerate(sides):
+        run = side.run
+        same = (run.client, run.started, run.duration_s, run.summary.requests) if run.client and run.started else number
+        kept.setdefault(same, side)
+    return list(kept.values())
 
 
 def _runs(word: str) -> list[MeasuredRun]:

@@ -29,7 +29,11 @@ EXAMPLES = """examples:
   gpuconsole report session.json --patch faster.patch    the kept changes, for git apply
 """
 PATCH = Option("--patch", "write the changes that were kept in a job of your own as a patch of its code (git apply)", "FILE", Path)
-OPTIONS = (Option("file", "a snapshot (`gpuconsole run --snapshot`)", "SNAPSHOT", Path), PATCH, *SHARING)
+OPTIONS = (
+    Option("file", "a snapshot (`gpuconsole run --snapshot`), or a result file of another client (docs/serving.md)", "SNAPSHOT", Path),
+    PATCH,
+    *SHARING,
+)
 
 
 def run(args: argparse.Namespace) -> int:
