@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import pytest
 
 from gpuconsole.engine.clients import MOST_BYTES, ClientFileError, read_results, run_of
 from gpuconsole.engine.reader import read_measured
+from gpuconsole.experiments.compare import compare
+from gpuconsole.experiments.gate import GateError, judge
+from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import SnapshotError, decode, encode
 from tests.fakes.client_results import (
-    BEGUN,
     MODEL,
-    Sent,
     aiperf,
     aiperf_records,
     answered,
@@ -198,6 +201,16 @@ def test_a_sample_of_the_requests_gives_no_series() -> None:
     assert run.summary.requests == len(GOOD)
 
 
+def test_requests_of_guidellms_warm_up_are_left_out() -> None:
+    """The report has them, and its figures do not."""
+    (run,) = read(guidellm([SENT], warmup_s=5.0))
+    counted = [one for one in GOOD if one.end > 5.0]
+    assert run.summary.requests == len(counted) < len(GOOD)
+    ttft = run.series["workload.ttft_s{device=server}"]
+    assert sum(ttft.weights) <= len(counted) and run.summary.ttft_s is not None
+    assert run.summary.ttft_s.mean == pytest.approx(statistics.fmean(one.ttft for one in counted))
+
+
 def test_failures_degrade_a_run_and_most_failures_make_it_invalid() -> None:
     (some,) = read(vllm(serve(1, failing=0.05)))
     assert (
@@ -290,8 +303,68 @@ def test_prompts_and_answers_are_not_kept(tmp_path: Path) -> None:
     assert b"secret" not in encode(read_measured(path))
 
 
-def test_requests_with_one_token_or_no_time() -> None:
-    sent: Sequence[Sent] = [Sent(0.0, 0.0, (), 5)] * 3 + [Sent(1.0, 0.1, (0.01,), 5)] * 30
-    data = vllm(SENT) | {name: value for name, value in vllm(sent[3:]).items() if name != "duration"}
-    (run,) = read(data | {"duration": duration(sent)})
-    assert run.summary.ttft_s is not None and BEGUN
+NASTY = [
+    None,
+    -1,
+    0,
+    1e308,
+    -1e308,
+    math.nan,
+    math.inf,
+    10**400,
+    "",
+    "x",
+    "\x1b[2J",
+    [],
+    {},
+    [1],
+    True,
+    "\ud800",
+    1e-320,
+    [[]],
+    {"a": 1},
+    2**63,
+    [None],
+    [1e308] * 30,
+]
+
+
+def _places(value: Any, chance: random.Random, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of a JSON value: all keys, and a few items of each list."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from _places(value[key], chance, (*path, key))
+    elif isinstance(value, list):
+        for place in chance.sample(range(len(value)), min(2, len(value))):
+            yield from _places(value[place], chance, (*path, place))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_damage_is_one_line_or_no_harm(name: str, tmp_path: Path) -> None:
+    """One value of the file is replaced by another at random: the file is read and compared, or refused in one line."""
+    made, chance = FORMATS[name](serve(1, count=30, failing=0.1)), random.Random(7)
+    objects = [json.loads(line) for line in made.splitlines()] if isinstance(made, str) else [made]
+    whole = json.dumps(objects[0]) if len(objects) == 1 else "\n".join(map(json.dumps, objects))
+    (good,) = read(whole)
+    path, lines = tmp_path / "file", list[str]()
+    for _ in range(60):
+        damaged_objects = json.loads(json.dumps(objects))
+        *way, last = chance.choice(list(_places(damaged_objects, chance)))
+        place: Any = damaged_objects
+        for key in way:
+            place = place[key]
+        place[last] = chance.choice(NASTY)
+        path.write_text("\n".join(map(json.dumps, damaged_objects)))
+        try:
+            snapshot = read_measured(path)
+        except SnapshotError as refused:
+            lines.append(str(refused))
+            continue
+        assert decode(encode(snapshot)).runs
+        sides = [MeasuredRun(label, run, snapshot) for label, run in (("a", snapshot.runs[-1]), ("b", good))]
+        with contextlib.suppress(ArithmeticError, GateError):  # a number that is too large, which the commands say in one line
+            compare(*sides)
+            judge(sides[:1], sides[1:], 0.9)
+    assert lines and not any("\n" in line or len(line) > 600 for line in lines)

@@ -316,16 +316,19 @@ def guidellm(
     begun: float = BEGUN,
     old: bool = False,
     sampled: bool = False,
+    warmup_s: float = 0.0,
     **more: Any,
 ) -> dict[str, Any]:
-    """A report of GuideLLM 0.8.1 with a benchmark for each run; `old`: of 0.3.1. `sampled`: with only a few of the requests."""
+    """A report of GuideLLM 0.8.1 with a benchmark for each run; `old`: of 0.3.1. `sampled`: with only a few of the requests. `warmup_s`:
+    the measured time begins later; the figures are those of the requests that overlap it, and all requests are in the report."""
     benchmarks = []
     for place, sent in enumerate(runs):
-        good, seconds, latencies = answered(sent), duration(sent), _latencies(sent)
+        counted = [one for one in sent if one.end > warmup_s]
+        good, seconds, latencies = answered(counted), duration(sent) - warmup_s, _latencies(counted)
         started = begun + 1000.0 * place
         rate = rates[place] if rates else 0.0
         strategy = {"type_": "poisson", "rate": rate, "random_seed": 42} if rate else {"type_": "concurrent", "streams": users}
-        totals = {"successful": len(good), "errored": len(sent) - len(good), "incomplete": 0, "total": len(sent)}
+        totals = {"successful": len(good), "errored": len(counted) - len(good), "incomplete": 0, "total": len(counted)}
         requests: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
         for number, one in enumerate(sent[:10] if sampled else sent):
             times = {
@@ -365,8 +368,8 @@ def guidellm(
         benchmarks.append(
             {
                 "type_": "generative_benchmark",
-                "start_time": started,
-                "end_time": started + seconds,
+                "start_time": started + warmup_s,
+                "end_time": started + warmup_s + seconds,
                 "duration": seconds,
                 "metrics": metrics,
                 "requests": requests,

@@ -219,7 +219,7 @@ def _load(config: Fields) -> Knobs:
         [phase for phase in config.each("phases") if (phase.text("kind") or phase.text("name")) != "warmup"] if "phases" in config else []
     )
     if phases:
-        return _of_phase(phases[-1])
+        return _of_phase(phases[-1]) | ({"phases": len(phases)} if len(phases) > 1 else {})
     old = config.inner("loadgen")
     rate, users = old.number("request_rate"), old.value("concurrency", object)
     load: Knobs = {} if (count := old.count("request_count")) is None else {"requests": count}

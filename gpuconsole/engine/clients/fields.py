@@ -15,6 +15,7 @@ from gpuconsole.model.text import cut, visible
 Kind = TypeVar("Kind")
 NOT_FINITE = re.compile(rb"(?<=[\[,:\s])-?(?:Infinity|NaN)(?=[\s,\]}])")
 LONGEST = 200
+CLOCKS_S = 0.01
 MOST_SECONDS = 1e8
 """The longest time that counts as one: three years."""
 
@@ -76,9 +77,12 @@ class Fields:
         return None if number is None else round(number)
 
     def seconds(self, key: str, scale: float = 1.0) -> float | None:
-        """A time in seconds, where the field counts units of `scale` seconds. Raises ClientFileError for what is no time."""
-        number = self.number(key)
-        if number is not None and number * scale > MOST_SECONDS:
+        """A time in seconds, where the field counts units of `scale` seconds. Raises ClientFileError for what is no time. A difference of two clocks may be a
+        little below 0: it counts as 0."""
+        number = self.value(key, float)
+        if number is not None and -CLOCKS_S <= number * scale <= 0:
+            return 0.0
+        if number is not None and not 0 < number * scale <= MOST_SECONDS:
             raise ClientFileError(f"{self._name}{key}: {number} is no time")
         return None if number is None else number * scale
 

@@ -3,7 +3,7 @@
 Field names: guidellm 0.3.1 `guidellm/benchmark/benchmark.py`; 0.4.0, 0.5.0, 0.6.0 `guidellm/benchmark/schemas/generative`; 0.8.1 `guidellm/benchmark/schemas`. Up to 0.3 a
 request has `start_time`, `first_token_time` and `end_time`, and the load is in `args`; from 0.4 on it has `request_start_time`, and the load is in `config`.
 GuideLLM's inter_token_latency is (last token - first token) / (output tokens - 1): `tpot_s` here. Its time_per_output_token contains the first token, and is left out.
-The measured time ends before the last requests, so rates are those that GuideLLM has printed.
+Its figures are those of the requests that overlap the measured time, but a report also has the requests of the warm-up and the cool-down: they are left out.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def _result(benchmark: Fields, version: str) -> Result:
     groups = benchmark.inner("requests")
     requests = [_request(entry, started, "") for entry in groups.each("successful")]
     requests += [_request(entry, started, _error(entry)) for entry in groups.each("errored")]
+    requests = [request for request in requests if request.t > 0 and request.t - (request.e2e_s or 0.0) < duration_s]
     whole = sum(not request.error for request in requests) == answered
     prompt, output = (_successful(metrics, name).number("mean") for name in LENGTHS.values())
     return Result(
@@ -136,7 +137,7 @@ def _limit(limits: Fields, name: str) -> int | None:
 def _request(entry: Fields, started: float, error: str) -> Request:
     ended = entry.number("request_end_time") or entry.number("end_time") or started
     return Request(
-        t=max(0.0, ended - started),
+        t=ended - started,
         client_queue_s=0.0,
         ttft_s=None if error else entry.seconds("time_to_first_token_ms", MS) or None,
         e2e_s=None if error else entry.seconds("request_latency") or None,
