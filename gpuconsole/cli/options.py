@@ -325,7 +325,7 @@ ECO = Option(
 WATCHING = Group("watching devices", (
     INTERVAL,
     DEVICE,
-    Option("--record", "record the session for `gpuconsole replay`", "FILE", Path, {**NO_DEMO, **NO_RESTARTS}, ANYWHERE),
+    Option("--record", "record the session for `gpuconsole replay`; into a folder: the last 24 hours, for `gpuconsole explain`", "FILE", Path, {**NO_DEMO, **NO_RESTARTS}, ANYWHERE),
     Option("--price", "price of the machine per hour, in any currency", "P", settings.price, {**NO_DEMO, **NO_RESTARTS}, ANYWHERE),
     DCGM,
     Option("--serve", "serve the session's metrics to Prometheus", "HOST:PORT", None, NO_DEMO, ANYWHERE),

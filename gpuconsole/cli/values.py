@@ -118,7 +118,10 @@ def writable(args: argparse.Namespace, option: str) -> Path | None:
     path: Path | None = getattr(args, option.removeprefix("--"), None)
     if path is not None:
         try:
-            check_writable(path, in_place=option in WRITTEN_IN_PLACE)
+            if option == "--record" and path.is_dir():
+                make_writable_folder(path)  # a ring
+            else:
+                check_writable(path, in_place=option in WRITTEN_IN_PLACE)
         except OSError as error:
             raise UsageError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
     return path

@@ -21,13 +21,14 @@ from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionErr
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import RecordingWriter, as_recorded, read_recording
+from gpuconsole.wire.ring import RingWriter
 
 
 class Recorder:
     """Begins, continues and ends a recording."""
 
     def __init__(self) -> None:
-        self._writer: RecordingWriter | None = None
+        self._writer: RecordingWriter | RingWriter | None = None
 
     @property
     def path(self) -> str:
@@ -37,7 +38,7 @@ class Recorder:
     def toggle(self, path: Path | None, prelude: Iterable[AnyEvent]) -> Path | None:
         """Begin a recording and return its file, or end the present recording and return None. Raises SessionError.
 
-        A recording begins with the events of `prelude`. Without `path` it is a dated file in the current folder.
+        A recording begins with the events of `prelude`. Without `path` it is a dated file in the current folder. A `path` that is a folder becomes a ring.
         """
         if self._writer is not None:
             if problem := self.close():
@@ -45,7 +46,7 @@ class Recorder:
             return None
         target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
         try:
-            writer = RecordingWriter(target, new=path is None)
+            writer = RingWriter(target) if target.is_dir() else RecordingWriter(target, new=path is None)
             for event in prelude:
                 writer.write(as_recorded(event))
         except OSError as error:

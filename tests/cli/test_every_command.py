@@ -46,6 +46,7 @@ CASES = {
     "devices": Case("", ("--timeout never", "not a number of seconds"), ("--interval 2", "no option '--interval'")),
     "diagnose": Case("s.json", ("gone.json", "cannot be read"), ("s.json --headless", "no option '--headless'")),
     "doctor": Case("", ("--color green", "'auto', 'always', 'never'"), ("--device cpu", "no option '--device'")),
+    "explain": Case(None, ("gone.jsonl", "cannot be read"), ("s.jsonl --headless", "no option '--headless'")),
     "exporter": Case(None, ("--listen 9835", "must be HOST:PORT"), ("--price 3", "no option '--price'")),
     "mcp": Case(None, ("nope", "no scenario 'nope'"), ("train-gpt --probe", "--probe goes with a command of your own")),
     "models": Case("train-gpt", ("train-gpt --device-name H9000", "known: "), ("train-gpt --device cpu", "no option '--device'")),

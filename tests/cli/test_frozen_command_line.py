@@ -21,6 +21,7 @@ FROZEN = {
     "completion": "shell",
     "devices": "--json --dcgm --timeout",
     "diagnose": "file --snapshot --json",
+    "explain": "file --at --json",
     "doctor": "--timeout --json",
     "exporter": "--listen --token-file --interval --dcgm",
     "mcp": (
