@@ -170,7 +170,7 @@ def _checked(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> list[Co
     for side in (first, *others):
         _check_run(side)
         begun = side.run.started, side.run.duration_s
-        if side.run.started and begun in names:
+        if (side.run.started or side.run.client) and begun in names:
             raise GateError(f"{names[begun]} and {side.name} are the same run: a run counts once")
         names[begun] = side.name
     comparisons = []

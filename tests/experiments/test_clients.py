@@ -110,6 +110,11 @@ def test_an_open_loop_without_e2e_is_refused_with_the_option_that_writes_it() ->
         judge([base], [new], 0.97)
 
 
+def test_a_result_without_a_time_counts_once() -> None:
+    with pytest.raises(GateError, match="are the same run"):
+        judge([side_of(sglang(SAME), "a")], [side_of(sglang(SAME), "b")], 0.9)
+
+
 def test_few_requests_are_no_measurement() -> None:
     with pytest.raises(GateError, match="only 10 answered requests: at least 20 make a rate"):
         judge([side_of(vllm(serve(1, count=10)), "a")], [side_of(vllm(serve(2, count=10)), "b")], 0.9)

@@ -72,7 +72,7 @@ def read_results(data: bytes) -> list[Result]:
 def _beside(path: Path) -> Iterator[Result]:
     """The results of AIPerf in the other files of the folder. What cannot be read is passed over: nobody has named it."""
     try:
-        files = sorted(other for other in path.parent.iterdir() if not other.samefile(path))[:MOST_BESIDE]
+        files = sorted(other for other in path.parent.iterdir() if other.name != path.name)[:MOST_BESIDE]
     except OSError:
         return
     for file in files:
