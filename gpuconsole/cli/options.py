@@ -311,6 +311,18 @@ SERVING = Group(SERVER.title, (
     Option("--slo", "count requests within these bounds as goodput", "ttft=S,tpot=S,e2e=S", _objective, SERVING_ONLY),
 ))
 
+WATCHED_SERVER = tuple(
+    option._replace(refused={}, help=text)
+    for name, text in {
+        "--api-key-env": "the environment variable that holds the server's key",
+        "--model": "watch this model only, of several on the page",
+        "--metrics-url": "address of the metrics page, where it is not on the server itself",
+        "--wait": "wait up to S seconds for a server that is starting (default 0)",
+    }.items()
+    for option in SERVING.options
+    if option.name == name
+)
+
 # The machine: sampling, device, recording, price, Prometheus, screen updates.
 INTERVAL = Option("--interval", "seconds between two samples (default 1)", "S", settings.seconds, NO_DEMO, ANYWHERE)
 DEVICE = Option("--device", "gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)", "ID", None, NO_DEMO, ANYWHERE)

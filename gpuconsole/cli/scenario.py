@@ -57,7 +57,7 @@ def server_of(chosen: Scenario, knobs: Knobs) -> Value:
 def server_options(args: argparse.Namespace) -> dict[str, str]:
     """The options for the serving worker, by name. They contain no key, only the name of the variable that holds the key."""
     keys = {option.key: option.key for option in SERVING.options if option.key != "slo"}
-    keys |= {"url": "server_url", "wait": "wait_s", "request_timeout": "timeout_s"}
+    keys |= {"url": "server_url", "wait": "wait_s", "request_timeout": "timeout_s", "watch": "watch"}
     return {name: str(value) for key, name in keys.items() if (value := getattr(args, key, None)) is not None}
 
 
@@ -73,10 +73,8 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
     timeout_s: float | None = getattr(args, "request_timeout", None)
     if timeout_s is not None and not timeout_s > 0:
         raise UsageError(f"--request-timeout {timeout_s:g}: must be more than 0 s")
-    if args.wait is not None and not 0 <= args.wait < math.inf:
-        raise UsageError(f"--wait {args.wait:g}: must be 0 s or more")
-    if args.api_key_env is not None and not os.environ.get(args.api_key_env):
-        raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
+    check_wait(args)
+    check_api_key(args)
     if getattr(args, "prompts", None) is not None:
         from gpuconsole.model.recorded import parse_recorded
 
@@ -87,6 +85,18 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
             raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
     if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):
         raise UsageError(f"--vllm-python {args.vllm_python}: is not a program that can be run")
+
+
+def check_wait(args: argparse.Namespace) -> None:
+    """Raises UsageError where --wait is no number of seconds."""
+    if args.wait is not None and not 0 <= args.wait < math.inf:
+        raise UsageError(f"--wait {args.wait:g}: must be 0 s or more")
+
+
+def check_api_key(args: argparse.Namespace) -> None:
+    """Raises UsageError where the variable of --api-key-env holds nothing."""
+    if args.api_key_env is not None and not os.environ.get(args.api_key_env):
+        raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
 
 
 def check_nodes(args: argparse.Namespace, workload: Workload) -> None:

@@ -18,11 +18,12 @@ from gpuconsole.engine.children.pool import WorkerPool, ignore
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.engine.devices import ChosenDevices, RoomBeside
+from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
-from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario
+from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario, watched_scenario
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -146,7 +147,9 @@ class RunControl:
     # --- start and end --------------------------------------------------------------------------------------
 
     def plan(self, name: str, overrides: Knobs) -> RunPlan:
-        """Check a scenario and its overrides; nothing is started. Raises SessionError."""
+        """Check a scenario and its overrides; nothing is started. Raises SessionError. `name`: also the address of the server to watch."""
+        if name and name == self._serving.watched:
+            return RunPlan(watched_scenario(without_credentials(name)), {}, {}, self._devices.first())
         try:
             chosen = catalog.find_scenario(name)
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)

@@ -399,6 +399,23 @@ _SERVING = (
         "server.requests_waiting", "requests", "server /metrics", "Sequences that wait in the server for a sequence slot or for KV cache"
     ),
     declare("server.kv_cache_usage_ratio", "ratio", "server /metrics", "Share of the KV cache that sequences use"),
+    declare("server.kv_cache_mean_ratio", "ratio", "server /metrics", "The same, the mean of several engines on one page"),
+    declare(
+        "server.requests_deferred",
+        "requests",
+        "server /metrics",
+        "Waiting requests that lack something else than room: keys and values from elsewhere, or a grammar",
+    ),
+    declare(
+        "server.requests_short_of_capacity", "requests", "server /metrics", "Waiting requests that lack room in the batch or the KV cache"
+    ),
+    declare("server.front_waiting", "requests", "server /metrics", "Requests that wait in a router before the engine (Ray Serve, Dynamo)"),
+    declare("server.sequence_limit", "requests", "server /metrics", "The most sequences in an iteration, where the page has this limit"),
+    declare("server.token_limit", "tokens", "server /metrics", "The most tokens in an iteration, where the page has this limit"),
+    declare("server.forward_busy_ratio", "ratio", "server /metrics", "Share of the time in which the GPU is in forward passes (SGLang)"),
+    declare("server.asleep", "", "server /metrics", "1 while the server has given its memory back (vLLM's sleep mode)"),
+    declare("server.models_loaded", "models", "server /api/ps", "Models in memory (Ollama)"),
+    declare("server.on_gpu_ratio", "ratio", "server /api/ps", "Share of the bytes of the loaded models that is on a GPU (Ollama)"),
     declare(
         "server.preemptions_per_s",
         "/s",

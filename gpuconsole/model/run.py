@@ -15,7 +15,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.serving import ServerFacts
+from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.model.stacks import Place
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
@@ -122,6 +122,9 @@ class Collectives(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`within`: for percentiles from a server's histogram, the bounds of the bucket that each one is in. The upper bound of the last bucket is not
+    known."""
+
     mean: float
     std: float
     n: int
@@ -129,6 +132,7 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     p90: float | None = None
     p95: float | None = None
     p99: float | None = None
+    within: dict[str, tuple[float, float | None]] = {}
 
 
 class Summary(msgspec.Struct, omit_defaults=True):
@@ -288,6 +292,11 @@ class Run(msgspec.Struct, omit_defaults=True):
     def serves(self) -> bool:
         """Whether the run is a model server under load. Otherwise the run trains."""
         return self.workload.startswith("inference.")
+
+    @property
+    def watched(self) -> bool:
+        """Whether the run only watches a model server: the load is that of other clients."""
+        return self.workload == WATCHED
 
     @property
     def settings(self) -> Knobs:

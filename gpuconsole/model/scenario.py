@@ -11,6 +11,7 @@ import msgspec
 from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
 from gpuconsole.model.machine import Device
+from gpuconsole.model.serving import WATCHED
 
 SIZE = re.compile(r"([1-9][0-9]*)GB")
 """The name of a table such as `[gpu.80GB]`."""
@@ -191,6 +192,11 @@ def check_workload(workload: Workload, path: str) -> Workload:
 
 JOB_GROUPS, JOB_KNOBS = ("loop", "loader", "parallel"), ("channels_last", "cudnn_benchmark")
 """The settings of the user's own job, by group and by name."""
+
+
+def watched_scenario(url: str) -> Scenario:
+    """What stands for a scenario in a run that watches the model server at `url`."""
+    return Scenario(url, url, Workload(WATCHED, "a model server that runs already", "tokens"), "", {}, {}, {}, Teaches())
 
 
 def job_scenario(name: str) -> Scenario:

@@ -91,6 +91,8 @@ def parse_objective(text: str) -> Objective:
 
 # --- what a model server reports about itself, each fact with its source -------------------------------------
 
+WATCHED = "inference.watched"
+"""The workload of a run that watches a server under the load of other clients."""
 KNOB_OF = {"engine": "server", "num_blocks_override": "num_gpu_blocks_override"}
 """Facts whose knob has another name."""
 EMBEDDED = "gpuconsole"

@@ -288,7 +288,7 @@ class RunRecord:
         self._delay_before: tuple[float, float] | None = None
         """Of the last message: its time, and the seconds so far in which the training thread waited for a core."""
         self.ranks = Ranks()
-        self.serving = ServingRecord() if self.run.serves else None
+        self.serving = ServingRecord(self.run.watched) if self.run.serves else None
         self.compiled = CompileCounts()
         self.work = WorkCounts()
         self.energy = Energy()
@@ -521,7 +521,7 @@ class RunRecord:
         self.ranks.clear()
         self.work, self.stacks, self.blocks, self._side_work = WorkCounts(), StackRecord(), StepBlocks(), None
         if self.serving is not None:
-            self.serving, self.live = ServingRecord(), None
+            self.serving, self.live = ServingRecord(self.run.watched), None
 
     def durations(self) -> list[float]:
         """Seconds of the recent steady steps, oldest first; in a serving run, E2E seconds of the recent requests."""

@@ -6,7 +6,8 @@ import copy
 import itertools
 import statistics
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -15,9 +16,12 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_shares, request_times, summarize_serving
+from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_shares, request_times, server_shares, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, percentile
+from gpuconsole.session.figures.histograms import of_histogram
 from gpuconsole.wire.events import Requests, ServerState
+
+Name = TypeVar("Name", bound=str | tuple[str, float])
 
 MOST_OUTAGES = 1000
 MOST_REQUESTS = 20_000
@@ -29,6 +33,8 @@ MOST_RESTARTS = 1000
 PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
+OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
+"""The figures that come from a server's histograms in a run that only watches."""
 FULL_KV = 0.9
 DRAIN_S = 2.0
 """For this time after a probe or a trial, requests of its load still end, and the server's counters still include them."""
@@ -100,7 +106,9 @@ class Outages:
 class ServingRecord:
     """The requests of the ordinary run (not of trials, not of the warm-up), newest last."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: bool = False) -> None:
+        """`watched`: the load is that of other clients, so everything comes from the server's own reports."""
+        self.watched = watched
         self.requests: deque[Request] = deque()
         self.states: deque[ServerState] = deque(maxlen=MOST_STATES)
         self.load: deque[Requests] = deque(maxlen=MOST_STATES)
@@ -179,6 +187,8 @@ class ServingRecord:
     def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
         """The summary over the steady `ticks`. A live summary uses only the last LIVE_REQUESTS requests and the last LIVE_GAPS gaps."""
         since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
+        if self.watched:
+            return self._watched_summary(ticks, since)
         requests = self.recent(since)
         if live:
             summary = summarize_serving(requests[-LIVE_REQUESTS:], ticks, objective, self.recent(since, LIVE_GAPS))
@@ -191,6 +201,27 @@ class ServingRecord:
         summary.phases_ratio = request_shares(requests, self.means(since))
         summary.failures = dict(self.failures.most_common(5))
         summary.client_runq_ratio = self.runq_ratio(since)
+        return summary
+
+    def _watched_summary(self, ticks: Sequence[Step], since: float) -> Summary:
+        """The same from the server's own reports. What the server does not count is None."""
+        summary = summarize_serving([], ticks, None)
+        gained, _ = self._gained(since, _totals)
+        totals = self.states[-1].totals if self.states else {}
+        if "generation_tokens" not in totals:
+            summary.tokens_per_s = None
+        if "requests" not in totals:
+            summary.requests_per_s = summary.samples_per_s = None
+        summary.requests = round(gained.get("requests", 0.0))
+        outcomes = {name: round(gained.get(f"requests_{name}", 0.0)) for name in ("aborted", "failed", "rejected")}
+        summary.failures = {f"{name} (by the server's count)": count for name, count in outcomes.items() if count}
+        summary.failed_requests = sum(outcomes.values())
+        buckets, _ = self._gained(since, _buckets)
+        for name in OF_HISTOGRAMS:
+            setattr(summary, name, of_histogram(name, gained, {bound: count for (of, bound), count in buckets.items() if of == name}))
+        means = self.means(since)
+        if {"queue_s", "prefill_s", "decode_s"} <= means.keys() and means.get("e2e_s"):
+            summary.phases_ratio = server_shares(means)
         return summary
 
     def runq_ratio(self, since: float) -> float | None:
@@ -220,13 +251,13 @@ class ServingRecord:
 
     def means(self, since: float) -> dict[str, float]:
         """Means that the server reports, over the requests, tokens and iterations that it finished after `since`."""
-        gained, _ = self._gained(since)
+        gained, _ = self._gained(since, _totals)
         counts = {key.removesuffix("_count"): count for key, count in gained.items() if key.endswith("_count") and count > 0}
         return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
 
     def rates(self, since: float) -> dict[str, float]:
         """The increase per second of each total of the server after `since`."""
-        gained, wall = self._gained(since)
+        gained, wall = self._gained(since, _totals)
         return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
@@ -234,7 +265,8 @@ class ServingRecord:
         reports describe another situation."""
         if self.outages.current is not None:
             return {}
-        return _client_signals(self, since, knobs) | self._server_signals(since, knobs, facts)
+        client = {} if self.watched else _client_signals(self, since, knobs)
+        return client | self._server_signals(since, knobs, facts)
 
     def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         states = [state for state in self.states if state.t >= since and self.is_own(state.t)]
@@ -259,12 +291,12 @@ class ServingRecord:
         running = gauges("requests_running")
         if running and facts.get("max_num_seqs"):  # the sequence slots of a server that was not started here are not known
             seats = min(
-                facts["max_num_seqs"], float(knobs["max_num_seqs"]) or facts["max_num_seqs"]
+                facts["max_num_seqs"], float(knobs.get("max_num_seqs", 0)) or facts["max_num_seqs"]
             )  # a live change may have lowered the limit
             share = sum(value >= seats for value in running) / len(running)
             source = f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
             signals["server.seats_taken_ratio"] = Signal(share, "ratio", source)
-        deltas, wall = self._gained(since)
+        deltas, wall = self._gained(since, _totals)
         for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
             if name in deltas and wall > 0:
                 signals[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
@@ -288,11 +320,11 @@ class ServingRecord:
                 )
         return signals
 
-    def _gained(self, since: float) -> tuple[dict[str, float], float]:
-        """The increase of each total of the server since the last state before `since`, and the seconds of this increase. Times of other loads and
-        outages are excluded."""
+    def _gained(self, since: float, of: Callable[[ServerState], Mapping[Name, float]]) -> tuple[dict[Name, float], float]:
+        """The increase of each count that `of` takes from a report, since the last report before `since`, and the seconds of this increase. Times of
+        other loads and outages are excluded."""
         before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, self.states))
-        gains: Counter[str] = Counter()
+        gains: Counter[Name] = Counter()
         wall = 0.0
         for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda state: self.is_own(state.t)):
             states = list(stretch)
@@ -302,10 +334,10 @@ class ServingRecord:
             first = states[0]
             for earlier, later in itertools.pairwise(states):
                 if later.t in self._restarts:  # the counters began at 0, as in Prometheus' rate()
-                    gains.update(_increase(first, earlier))
-                    gains.update(later.totals)
+                    gains.update(_increase(of(first), of(earlier)))
+                    gains.update(of(later))
                     first = later
-            gains.update(_increase(first, states[-1]))
+            gains.update(_increase(of(first), of(states[-1])))
         return dict(gains), wall
 
     def is_own(self, t: float) -> bool:
@@ -313,9 +345,17 @@ class ServingRecord:
         return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)
 
 
-def _increase(before: ServerState, after: ServerState) -> dict[str, float]:
-    """The increase of each total between two states without a restart of the server between them."""
-    return {name: value - before.totals.get(name, 0.0) for name, value in after.totals.items()}
+def _totals(state: ServerState) -> Mapping[str, float]:
+    return state.totals
+
+
+def _buckets(state: ServerState) -> Mapping[tuple[str, float], float]:
+    return {(name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds}
+
+
+def _increase(before: Mapping[Name, float], after: Mapping[Name, float]) -> dict[Name, float]:
+    """The increase of each count between two reports without a restart of the server between them."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[str, Signal]:

@@ -226,7 +226,8 @@ class SessionState(MachineState):
                 self.server_down = event.down
                 if event.down:
                     self.readings.forget_all(*LATENCIES)
-                self._points.add_requests(device, serving.counted(event), event)
+                if not serving.watched:
+                    self._points.add_requests(device, serving.counted(event), event)
             case ServerState() if serving is not None:
                 self.server_period_s = serving.period_s
                 self._points.add_server_state(event)

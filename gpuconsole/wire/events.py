@@ -331,10 +331,11 @@ class ServerKnown(Event, frozen=True):
 
 class ServerState(Event, frozen=True):
     """The report of a model server at `t`: `gauges` are present values, `totals` count since the start of the server (names in the metric
-    catalogue, without `server.`)."""
+    catalogue, without `server.`). `buckets`: of a server that is watched, the counts of its histograms up to each bound."""
 
     gauges: dict[str, float]
     totals: dict[str, float]
+    buckets: dict[str, list[tuple[float, float]]] = {}
 
 
 class KnobsSet(Event, frozen=True):

@@ -60,6 +60,7 @@ CASES = {
     "snapshot_schema": Case("", ("--color x", "'auto', 'always', 'never'"), ("x", "unexpected argument 'x'")),
     "sweep": Case(None, ("train-gpt --vary precision=a,b", "fp32|tf32|bf16"), ("train-gpt --vary nproc=1,2 --grid", "--grid does not go with")),
     "tune": Case(None, ("train-gpt --only batchsize", "did you mean 'batch_size'?"), ("train-gpt --patch p", "--patch goes with a command")),
+    "watch": Case(None, ("ftp://127.0.0.1", "http"), ("http://127.0.0.1:1 --headless --eco", "--eco goes with the screen")),
     "verify": Case("c.json", ("gone.json", "cannot be read"), ("c.json --interval 2", "--interval goes with --measure")),
 }  # fmt: skip
 NOT_ASKED = ("snapshot_schema",)

@@ -33,6 +33,11 @@ class ServingChoice(msgspec.Struct, frozen=True):
         """Whether the user named a server that runs already (`--url`)."""
         return bool(self.options.get("server_url"))
 
+    @property
+    def watched(self) -> str:
+        """The address of the server to watch (`gpuconsole watch`), or empty."""
+        return self.options["server_url"] if self.options.get("watch") else ""
+
     def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
         """Raises SessionError where the run needs torch and torch is not installed. vLLM and a server elsewhere do not need it."""
         elsewhere = chosen.workload.serves and (self.elsewhere or knobs["server"] == "vllm")

@@ -176,6 +176,13 @@ def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
     return [(gap / count, count) for request in requests for gap, count in zip(request.gaps, request.counts, strict=False) if count > 0]
 
 
+def server_shares(means: Mapping[str, float]) -> dict[str, float]:
+    """The share of each part in the time of a request in the server, from its own means (`queue_s`, `prefill_s`, `decode_s`)."""
+    parts = {name: means[f"{name}_s"] for name in ("queue", "prefill", "decode")}
+    total = sum(parts.values())
+    return {name: seconds / total for name, seconds in parts.items()} if total > 0 else {}
+
+
 def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dict[str, float]:
     """The share of each part in the time of a request, from mean times of the client and of the server (`queue_s`, `prefill_s`, `decode_s`).
 

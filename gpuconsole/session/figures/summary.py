@@ -201,6 +201,8 @@ def validity(record: RunRecord) -> Validity | None:
     serving = record.serving
     if serving is None:
         return None
+    if serving.watched:
+        return _watched_validity(record, serving)
     over = record.closed_t is not None
     failed = sum(serving.failures.values())
     counted = serving.answered + failed
@@ -213,6 +215,17 @@ def validity(record: RunRecord) -> Validity | None:
         doubts.append("the run failed before its end")
     reasons = [*broken, *doubts]
     return Validity("invalid" if broken else "degraded" if reasons else "valid", reasons)
+
+
+def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | None:
+    """The verdict over a server that is only watched: outages and restarts. None before there are two readings."""
+    if len(serving.states) < 2:
+        return None
+    since = serving.states[0].t
+    if serving.outages.current is not None and serving.outages.ratio(since) > MOST_DOWN:
+        return Validity("invalid", [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"])
+    reasons = _outages(serving, record.closed_t is not None)
+    return Validity("degraded" if reasons else "valid", reasons)
 
 
 def _broken(serving: ServingRecord, failed: int) -> list[str]:

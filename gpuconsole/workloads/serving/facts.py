@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from gpuconsole.model.knobs.knob import Knobs
 from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.workloads.serving.http import read_json
-from gpuconsole.workloads.serving.scraping import CACHE_INFO, SGLANG_TOKENS
+from gpuconsole.workloads.serving.scraping import CACHE_INFO, SGLANG_TOKENS, engines_on
 
 Values = dict[str, float | str | None]
 """Facts of one source, by the names of ServerFacts. None: the source does not report the fact."""
@@ -27,8 +27,6 @@ MODELS, VERSION, ARGUMENTS, LOG, FILES = "/v1/models", "/version", "the start ar
 SCHEDULER = "the server's scheduler"
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "gpuconsole": "gpuconsole"}
 """The engine by the `owned_by` of its models. TGI writes the name of the model there."""
-PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "tgi_": "tgi", "llamacpp:": "llama.cpp"}
-"""The engine by the names of its metrics. The embedded server uses the names of vLLM."""
 NO_VALUE = ("", "None", "null", "auto", None)
 
 
@@ -214,8 +212,8 @@ ENDPOINTS = (
 
 
 def _engine_of_metrics(families: Iterable[Metric]) -> str:
-    names = [family.name for family in families]
-    return next((engine for prefix, engine in PREFIXES.items() if any(name.startswith(prefix) for name in names)), "")
+    """The engine by the names of its metrics. The embedded server uses the names of vLLM."""
+    return next((engine.name for engine in engines_on(families) if not engine.front), "")
 
 
 def _of_cache_info(families: Iterable[Metric]) -> Values:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -13,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.agent.clock import now
+from gpuconsole.model.engines import Engine, engines
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.http import explain, read_body, redirection
 
@@ -36,8 +41,12 @@ class Scraper:
     the answer takes 1 ms instead of 13 ms. A server that has no such filter is asked for the whole page.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, *, buckets: bool = False, model: str = "", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """`buckets`, `model`: see `server_state`."""
         self._session, self._url = session, url
+        self._buckets, self._model, self._timeout_s = buckets, model, timeout_s
         self._filtered = True
         self._costs: deque[float] = deque(maxlen=LAST)
         self._read = 0
@@ -58,7 +67,7 @@ class Scraper:
 
     async def _read_once(self) -> tuple[ServerState, list[Metric]]:
         if self._filtered:
-            page = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in NAMES)}")
+            page = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in _asked(self._buckets))}")
             if page is not None and page[1]:
                 return page
             self._filtered = False
@@ -71,7 +80,7 @@ class Scraper:
     async def _page(self, url: str) -> tuple[ServerState, list[Metric]] | None:
         """The page at `url`, and its cost: the time of the request, and the CPU time of reading the answer. None without a known metric."""
         asked = time.perf_counter()
-        async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), allow_redirects=False) as answer:
+        async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=self._timeout_s), allow_redirects=False) as answer:
             status, text, t = answer.status, (await read_body(answer)).decode(errors="replace"), now()
             elsewhere = redirection(answer)
         cost, begun = time.perf_counter() - asked, time.thread_time()
@@ -79,8 +88,8 @@ class Scraper:
             if self._filtered:
                 return None
             raise ValueError(elsewhere or f"HTTP {status}")
-        families = read_families(text)
-        state = server_state(families, t)
+        families = read_families(text, self._buckets)
+        state = server_state(families, t, buckets=self._buckets, model=self._model)
         self._costs.append(cost + time.thread_time() - begun)
         self._read += 1
         return (state, families) if state.gauges or state.totals else None
@@ -88,107 +97,207 @@ class Scraper:
 
 # --- the /metrics page of any supported model server, under one set of names ---------------------------------
 
-GAUGES = {
-    "vllm:num_requests_running": "requests_running",
-    "vllm:num_requests_waiting": "requests_waiting",
-    "vllm:kv_cache_usage_perc": "kv_cache_usage_ratio",
-    "vllm:gpu_cache_usage_perc": "kv_cache_usage_ratio",
-    "sglang:num_running_reqs": "requests_running",
-    "sglang:num_queue_reqs": "requests_waiting",
-    "sglang:token_usage": "kv_cache_usage_ratio",
-    "tgi_batch_current_size": "requests_running",
-    "tgi_queue_size": "requests_waiting",
-    "llamacpp:requests_processing": "requests_running",
-    "llamacpp:requests_deferred": "requests_waiting",
-    "llamacpp:kv_cache_usage_ratio": "kv_cache_usage_ratio",
-}
-TOTALS = {
-    "vllm:num_preemptions_total": "preemptions",
-    "vllm:prompt_tokens_total": "prompt_tokens",
-    "vllm:generation_tokens_total": "generation_tokens",
-    "vllm:prefix_cache_queries_total": "prefix_queries",
-    "vllm:prefix_cache_hits_total": "prefix_hits",
-    "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
-    "vllm:gpu_prefix_cache_hits_total": "prefix_hits",
-    "vllm:request_success_total": "requests",
-    "vllm:estimated_flops_per_gpu_total": "flops",
-    "vllm:estimated_read_bytes_per_gpu_total": "read_bytes",
-    "vllm:estimated_write_bytes_per_gpu_total": "write_bytes",
-    "sglang:num_requests_total": "requests",
-    "sglang:num_retracted_requests_total": "preemptions",
-    "sglang:prompt_tokens_total": "prompt_tokens",
-    "sglang:generation_tokens_total": "generation_tokens",
-    "tgi_request_success": "requests",
-    "tgi_request_generated_tokens_sum": "generation_tokens",
-    "tgi_request_input_length_sum": "prompt_tokens",
-    "llamacpp:prompt_tokens_total": "prompt_tokens",
-    "llamacpp:tokens_predicted_total": "generation_tokens",
-}
-TIMES = {
-    "vllm:time_to_first_token_seconds": "ttft_s",
-    "vllm:inter_token_latency_seconds": "itl_s",
-    "vllm:time_per_output_token_seconds": "itl_s",
-    "vllm:e2e_request_latency_seconds": "e2e_s",
-    "vllm:request_queue_time_seconds": "queue_s",
-    "vllm:request_prefill_time_seconds": "prefill_s",
-    "vllm:request_decode_time_seconds": "decode_s",
-    "vllm:iteration_tokens_total": "iteration_tokens",
-    "sglang:time_to_first_token_seconds": "ttft_s",
-    "sglang:e2e_request_latency_seconds": "e2e_s",
-    "sglang:inter_token_latency_seconds": "itl_s",
-    "sglang:queue_time_seconds": "queue_s",
-    "tgi_request_duration": "e2e_s",
-    "tgi_request_queue_duration": "queue_s",
-    "tgi_request_mean_time_per_token_duration": "itl_s",
-}
-"""Histograms of which only sum and count are kept: the means are exact, but the buckets are too coarse for percentiles."""
 SUMMED = ("_sum", "_count")
-CACHE_USAGE = "kv_cache_usage_ratio"
+BUCKET = "_bucket"
+SHARES = ("kv_cache_usage_ratio", "prefix_hit_ratio", "forward_busy_ratio")
+"""Gauges that engines do not add up: the largest counts, and the mean of KV_MEAN."""
+LIMITS = ("sequence_limit", "token_limit")
+"""Limits of one engine: of several engines, the largest."""
+CACHE_USAGE, KV_MEAN = "kv_cache_usage_ratio", "kv_cache_mean_ratio"
+PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "queue_s")
+"""The histograms whose buckets are read for percentiles, of a server that is watched."""
 CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_tokens"
 """Metrics that hold facts about the server (facts.py)."""
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Labels of the parts of one engine: each part reports the same."""
+LONGEST_LINE, MOST_LINES = 2**14, 20_000
 
 
-NAMES = tuple(
-    name for name in (*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED), CACHE_INFO) if name.startswith("vllm:")
-)
-"""What vLLM is asked for, where it answers with the named metrics only."""
-_KNOWN = {*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED), CACHE_INFO, SGLANG_TOKENS}
+class Part(NamedTuple):
+    """A metric of the page, by its whole name: the samples whose `label` is one of `values` (`excludes`: none of them), times `factor`."""
+
+    name: str
+    label: str = ""
+    values: tuple[str, ...] = ()
+    excludes: bool = False
+    factor: float = 1.0
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        return not self.label or (labels.get(self.label, "") in self.values) != self.excludes
+
+
+class Source(NamedTuple):
+    """Where a signal of an engine comes from: the first of `ways` of which all parts are on the page."""
+
+    engine: Engine
+    signal: str
+    kind: str
+    ways: tuple[tuple[Part, ...], ...]
+
+
+_PART = re.compile(r"(?P<name>\w+)(\{(?P<label>\w+)(?P<excludes>!?)=(?P<values>[^}]*)\})?( \* (?P<factor>\S+))?")
+
+
+def _parts(prefix: str, way: str) -> tuple[Part, ...]:
+    """The parts of `a{label=x|y} * 1e-6 + b` (see data/engines.toml)."""
+    parts = []
+    for text in way.split(" + "):
+        match = _PART.fullmatch(text)
+        if match is None:
+            raise ValueError(f"data/engines.toml: {text!r} is no metric")
+        values = tuple((match["values"] or "").split("|")) if match["label"] else ()
+        parts.append(Part(prefix + match["name"], match["label"] or "", values, bool(match["excludes"]), float(match["factor"] or 1)))
+    return tuple(parts)
+
+
+@cache
+def _sources() -> tuple[Source, ...]:
+    """All signals of all engines. Those of routers come last."""
+    kinds = ("gauges", "totals", "times")
+    return tuple(
+        Source(engine, signal, kind, tuple(_parts(engine.prefix, way) for way in ways))
+        for engine in sorted(engines(), key=lambda engine: engine.front)
+        for kind in kinds
+        for signal, ways in getattr(engine, kind).items()
+    )
+
+
+def _names_of(source: Source, buckets: bool) -> list[str]:
+    """The names on the page that the source reads. `buckets`: also those of a histogram whose percentiles are wanted."""
+    ends = (*SUMMED, BUCKET) if buckets and source.signal in PERCENTILES else SUMMED
+    return [part.name + end for way in source.ways for part in way for end in (ends if source.kind == "times" else ("",))]
+
+
+@cache
+def _asked(buckets: bool) -> tuple[str, ...]:
+    """What vLLM is asked for, where it answers with the named metrics only."""
+    names = [name for source in _sources() if source.engine.name == "vllm" for name in _names_of(source, buckets)]
+    return tuple(dict.fromkeys([*names, CACHE_INFO]))
+
+
+@cache
+def _spelled(buckets: bool) -> dict[str, str]:
+    """The usual name of each metric that is read, by every spelling of it."""
+    names: dict[str, str] = {}
+    for engine in engines():
+        known = [name for source in _sources() if source.engine is engine for name in _names_of(source, buckets)]
+        known += [name for name in (CACHE_INFO, SGLANG_TOKENS) if name.startswith(engine.prefix)]
+        for name in known:
+            for prefix in (engine.prefix, *engine.also):
+                names[prefix + name.removeprefix(engine.prefix)] = name
+    return names
+
+
 _NAME = re.compile(r"[^{\s]*")
 
 
-LONGEST_LINE = 2**14
-
-
-def read_families(text: str) -> list[Metric]:
-    """The known metrics of the exposition `text`. Raises ValueError for an invalid page.
+def read_families(text: str, buckets: bool = False) -> list[Metric]:
+    """The known metrics of the exposition `text`, by their usual names. `buckets`: also those for percentiles. Raises ValueError for an invalid page.
 
     A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13 ms. The time that the parser takes for a line of
     quotation marks grows with the square of its length: 33 s for 1.3 MB.
     """
-    lines = [line for line in text.splitlines() if _NAME.match(line)[0] in _KNOWN]  # type: ignore[index]  # the pattern matches any line
+    known, lines = _spelled(buckets), []
+    for line in text.splitlines():
+        name = _NAME.match(line)[0]  # type: ignore[index]  # the pattern matches any line
+        if (usual := known.get(name)) is not None:
+            lines.append(usual + line[len(name) :])
     if any(len(line) > LONGEST_LINE for line in lines):
         raise ValueError(f"a line has more than {LONGEST_LINE} characters")
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"the page has more than {MOST_LINES} lines of known metrics")
     return list(text_string_to_metric_families("\n".join(lines) + "\n"))
 
 
-def server_state(families: Iterable[Metric], t: float) -> ServerState:
-    """The values of `families` at `t`, summed over engines (shares: the maximum)."""
-    gauges: dict[str, float] = {}
-    totals: dict[str, float] = {}
-    for family in families:
-        for sample in family.samples:
-            if sample.labels.get("priority"):  # SGLang reports each priority, and the sum under an empty label
+def engines_on(families: Iterable[Metric]) -> list[Engine]:
+    """The engines whose metrics are on the page."""
+    names = [sample.name for family in families for sample in family.samples]
+    return [engine for engine in engines() if any(name.startswith(engine.prefix) for name in names)]
+
+
+def models_on(families: Iterable[Metric]) -> list[str]:
+    """The names of the models on the page."""
+    names = (sample.labels.get("model_name", "") for family in families for sample in family.samples)
+    return sorted({name for name in names if name})
+
+
+def server_state(families: Iterable[Metric], t: float, *, buckets: bool = False, model: str = "") -> ServerState:
+    """The values of `families` at `t`, added up over engines (shares: the largest). `buckets`: with the buckets for percentiles. `model`: only what
+    is about this model; empty: about all."""
+    page, state = _Page(families, model), ServerState(t, {}, {}, {})
+    served: set[str] = set()
+    """The signals that an engine reports: those of a router do not count then."""
+    for source in _sources():
+        if source.engine.front and source.signal in served:
+            continue
+        if _add(state, source, page, buckets) and not source.engine.front:
+            served.add(source.signal)
+    return state
+
+
+class _Page:
+    """The samples of a page by name: of the parts of one engine only one, because each reports the same."""
+
+    def __init__(self, families: Iterable[Metric], model: str) -> None:
+        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        parts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for family in families:
+            for sample in family.samples:
+                labels, value = sample.labels, float(sample.value)
+                if labels.get("priority") or math.isnan(value):  # SGLang reports each priority, and the sum under an empty label
+                    continue
+                if model and labels.get("model_name", model) != model:
+                    continue
+                if any(rank in labels for rank in RANKS):
+                    rest = tuple(sorted((name, text) for name, text in labels.items() if name not in RANKS))
+                    parts[sample.name, rest] = max(value, parts.get((sample.name, rest), value))
+                else:
+                    self._samples.setdefault(sample.name, []).append((labels, value))
+        for (name, rest), value in parts.items():
+            self._samples.setdefault(name, []).append((dict(rest), value))
+
+    def values(self, part: Part, end: str = "") -> list[float]:
+        """The values of a metric, one for each engine, model or label."""
+        return [value * part.factor for labels, value in self._samples.get(part.name + end, ()) if part.takes(labels)]
+
+    def buckets(self, part: Part) -> dict[float, float]:
+        """The cumulative counts of a histogram by upper bound, over all engines: the bounds that all of them have."""
+        counts: dict[float, list[float]] = {}
+        for labels, value in self._samples.get(part.name + BUCKET, ()):
+            with contextlib.suppress(ValueError):
+                if part.takes(labels) and math.isfinite(bound := float(labels.get("le", "")) * part.factor):
+                    counts.setdefault(bound, []).append(value)
+        most = max(map(len, counts.values()), default=0)
+        return {bound: sum(values) for bound, values in sorted(counts.items()) if len(values) == most}
+
+
+def _add(state: ServerState, source: Source, page: _Page, buckets: bool) -> bool:
+    """Add the signal of `source` to the state. False where the page does not have it."""
+    for way in source.ways:
+        if source.kind == "times":
+            (part,) = way
+            if not (counts := page.values(part._replace(factor=1.0), "_count")):
                 continue
-            if (gauge := GAUGES.get(sample.name)) is not None:
-                old = gauges.get(gauge, 0.0)
-                gauges[gauge] = max(old, sample.value) if gauge == CACHE_USAGE else old + sample.value
-            elif (total := TOTALS.get(sample.name) or _of_histogram(sample.name)) is not None:
-                totals[total] = totals.get(total, 0.0) + sample.value
-    return ServerState(t, gauges, totals)
+            _increase(state.totals, f"{source.signal}_sum", sum(page.values(part, "_sum")))
+            _increase(state.totals, f"{source.signal}_count", sum(counts))
+            if buckets and source.signal in PERCENTILES and (bounds := page.buckets(part)):
+                state.buckets.setdefault(source.signal, list(bounds.items()))
+            return True
+        values = [page.values(part) for part in way]
+        if not all(values):
+            continue
+        together = [value for each in values for value in each]
+        if source.kind == "totals":
+            _increase(state.totals, source.signal, sum(together))
+        elif source.signal in (*SHARES, *LIMITS):
+            state.gauges[source.signal] = max(state.gauges.get(source.signal, together[0]), *together)
+            if source.signal == CACHE_USAGE and len(together) > 1:
+                state.gauges[KV_MEAN] = sum(together) / len(together)
+        else:
+            _increase(state.gauges, source.signal, sum(together))
+        return True
+    return False
 
 
-def _of_histogram(name: str) -> str | None:
-    for suffix in SUMMED:
-        if name.endswith(suffix) and (metric := TIMES.get(name.removesuffix(suffix))):
-            return metric + suffix
-    return None
+def _increase(values: dict[str, float], name: str, amount: float) -> None:
+    values[name] = values.get(name, 0.0) + amount

@@ -18,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import psutil
@@ -34,6 +34,8 @@ from gpuconsole.model.text import visible
 from gpuconsole.workloads.driver import device_memory
 from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, SCHEDULER, Values, of_arguments, of_knobs, of_log, of_numbers
 from gpuconsole.workloads.serving.http import api_key, cause, explain, is_fatal, outlook, read_json, redirection, speaks_tls
+
+Answer = TypeVar("Answer")
 
 READY_S = 1200.0
 """Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
@@ -196,6 +198,35 @@ class EmbeddedServer(ModelServer):
         return bool(self.url)
 
 
+async def until_answered(url: str, wait_s: float, progress: Callable[[str], None], ask: Callable[[float], Awaitable[Answer]]) -> Answer:
+    """The answer of `ask`, which gets the seconds that are left. Raises ServerFailed: at once for a problem that no retry can solve.
+
+    A refused connection is retried for `wait_s`. A server that accepts and does not answer, or answers HTTP 502 or 503, is asked for
+    PATIENCE_S at least.
+    """
+    progress(f"asking {url}")
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while True:
+        try:
+            return await ask(max(ASK_EVERY_S, begun + max(wait_s, PATIENCE_S) - loop.time()))
+        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+            reason, hope = explain(problem), outlook(problem)
+        if hope == "refused":
+            reason += f": nothing listens at {URL(url).host}:{URL(url).port}"
+        if url.startswith("http:") and hope == "later" and await speaks_tls(url):
+            reason, hope = f"the server speaks TLS: use https{url.removeprefix('http')}", "never"
+        waited_s = loop.time() - begun
+        if hope == "never":
+            raise ServerFailed(f"{url}: {reason}")
+        if waited_s + ASK_EVERY_S > (wait_s if hope == "refused" else max(wait_s, PATIENCE_S)):
+            after = f" after {waited_s:.0f} s" if waited_s >= 1 else ""
+            advice = "" if wait_s else "; --wait S waits for a server that is starting"
+            raise ServerFailed(f"{url}: {reason}{after}{advice}")
+        progress(f"waiting for {url}: {reason}")
+        await asyncio.sleep(ASK_EVERY_S)
+
+
 class RemoteServer(ModelServer):
     """A server that already runs."""
 
@@ -205,34 +236,10 @@ class RemoteServer(ModelServer):
         self.url, self.model, self._wait_s = url.rstrip("/").removesuffix("/v1"), model, wait_s
 
     async def start(self, session: aiohttp.ClientSession) -> None:
-        """Ask the server for its models until it answers. A problem that no retry can solve ends this at once.
-
-        A refused connection is retried for `wait_s`. A server that accepts and does not answer, or answers HTTP 502 or 503, is asked for
-        PATIENCE_S at least.
-        """
-        self._progress(f"asking {self.url}")
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while True:
-            left_s = begun + max(self._wait_s, PATIENCE_S) - loop.time()
-            try:
-                self.model = await chosen_model(session, self.url, self.model, max(ASK_EVERY_S, min(PROBE_TIMEOUT_S, left_s)))
-                return
-            except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-                reason, hope = explain(problem), outlook(problem)
-            if hope == "refused":
-                reason += f": nothing listens at {URL(self.url).host}:{URL(self.url).port}"
-            if self.url.startswith("http:") and hope == "later" and await speaks_tls(self.url):
-                reason, hope = f"the server speaks TLS: use https{self.url.removeprefix('http')}", "never"
-            waited_s = loop.time() - begun
-            if hope == "never":
-                raise ServerFailed(f"{self.url}: {reason}")
-            if waited_s + ASK_EVERY_S > (self._wait_s if hope == "refused" else max(self._wait_s, PATIENCE_S)):
-                after = f" after {waited_s:.0f} s" if waited_s >= 1 else ""
-                advice = "" if self._wait_s else "; --wait S waits for a server that is starting"
-                raise ServerFailed(f"{self.url}: {reason}{after}{advice}")
-            self._progress(f"waiting for {self.url}: {reason}")
-            await asyncio.sleep(ASK_EVERY_S)
+        """Ask the server for its models until it answers."""
+        self.model = await until_answered(
+            self.url, self._wait_s, self._progress, lambda left_s: chosen_model(session, self.url, self.model, min(PROBE_TIMEOUT_S, left_s))
+        )
 
 
 class VllmServer(ModelServer):

@@ -28,7 +28,7 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
-from gpuconsole.model.serving import ServerFacts
+from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.model.summary_figures import LATENCIES
 from gpuconsole.wire.channel import ChildChannel, end_others_in_group, kill_own_group
 from gpuconsole.wire.events import (
@@ -53,6 +53,7 @@ from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
 from gpuconsole.workloads.serving.http import api_key, connect, explain, make_key
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
+from gpuconsole.workloads.serving.watching import ServerWatch
 
 # --- knobs without effect on this server ---------------------------------------------------------------------
 
@@ -350,8 +351,9 @@ async def serve(channel: ChildChannel, scratch: Path) -> int:
     if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM uses the first visible GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
     make_key(start.options)
-    async with await connect(api_key(start.options)) as session:
-        worker = ServingWorker(channel, start, session, scratch)
+    async with await connect(api_key(start.options)) as session, await connect("") as elsewhere:
+        watches = start.workload == WATCHED
+        worker = ServerWatch(channel, start, session, elsewhere) if watches else ServingWorker(channel, start, session, scratch)
         listening = asyncio.create_task(_listen(commands, worker))
         await worker.run()
         listening.cancel()
@@ -360,7 +362,7 @@ async def serve(channel: ChildChannel, scratch: Path) -> int:
     return 1 if worker.failed else 0
 
 
-async def _listen(commands: asyncio.Queue[AnyCommand], worker: ServingWorker) -> None:
+async def _listen(commands: asyncio.Queue[AnyCommand], worker: ServingWorker | ServerWatch) -> None:
     while True:
         await worker.serve(await commands.get())
 

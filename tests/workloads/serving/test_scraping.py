@@ -118,12 +118,15 @@ tgi_request_queue_duration_sum 2.5
 tgi_request_queue_duration_count 44
 """,
         {"requests_running": 4, "requests_waiting": 7},
-        {"requests": 44, "generation_tokens": 8123, "queue_s_sum": 2.5, "queue_s_count": 44},
+        {
+            "requests": 44, "generation_tokens": 8123, "queue_s_sum": 2.5, "queue_s_count": 44, "request_output_tokens_sum": 8123,
+            "request_output_tokens_count": 44,
+        },
     ),
     "llama.cpp": (
-        "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nllamacpp:tokens_predicted_total 1250\n",
+        "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nllamacpp:tokens_predicted_total 1250\nllamacpp:tokens_predicted_seconds_total 5\n",
         {"requests_running": 2, "requests_waiting": 1},
-        {"generation_tokens": 1250},
+        {"generation_tokens": 1250, "itl_s_sum": 5, "itl_s_count": 1250},
     ),
 }
 

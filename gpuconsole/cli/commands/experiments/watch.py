@@ -1,0 +1,60 @@
+"""`gpuconsole watch`."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpuconsole.cli import options
+from gpuconsole.cli.options import Group, Option, UsageError, check
+from gpuconsole.cli.scenario import check_api_key, check_wait
+from gpuconsole.cli.values import check_url, writable
+from gpuconsole.tui.terminal import why_no_terminal
+
+HELP = "watch a model server that runs already: sends no request, changes nothing"
+DESCRIPTION = """Watch a model server that runs already, under the load of its own clients: what limits it, and which of its flags helps.
+
+It reads the metrics page of the server, and the pages on which the server names its model and its settings. It sends no request to a model, and
+changes nothing. Known are vLLM, SGLang, TGI, llama.cpp, TensorRT-LLM (trtllm-serve, Triton), LMDeploy, Ollama, Ray Serve, Dynamo and the server of our
+scenarios. What an engine does not report reads n/a with the reason. URL may also be the address of the metrics page itself.
+
+--duration counts from the first reading. Ctrl-C ends the command; it keeps what was measured and still writes the snapshot.
+
+Exit code 1: the server did not answer for most of the time. Exit code 2: nothing could be read; one line says why."""
+
+EXAMPLES = """examples:
+  gpuconsole watch http://127.0.0.1:8000
+  gpuconsole watch http://127.0.0.1:8000 --headless --duration 60
+  gpuconsole watch http://127.0.0.1:8000 --json > session.json
+  gpuconsole watch https://models.example.com --api-key-env MY_KEY --record session.jsonl
+  gpuconsole watch http://10.0.0.2:8000 --metrics-url http://10.0.0.2:9400/metrics --model llama
+"""
+
+OPTIONS = (
+    Option("url", "the address of the server, or of its metrics page", "URL"),
+    options.DURATION._replace(help="seconds from the first reading (headless default: 60)"),
+    options.HEADLESS._replace(help="no screen: progress on stderr, the summary on stdout"),
+    options.SNAPSHOT,
+    options.JSON._replace(help="print the snapshot on stdout, and nothing else there (implies --headless)"),
+    Group("the server", options.WATCHED_SERVER),
+    options.WATCHING_ON_SCREEN,
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_url(args.url, "URL", "http://127.0.0.1:8000")
+    check_url(args.metrics_url, "--metrics-url", "http://127.0.0.1:8000/metrics")
+    check_api_key(args)
+    check_wait(args)
+    check(args)
+    writable(args, "--snapshot")
+    writable(args, "--record")
+    args.watch = "yes"
+    if args.headless or args.json:
+        from gpuconsole.cli.watching import WatchedRun
+
+        return WatchedRun(args).run()
+    if why := why_no_terminal():
+        raise UsageError(f"{why}; add --headless")
+    from gpuconsole.cli.console import open_console
+
+    return open_console(args, scenario=args.url)

@@ -1,0 +1,97 @@
+"""`gpuconsole watch --headless`: a model server that runs already, without a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import USAGE, exit_code, on_interrupt
+from gpuconsole.cli.headless import DEFAULT_DURATION_S, END_S, TICK_S
+from gpuconsole.cli.progress import Progress
+from gpuconsole.cli.session import pause, session
+from gpuconsole.experiments.session import LiveSession
+from gpuconsole.model.snapshot import encode
+from gpuconsole.report.run.figures import verdict
+from gpuconsole.report.session import session_text
+from gpuconsole.session.api import SessionError
+from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
+
+
+class WatchedRun:
+    """A server from the first reading to the summary. `run` returns the exit code."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._duration_s: float = args.duration or DEFAULT_DURATION_S
+        self._interrupted = asyncio.Event()
+        self._progress = Progress(sys.stderr)
+        self._down = False
+
+    def run(self) -> int:
+        return asyncio.run(self._main())
+
+    async def _main(self) -> int:
+        on_interrupt(self._interrupted.set)
+        try:
+            async with session(self._args, prepare=self._listen) as engine:
+                await engine.start(self._args.url, {})
+                await self._watch(engine)
+                with contextlib.suppress(TimeoutError):  # the worker was killed then, and the run is closed
+                    await asyncio.wait_for(engine.end_run("stopped" if self._interrupted.is_set() else "finished"), END_S)
+                return self._report(engine)
+        finally:
+            self._progress.done()
+
+    def _listen(self, engine: LiveSession) -> None:
+        for note in engine.state.notes:
+            output.note(note)
+        engine.listeners.append(self._on_event)
+
+    def _on_event(self, event: AnyEvent) -> None:
+        if isinstance(event, Note | SamplerEnded):
+            self._progress.line(event.text)
+        elif isinstance(event, Requests) and bool(event.down) != self._down:
+            self._down = bool(event.down)
+            self._progress.line(
+                f"gpuconsole: the server does not answer: {event.down}" if self._down else "gpuconsole: the server answers again"
+            )
+
+    async def _watch(self, engine: LiveSession) -> None:
+        """Return when the duration is over, the run has ended, or the user interrupts."""
+        begun: float | None = None
+        while not self._interrupted.is_set():
+            view = engine.view()
+            if view.state in ("failed", "finished", "stopped"):
+                return
+            if begun is None and view.state == "running":
+                begun = time.monotonic()
+            elapsed = time.monotonic() - begun if begun is not None else 0.0
+            self._progress.show(view, elapsed, self._duration_s)
+            if elapsed >= self._duration_s:
+                return
+            await pause(self._interrupted, TICK_S)
+
+    def _report(self, engine: LiveSession) -> int:
+        snapshot = engine.snapshot()
+        (run,) = snapshot.runs
+        if run.state == "failed":
+            output.problem(run.error or "nothing could be read")
+            return USAGE
+        failed = run.validity is not None and run.validity.verdict == "invalid"
+        if self._args.snapshot is not None:
+            try:
+                engine.export(self._args.snapshot)
+            except SessionError as error:
+                output.problem(str(error))
+                failed = True
+        if self._args.json:
+            sys.stdout.buffer.write(encode(snapshot))
+        else:
+            print(session_text(snapshot, output.paint(sys.stdout)))
+        if run.validity is not None and run.validity.verdict != "valid":
+            output.problem(f"run {run.id} is {verdict(run)}")
+        return exit_code(failed)

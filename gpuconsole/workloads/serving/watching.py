@@ -1,0 +1,300 @@
+"""Watches a model server that runs already by its metrics page: sends no request to a model, and changes nothing.
+
+It reads the metrics page, or what takes its place (SGLang without --enable-metrics, Ollama), and the pages on which a server names its model and
+its settings. The traffic is that of other clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import aiohttp
+from prometheus_client.metrics_core import Metric
+
+from gpuconsole.agent.clock import now
+from gpuconsole.model.engines import engine_of, engines
+from gpuconsole.model.run import Step
+from gpuconsole.model.serving import ServerFacts
+from gpuconsole.model.text import visible
+from gpuconsole.wire.channel import ChildChannel
+from gpuconsole.wire.events import (
+    AnyCommand,
+    KnobsSet,
+    Note,
+    ProbeDone,
+    Profile,
+    Profiled,
+    Progress,
+    Requests,
+    RunProbe,
+    ServerKnown,
+    ServerState,
+    SetKnobs,
+    Start,
+    Started,
+    Steps,
+    Stop,
+)
+from gpuconsole.workloads.serving.facts import ask_facts, complete
+from gpuconsole.workloads.serving.http import MOST_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
+from gpuconsole.workloads.serving.scraping import Scraper, engines_on, models_on, read_families, server_state
+from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
+
+PAGE_S = 10.0
+"""Time limit of a reading. A server under load may answer late; a load of our own gives it 2 s."""
+SLOW_S = 2.0
+"""A page that takes longer is named, because it is read seldom."""
+JSON_EVERY_S = 1.0
+PAGES = tuple(dict.fromkeys(page for engine in engines() for page in engine.pages))
+LOADS, LOADED = "/v1/loads", "/api/ps"
+"""JSON that takes the place of a metrics page: of SGLang 0.5.10 and later, and of Ollama."""
+NO_CHANGE = "gpuconsole only watches this server: it sends nothing and changes nothing"
+MOST_MODELS = 5
+
+
+class Reader(Protocol):
+    """Reads the state of a server again and again. `interval_s`: seconds until the next reading."""
+
+    @property
+    def interval_s(self) -> float: ...
+
+    async def read(self) -> tuple[ServerState, list[Metric]]:
+        """One reading. Raises ValueError with one line."""
+        ...
+
+
+class JsonReader:
+    """A page of JSON that takes the place of a metrics page."""
+
+    interval_s = JSON_EVERY_S
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, engine: str, parse: Callable[[Any], dict[str, float] | None]) -> None:
+        """`parse` returns the gauges; None where the answer is of another kind."""
+        self._session, self._url, self._parse = session, url, parse
+        self.engine = engine
+
+    async def read(self) -> tuple[ServerState, list[Metric]]:
+        try:
+            async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=PAGE_S), allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise ValueError(f"HTTP {answer.status}")
+                gauges = self._parse(await read_json(answer))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+            raise ValueError(f"{self._url}: {explain(problem)}") from None
+        if gauges is None:
+            raise ValueError(f"{self._url}: the answer is of another kind")
+        return ServerState(now(), gauges, {}), []
+
+
+def of_loads(answer: Any) -> dict[str, float] | None:
+    """The gauges in SGLang's /v1/loads: an entry for each data-parallel rank."""
+    ranks = answer.get("loads") if isinstance(answer, dict) else answer
+    ranks = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    if not any("num_running_reqs" in rank for rank in ranks):
+        return None
+
+    def values(name: str) -> list[float]:
+        return [float(rank[name]) for rank in ranks if isinstance(rank.get(name), int | float)]
+
+    added = {"requests_running": "num_running_reqs", "requests_waiting": "num_waiting_reqs", "sequence_limit": "max_running_requests"}
+    gauges = {signal: sum(found) for signal, name in added.items() if (found := values(name))}
+    if usage := values("token_usage"):
+        gauges["kv_cache_usage_ratio"] = max(usage)
+    return gauges
+
+
+def of_loaded(answer: Any) -> dict[str, float] | None:
+    """The gauges in Ollama's /api/ps: the loaded models, and the share of their bytes that is on a GPU."""
+    models = answer.get("models") if isinstance(answer, dict) else None
+    if not isinstance(models, list):
+        return None
+    sizes = [(float(model.get("size_vram") or 0), float(model.get("size") or 0)) for model in models if isinstance(model, dict)]
+    whole = sum(size for _, size in sizes)
+    return {"models_loaded": float(len(sizes)), **({"on_gpu_ratio": sum(on_gpu for on_gpu, _ in sizes) / whole} if whole else {})}
+
+
+class ServerWatch:
+    """One server, watched from its first answer until Stop."""
+
+    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession, elsewhere: aiohttp.ClientSession) -> None:
+        """`session`: with the key of the server; `elsewhere`: without it, for a metrics page at another address (`metrics_url`)."""
+        options = start.options
+        self._channel, self._session, self._elsewhere = channel, session, elsewhere
+        self._page = options.get("metrics_url", "")
+        self._url, self._model = options["server_url"].rstrip("/").removesuffix("/v1"), options.get("model", "")
+        for page in PAGES if not self._page else ():
+            if self._url.endswith(page):  # the address of the page itself
+                self._page, self._url = self._url, self._url.removesuffix(page)
+                break
+        self._wait_s = float(options.get("wait_s", 0.0))
+        self._over = asyncio.Event()
+        self._reader: Reader
+        self._facts = ServerFacts()
+        self._last: ServerState | None = None
+        self._index = 0
+        self._down = ""
+        self._said: set[str] = set()
+        self.failed = ""
+
+    async def run(self) -> None:
+        """Run until a Stop command, or until no page can be read (see `failed`)."""
+        work = asyncio.create_task(self._watch())
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not work.done():
+            work.cancel()
+            return
+        try:
+            await work
+        except ServerFailed as problem:
+            self.failed = str(problem)
+
+    async def serve(self, command: AnyCommand) -> None:
+        """Handle a command from the console: all but Stop are refused."""
+        if isinstance(command, Stop):
+            self._over.set()
+        elif isinstance(command, SetKnobs):
+            self._channel.send(KnobsSet(now(), command.request, 0, {}, error=NO_CHANGE))
+        elif isinstance(command, RunProbe):
+            self._channel.send(ProbeDone(now(), command.request, command.probe, error=NO_CHANGE))
+        elif isinstance(command, Profile):
+            self._channel.send(Profiled(now(), command.request, error=NO_CHANGE))
+
+    async def _watch(self) -> None:
+        progress = lambda detail: self._channel.send(Progress(now(), "starting", detail))  # noqa: E731
+        self._reader, families = await until_answered(self._page or self._url, self._wait_s, progress, self._find)
+        await self._ask_facts(families)
+        self._channel.send(Started(now(), {}, {}))
+        self._say_models(families)
+        while True:
+            await self._read()
+            await asyncio.sleep(self._reader.interval_s)
+
+    # --- which page -----------------------------------------------------------------------------------------
+
+    async def _find(self, left_s: float) -> tuple[Reader, list[Metric]]:
+        """The reader of the first page that has known metrics. Raises ServerFailed where there is none, and aiohttp's errors where the server does not
+        answer."""
+        session = self._elsewhere if self._page and not self._page.startswith(self._url) else self._session
+        refused: list[str] = []
+        for page in [self._page] if self._page else [f"{self._url}{page}" for page in PAGES]:
+            families, why = await self._families(session, page, min(PAGE_S, max(left_s, SLOW_S)))
+            if families and (known := server_state(families, 0.0, model=self._model)) and (known.gauges or known.totals):
+                return Scraper(session, page, buckets=True, model=self._model, timeout_s=PAGE_S), families
+            if families and self._model:
+                raise ServerFailed(f"{page} has no metrics of the model {self._model}: it has {_list(models_on(families))}")
+            refused.append(f"{page} {why}")
+        for path, engine, parse in ((LOADS, "sglang", of_loads), (LOADED, "ollama", of_loaded)) if not self._page else ():
+            reader = JsonReader(self._session, f"{self._url}{path}", engine, parse)
+            with contextlib.suppress(ValueError):
+                await reader.read()
+                return reader, []
+        raise ServerFailed(await self._why_nothing(refused))
+
+    async def _families(self, session: aiohttp.ClientSession, page: str, timeout_s: float) -> tuple[list[Metric], str]:
+        """The known metrics of `page`; or none, and why. Raises ServerFailed for a page that no other can replace."""
+        async with session.get(page, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False) as answer:
+            if elsewhere := redirection(answer):
+                raise ServerFailed(f"{page} answers {elsewhere}")
+            if answer.status in (401, 403):
+                known = (
+                    "check the variable of --api-key-env"
+                    if "Authorization" in session.headers
+                    else "name the variable that holds it with --api-key-env"
+                )
+                what = "rejects the API key" if "Authorization" in session.headers else "needs an API key"
+                raise ServerFailed(f"{page} {what} (HTTP {answer.status}): {known}")
+            if answer.status in NOT_READY:
+                raise NotReady(f"the server answers HTTP {answer.status}")
+            if answer.status == 400 and page.startswith("http:") and await speaks_tls(page):
+                raise ServerFailed(f"{self._url}: the server speaks TLS: use https{self._url.removeprefix('http')}")
+            if answer.status != 200:
+                return [], f"answers HTTP {answer.status}"
+            try:
+                text = (await read_body(answer)).decode(errors="replace")
+                families = await asyncio.to_thread(read_families, text, buckets=True)
+            except ValueError as problem:
+                raise ServerFailed(f"{page}: {explain(problem)}") from None
+        return families, "" if families else ("is JSON, not a metrics page" if text[:1] in ("[", "{") else "has no known metric")
+
+    async def _why_nothing(self, refused: list[str]) -> str:
+        """Why nothing can be read, in one line, with the flag that turns the metrics on."""
+        facts = await ask_facts(self._session, self._url) if not self._page else ServerFacts()
+        if facts.engine is not None and (engine := engine_of(str(facts.engine.value))) is not None:
+            return f"{self._url} is {engine.title} and shows no metrics: {engine.turn_on}"
+        flags = "; ".join(
+            f"{entry.title}: {entry.turn_on}" for entry in engines() if entry.name in ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
+        )
+        return f"{'; '.join(refused)}: no metrics of a known model server. {flags}"
+
+    async def _ask_facts(self, families: list[Metric]) -> None:
+        """Send what the server says of its settings, where that is new."""
+        facts = await ask_facts(self._session, self._url, families)
+        names = [engine.name for engine in engines_on(families)] or [self._reader.engine if isinstance(self._reader, JsonReader) else ""]
+        facts = complete(facts, ("the metrics page", {"engine": names[0] or None}))
+        if facts != self._facts:
+            self._facts = facts
+            self._channel.send(ServerKnown(now(), facts))
+
+    def _say_models(self, families: list[Metric]) -> None:
+        """A line where the page has several models or engines: the figures are of all of them together."""
+        models, found = models_on(families), engines_on(families)
+        if len(models) > 1 and not self._model:
+            self._note(f"{len(models)} models on the page, added up: {_list(models)}; --model NAME takes one")
+        if len(found) > 1:
+            self._note(f"several engines on the page, added up: {', '.join(engine.title for engine in found)}")
+
+    # --- readings -------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        begun = time.monotonic()
+        try:
+            state, families = await self._reader.read()
+        except ValueError as problem:
+            self._on_silence(str(problem))
+            return
+        if (took := time.monotonic() - begun) > SLOW_S:
+            self._note(f"the metrics page takes {took:.1f} s, so it is read seldom")
+        before, self._last = self._last, state
+        restarted = before is not None and any(state.totals.get(name, total) < total for name, total in before.totals.items())
+        if self._down or restarted:
+            await self._ask_facts(families)
+        if restarted:
+            self._channel.send(Note(now(), "the server has restarted: its counters began again", "warning"))
+        if self._down:
+            self._down = ""
+            self._channel.send(Requests(now(), []))
+        self._channel.send(state)
+        if before is not None:
+            self._send_step(before, state)
+
+    def _send_step(self, before: ServerState, state: ServerState) -> None:
+        """What the server has done since the reading before. A server that has restarted has counted from 0."""
+
+        def gained(name: str) -> int:
+            value, old = state.totals.get(name, 0.0), before.totals.get(name, 0.0)
+            return round(value - old if value >= old else value)
+
+        step = Step(self._index, state.t, state.t - before.t, gained("requests"), gained("generation_tokens"), ())
+        self._index += 1
+        self._channel.send(Steps(state.t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))
+
+    def _on_silence(self, why: str) -> None:
+        self._down = visible(why)[:MOST_CHARACTERS]
+        self._channel.send(Requests(now(), [], down=self._down, down_since=self._last.t if self._last is not None else now()))
+
+    def _note(self, text: str) -> None:
+        kind = text.partition(" ")[0]
+        if kind not in self._said:
+            self._said.add(kind)
+            self._channel.send(Note(now(), text))
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_MODELS} more" if len(names) > MOST_MODELS else ""
+    return ", ".join(map(visible, names[:MOST_MODELS])) + more if names else "none"
