@@ -37,11 +37,13 @@ FAMILIES = {
     "hw": "State of the GPU",
     "link": "The link to the GPU",
     "serve": "Model servers",
+    "watch": "Model servers that are only watched",
     "meta": "The measurement",
 }
-SUBJECTS = {"training": "training jobs", "serving": "model servers", "hardware": "training jobs and model servers"}
+SUBJECTS = {"training": "training jobs", "serving": "model servers under a load of ours", "watched": "model servers under the load of others", "hardware": "training jobs and model servers"}
 GUIDES = {
     "training": "a job of your own, see [Your own training job](../own-job.md)",
+    "watched": "`gpuconsole watch`, see [Model servers](../serving.md#a-server-that-runs-already)",
     "serving": "a server that runs already, see [Model servers](../serving.md)",
 }
 NO_GPU = " Those runs used CPUs and a simulated GPU, no real GPU."

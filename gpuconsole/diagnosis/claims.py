@@ -95,6 +95,9 @@ _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("serve.seats_too_few", ("queue",)),
     ("serve.kv_full_preemption", ("queue", "served")),
     ("serve.", ("served", "queue")),
+    ("watch.prefill_stalls_decode", ("served",)),
+    ("watch.host_bound", ("served",)),
+    ("watch.", ("queue", "served")),
 )
 """For each rule, by the start of its id, the parts whose time its findings claim: what fills the first part is taken from the next. The first entry that fits counts."""
 

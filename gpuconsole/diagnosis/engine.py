@@ -13,6 +13,7 @@ from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
 from gpuconsole.diagnosis.claims import share_out
+from gpuconsole.diagnosis.families import watched
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
@@ -122,6 +123,8 @@ def conclude(rule: Rule, case: Case) -> Finding:
     try:
         return rule.check(case)
     except Missing as missing:
+        if case.watched:
+            return rule.cant_tell(watched.lacks(case, missing.signal), (missing.signal,))
         return rule.cant_tell(str(missing), (missing.signal,))
     except CantTell as reason:
         return rule.cant_tell(str(reason))

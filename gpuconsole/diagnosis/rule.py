@@ -71,11 +71,14 @@ class CantTell(Exception):
     """A rule has no conclusion. The message is the reason: one clause for the user."""
 
 
+NEEDS = "needs "
+
+
 class Missing(CantTell):
     """A rule needs a signal that was not measured."""
 
     def __init__(self, signal: str) -> None:
-        super().__init__(f"needs {signal}")
+        super().__init__(f"{NEEDS}{signal}")
         self.signal = signal
 
 
@@ -84,7 +87,7 @@ class Case:
     """The input of all rules about one run. `signals` by name; `serves`: a model server under load, not training.
 
     `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has only the settings that the server reports.
-    `is_job`: a job of the user's own, in which some probes measure more and some less. `loop`: the framework that runs its loop, see `JobFacts`.
+    `watched`: a server under the load of others, of which only its own reports are known. `is_job`: a job of the user's own, in which some probes measure more and some less. `loop`: the framework that runs its loop, see `JobFacts`.
     `read` collects the names of the requested signals, measured or not, in the order of the first request.
     """
 
@@ -95,6 +98,7 @@ class Case:
     is_job: bool = False
     loop: str = ""
     read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
+    watched: bool = False
 
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
@@ -104,7 +108,15 @@ class Case:
             for name, signal in signals.items()
             if name.startswith(SEEN) and math.isfinite(signal.value)
         }
-        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere, run.is_job, run.job.loop if run.job is not None else "")
+        return cls(
+            {**seen, **run.settings},
+            signals,
+            run.serves,
+            run.elsewhere,
+            run.is_job,
+            run.job.loop if run.job is not None else "",
+            watched=run.watched,
+        )
 
     def setting(self, name: str) -> Value:
         """A knob of the model server. Raises CantTell where the server does not report the setting."""
@@ -200,7 +212,7 @@ class Rule(ABC):
     suggestions change. `ignore` says when a user may ignore the finding; empty: the reasons that hold for all rules say it. `resource` is the resource
     that the suggestions save.
     `gpu_only`: the rule is clear for a run on a CPU. `jobs_only`: the rule is about the user's own jobs. `subject`: rules about training run on training jobs, rules about serving on model
-    servers, rules about hardware on both.
+    servers under our load, rules about watched servers on those under the load of others, rules about hardware on both.
     """
 
     id: ClassVar[str]
@@ -214,7 +226,7 @@ class Rule(ABC):
     resource: ClassVar[Resource] = "time"
     gpu_only: ClassVar[bool] = False
     jobs_only: ClassVar[bool] = False
-    subject: ClassVar[Literal["training", "serving", "hardware"]] = "training"
+    subject: ClassVar[Literal["training", "serving", "watched", "hardware"]] = "training"
 
     def check(self, case: Case) -> Finding:
         """The conclusion about one run, independent of other rules. Raises CantTell, or Missing for a signal that was not measured."""
@@ -230,6 +242,8 @@ class Rule(ABC):
         """Whether the rule applies to this kind of work."""
         if self.jobs_only and not case.is_job:
             return False
+        if case.watched or self.subject == "watched":
+            return case.watched and self.subject == "watched"
         return self.subject == "hardware" or (self.subject == "serving") == case.serves
 
     def clear(self, level: float = 0.0, evidence: tuple[Evidence, ...] = (), summary: str = "") -> Finding:

@@ -70,7 +70,7 @@ def open_question(run: Run) -> str:
     if any(UNMEASURED in finding.missing for finding in run.findings):
         return "the shares of a step are not measured yet"
     if run.serves:
-        rules, about = _without_conclusion(run, ("serve.",)), "the server"
+        rules, about = _without_conclusion(run, ("watch." if run.watched else "serve.",)), "the server"
     else:
         case = Case.of(run, run.signals)
         share = sum(case.get(f"{phase}_ratio", 0.0) for phase in PASSES)
@@ -78,6 +78,10 @@ def open_question(run: Run) -> str:
         about = f"the passes and the optimizer ({percent(share)} {_OF_STEP})"
     if not rules:
         return ""
+    if run.watched:
+        return f"{rules[0].summary}" + (
+            f"; {len(rules) - 1} other {'rule lacks' if len(rules) == 2 else 'rules lack'} data too" if rules[1:] else ""
+        )
     how = remedy(run, _missing(rules))
     return f"{len(rules)} {'rule has' if len(rules) == 1 else 'rules have'} no data about {about}{f': {how}' if how else ''}"
 

@@ -33,6 +33,10 @@ MOST_RESTARTS = 1000
 PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
+OF_WATCHED = (("requests_deferred", "requests"), ("front_waiting", "requests"))
+"""Gauges whose mean the rules about watched servers read, with their units."""
+LEAST_QUEUED, FLAT = 5, 0.95
+"""A limit is inferred from so many readings with a queue, if nearly all of them have nearly the same number of running requests."""
 OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
 """The figures that come from a server's histograms in a run that only watches."""
 FULL_KV = 0.9
@@ -277,7 +281,8 @@ class ServingRecord:
             return [state.gauges[name] for state in states if name in state.gauges]
 
         signals: dict[str, Signal] = {}
-        for name, unit in (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio")):
+        means = (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio"))
+        for name, unit in (*means, *(OF_WATCHED if self.watched else ())):
             if values := gauges(name):
                 signals[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
         if busy := gauges("frontend_cpu_ratio"):
@@ -289,7 +294,11 @@ class ServingRecord:
             source = f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
             signals["server.kv_cache_full_ratio"] = Signal(full, "ratio", source)
         running = gauges("requests_running")
-        if running and facts.get("max_num_seqs"):  # the sequence slots of a server that was not started here are not known
+        if self.watched:
+            signals |= self._limits(states, facts)
+            if busy := gauges("forward_busy_ratio"):
+                signals["server.forward_ratio"] = Signal(statistics.fmean(busy), "ratio", f"{SERVER}, mean of {len(busy)}")
+        elif running and facts.get("max_num_seqs"):  # the sequence slots of a server that was not started here are not known
             seats = min(
                 facts["max_num_seqs"], float(knobs.get("max_num_seqs", 0)) or facts["max_num_seqs"]
             )  # a live change may have lowered the limit
@@ -309,8 +318,10 @@ class ServingRecord:
         if deltas.get("prefix_queries"):
             hits = deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"]
             signals["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
+        if self.watched:
+            signals |= self._of_histograms(since, deltas, wall)
         for name, value in self.means(since).items():
-            unit = "tokens" if name == "iteration_tokens" else "s"
+            unit = "tokens" if name.endswith("_tokens") else "s"
             signals[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
         for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s", "frontend_processes"):
             if name in facts:
@@ -318,6 +329,51 @@ class ServingRecord:
                 signals[f"server.{name}"] = Signal(
                     facts[name], unit, "the server" + (", layers of the model's shape for one row, measured there" if unit == "B/s" else "")
                 )
+        return signals
+
+    def _of_histograms(self, since: float, gained: Mapping[str, float], wall: float) -> dict[str, Signal]:
+        """Signals that only a watched server has: tails of its histograms, the length of its requests, and the share of the time of its scheduler and of
+        its forward passes."""
+        signals: dict[str, Signal] = {}
+        buckets, _ = self._gained(since, _buckets)
+        gaps = of_histogram("itl_s", gained, {bound: count for (of, bound), count in buckets.items() if of == "itl_s"})
+        if gaps is not None and gaps.within:
+            source = f"{SERVER}, buckets of {gaps.n} gaps"
+            median, tail = gaps.within["p50"], gaps.within["p99"]
+            if median[1] is not None:
+                signals["server.itl_p50_upper_s"] = Signal(median[1], "s", f"{source}: p50 is below")
+            signals["server.itl_p99_lower_s"] = Signal(tail[0], "s", f"{source}: p99 is above")
+        ended = gained.get("requests", 0.0)
+        tokens = gained.get("finished_prompt_tokens", gained.get("prompt_tokens"))
+        if "request_prompt_tokens_count" not in gained and ended and tokens is not None:
+            signals["server.request_prompt_tokens"] = Signal(tokens / ended, "tokens", f"{SERVER}, prompt tokens over ended requests")
+        for total, name in (("scheduler_idle_s", "scheduler_idle_ratio"), ("forward_s", "forward_ratio")):
+            if total in gained and wall > 0:
+                signals[f"server.{name}"] = Signal(min(1.0, gained[total] / wall), "ratio", f"{SERVER}, seconds of {wall:.0f} s")
+        return signals
+
+    def _limits(self, states: Sequence[ServerState], facts: dict[str, float]) -> dict[str, Signal]:
+        """The limits of a watched server, and how often all its sequence slots are taken. A limit that nothing reports is inferred while requests wait:
+        the number of running ones then stays flat at its top."""
+        signals: dict[str, Signal] = {}
+        tokens = next((state.gauges["token_limit"] for state in reversed(states) if "token_limit" in state.gauges), None)
+        if tokens := tokens or facts.get("max_num_batched_tokens"):
+            signals["server.token_limit"] = Signal(tokens, "tokens", SERVER if "max_num_batched_tokens" not in facts else "the server")
+        both = [state.gauges for state in states if {"requests_running", "requests_waiting"} <= state.gauges.keys()]
+        limit, source = facts.get("max_num_seqs"), "the server"
+        if not limit and (reported := [gauges["sequence_limit"] for gauges in both if gauges.get("sequence_limit")]):
+            limit, source = reported[-1], SERVER
+        queued = [gauges["requests_running"] for gauges in both if gauges["requests_waiting"] >= 1]
+        if not limit and len(queued) >= LEAST_QUEUED and 2 * len(queued) >= len(both):
+            top = max(queued)
+            if top > 0 and sum(running >= FLAT * top for running in queued) >= FLAT * len(queued):
+                limit, source = top, f"inferred: at most {top:.0f} run, in nearly all of {len(queued)} readings with a queue"
+        if limit and both:
+            signals["server.sequence_limit"] = Signal(limit, "requests", source)
+            share = sum(gauges["requests_running"] >= FLAT * limit for gauges in both) / len(both)
+            signals["server.seats_taken_ratio"] = Signal(
+                share, "ratio", f"{SERVER}, share of {len(both)} readings with every sequence slot taken"
+            )
         return signals
 
     def _gained(self, since: float, of: Callable[[ServerState], Mapping[Name, float]]) -> tuple[dict[Name, float], float]:

@@ -287,7 +287,9 @@ def test_memory_and_steadiness() -> None:
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_a_rule_without_its_first_signal_can_not_tell(rule: Rule) -> None:
-    unmeasured = Case({"num_workers": 0, "batch_size": 1}, {}, rule.subject == "serving", is_job=rule.jobs_only)
+    unmeasured = Case(
+        {"num_workers": 0, "batch_size": 1}, {}, rule.subject == "serving", is_job=rule.jobs_only, watched=rule.subject == "watched"
+    )
     finding = next(f for f in evaluate(unmeasured) if f.rule == rule.id)
     assert finding.state == "cant_tell"
     assert finding.missing

@@ -43,6 +43,8 @@ COMMANDS = {
     "sglang": "python -m sglang.launch_server ...",
     "tgi": "text-generation-launcher ...",
     "llama.cpp": "llama-server ...",
+    "tensorrt-llm": "trtllm-serve ...",
+    "lmdeploy": "lmdeploy serve api_server ...",
 }
 """How each engine is started; vLLM's command for the embedded server and an unknown engine."""
 FLAGS = {
@@ -60,9 +62,25 @@ FLAGS = {
         "tensor_parallel_size": "--num-shard",
         "quantization": "--quantize",
     },
+    "tensorrt-llm": {
+        "max_num_seqs": "--max_batch_size",
+        "max_num_batched_tokens": "--max_num_tokens",
+        "gpu_memory_utilization": "--kv_cache_free_gpu_memory_fraction",
+        "tensor_parallel_size": "--tp_size",
+    },
+    "lmdeploy": {
+        "max_num_seqs": "--max-batch-size",
+        "max_num_batched_tokens": "--max-prefill-token-num",
+        "gpu_memory_utilization": "--cache-max-entry-count",
+        "tensor_parallel_size": "--tp",
+    },
+    "triton": {},
+    "ollama": {"max_num_seqs": "OLLAMA_NUM_PARALLEL"},
+    "ray-serve": {},
+    "dynamo": {},
     "llama.cpp": {"max_num_seqs": "--parallel", "max_num_batched_tokens": "--batch-size"},
 }
-"""The flags of other engines than vLLM that mean the same as a knob (documentation of SGLang 0.5, TGI 3, llama.cpp)."""
+"""The flags of other engines than vLLM that mean the same as a knob (documentation of SGLang 0.5, TGI 3, llama.cpp, TensorRT-LLM 1.2, LMDeploy 0.18)."""
 
 
 def restart(case: Case, changes: Knobs, predicted: Interval | None, why: str) -> Suggestion | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpuconsole.diagnosis.engine import still_measuring, why_no_claim
-from gpuconsole.diagnosis.rule import NOT_ON_GPU
+from gpuconsole.diagnosis.rule import NEEDS, NOT_ON_GPU
 from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
@@ -236,7 +236,7 @@ PASSED = " passed"
 MORE = " more: d"
 SUBJECTS = {
     "input": "data", "h2d": "copies", "gpu": "device", "host": "host", "comm": "communication", "mem": "memory", "hw": "GPU state", "link": "link",
-    "serve": "server", "meta": "measurement",
+    "serve": "server", "watch": "server", "meta": "measurement",
 }  # fmt: skip
 """What the rules are about whose ids begin so."""
 
@@ -268,7 +268,8 @@ def _gap_words(run: Run) -> str:
 
 def _unsure(finding: Finding, width: int) -> list[Row]:
     """The whole title of a rule without a conclusion, and the reason where there is room beside it."""
-    why = f"missing {', '.join(finding.missing)}" if finding.missing else finding.summary
+    named = finding.missing and finding.summary in (NEEDS + finding.missing[0], "")
+    why = f"missing {', '.join(finding.missing)}" if named else finding.summary
     room = width - cell_width(finding.title) - 5
     first, *rest = wrap(finding.title, max(1, width - 2)) or [""]
     reason: list[Segment] = [(f"   {cut(why, room)}", "dim")] if why and room > 20 else []

@@ -119,7 +119,11 @@ tgi_request_queue_duration_count 44
 """,
         {"requests_running": 4, "requests_waiting": 7},
         {
-            "requests": 44, "generation_tokens": 8123, "queue_s_sum": 2.5, "queue_s_count": 44, "request_output_tokens_sum": 8123,
+            "requests": 44,
+            "generation_tokens": 8123,
+            "queue_s_sum": 2.5,
+            "queue_s_count": 44,
+            "request_output_tokens_sum": 8123,
             "request_output_tokens_count": 44,
         },
     ),

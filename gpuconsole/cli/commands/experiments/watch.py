@@ -10,7 +10,7 @@ from gpuconsole.cli.scenario import check_api_key, check_wait
 from gpuconsole.cli.values import check_url, writable
 from gpuconsole.tui.terminal import why_no_terminal
 
-HELP = "watch a model server that runs already: sends no request, changes nothing"
+HELP = "watch a model server that runs already"
 DESCRIPTION = """Watch a model server that runs already, under the load of its own clients: what limits it, and which of its flags helps.
 
 It reads the metrics page of the server, and the pages on which the server names its model and its settings. It sends no request to a model, and

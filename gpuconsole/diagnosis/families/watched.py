@@ -1,0 +1,78 @@
+"""Shared by the rules about a server that is only watched: everything comes from its own metrics page, under the load of other clients."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.families.serving import NOTABLE_QUEUE
+from gpuconsole.diagnosis.rule import Case, Threshold
+from gpuconsole.model.engines import why_lacking
+
+FULL = Threshold("full", 0.9, "ratio", "a KV cache that is 90 % full or more (survey I04)")
+TAKEN = Threshold("taken", 0.5, "ratio", "all slots are in use in most readings (see serve.seats_too_few)")
+RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable (see serve.kv_full_preemption)")
+QUEUE = Threshold("queue", 0.1, "of the request", "a tenth of a request's time: from this share on a wait is worth a name")
+
+FROM = {
+    "kv_cache_peak_ratio": "kv_cache_usage_ratio",
+    "kv_cache_full_ratio": "kv_cache_usage_ratio",
+    "preemptions_per_request": "preemptions",
+    "seats_taken_ratio": "sequence_limit",
+    "itl_p50_upper_s": "itl_s",
+    "itl_p99_lower_s": "itl_s",
+    "scheduler_idle_ratio": "scheduler_idle_s",
+    "forward_ratio": "forward_s",
+}
+"""The name in data/engines.toml of the signals that are made from another one."""
+WORDS = {
+    "requests_running": "the number of running requests",
+    "requests_waiting": "the number of waiting requests",
+    "requests_deferred": "the number of deferred requests",
+    "kv_cache_usage_ratio": "the use of the KV cache",
+    "preemptions": "the count of preemptions",
+    "sequence_limit": "the limit of running sequences",
+    "token_limit": "the limit of tokens in an iteration",
+    "iteration_tokens": "the number of tokens in an iteration",
+    "itl_s": "the time between tokens",
+    "scheduler_idle_s": "the idle time of the scheduler",
+    "forward_s": "the time of the forward passes",
+    "request_prompt_tokens": "the length of the prompts",
+    "generation_tokens_per_s": "the count of tokens",
+}
+"""Signals in words."""
+
+
+def lacks(case: Case, signal: str) -> str:
+    """Why a rule has no conclusion without `signal`: what is missing, and what turns it on."""
+    name = signal.removeprefix("server.")
+    source = FROM.get(name, name)
+    return f"{WORDS.get(source, source)} is missing: {why_lacking(str(case.knobs.get('server', '')), source.removesuffix('_per_s'))}"
+
+
+def queues(case: Case) -> bool:
+    """Whether requests wait in the engine. Raises Missing."""
+    return case.value("server.requests_waiting") >= NOTABLE_QUEUE
+
+
+def cache_is_full(case: Case) -> bool:
+    """Whether the KV cache is full in most readings; False where the engine does not say."""
+    return case.get("server.kv_cache_full_ratio", 0.0) >= TAKEN
+
+
+def preempts(case: Case) -> bool:
+    """Whether the server throws requests out of a full cache."""
+    return case.get("server.preemptions_per_request", 0.0) >= RATE and case.get("server.kv_cache_peak_ratio", 1.0) >= FULL
+
+
+def seats_are_taken(case: Case) -> bool:
+    """Whether all sequence slots are in use in most readings; False where the limit is not known."""
+    return case.get("server.seats_taken_ratio", 0.0) >= TAKEN
+
+
+def queue_ratio(case: Case) -> float:
+    """The share of a request's time in the server that it waits; 0 where the engine does not say."""
+    whole = case.get("server.e2e_s", 0.0)
+    return min(1.0, case.get("server.queue_s", 0.0) / whole) if whole > 0 else 0.0
+
+
+def recoverable(case: Case) -> float:
+    """The share of a request's time that a cure of the queue frees: at least a twentieth, because something waits."""
+    return max(0.05, min(0.9, queue_ratio(case)))
