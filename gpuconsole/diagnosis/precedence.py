@@ -87,7 +87,19 @@ _DEBUGGED = "a mode for debugging makes each operator slower: the times of the p
 _BLOCKING = "CUDA_LAUNCH_BLOCKING makes the host wait for each kernel"
 _GROWS = "that finding names what makes each step longer than the one before"
 _CLOCK = "a clock that falls makes the steps longer"
+_NAMED_BY_WATCHING = (
+    "watch.host_bound",
+    "watch.prefill_stalls_decode",
+    "watch.deferred",
+    "watch.queue_before_engine",
+    "watch.token_budget",
+)
 PRECEDENCE = (
+    *(
+        Yields(healthy, cause, _MORE_TO_GAIN)
+        for healthy in ("watch.underloaded_healthy", "watch.at_limit_healthy")
+        for cause in _NAMED_BY_WATCHING
+    ),
     Yields("host.slowing_down", "hw.thermal", _CLOCK),
     Yields("host.slowing_down", "hw.power", _CLOCK),
     Yields("host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"),

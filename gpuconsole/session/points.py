@@ -122,5 +122,5 @@ class RunPoints:
         for name in SERVER_RATES:
             if name in deltas and name in last.totals:
                 self._add(f"server.{name}_per_s", SERVER, event.t, deltas[name] / (event.t - last.t), SERVER)
-        if deltas.get("prefix_queries"):
-            self._add("server.prefix_hit_ratio", SERVER, event.t, deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"], SERVER)
+        if deltas.get("prefix_queries") and "prefix_hits" in deltas:
+            self._add("server.prefix_hit_ratio", SERVER, event.t, deltas["prefix_hits"] / deltas["prefix_queries"], SERVER)

@@ -315,9 +315,11 @@ class ServingRecord:
             )
         elif deltas.get("preemptions"):
             signals["server.preemptions_per_request"] = Signal(deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s")
-        if deltas.get("prefix_queries"):
-            hits = deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"]
+        if deltas.get("prefix_queries") and "prefix_hits" in deltas:
+            hits = deltas["prefix_hits"] / deltas["prefix_queries"]
             signals["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
+        elif reported := gauges("prefix_hit_ratio"):
+            signals["server.prefix_hit_ratio"] = Signal(statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}")
         if self.watched:
             signals |= self._of_histograms(since, deltas, wall)
         for name, value in self.means(since).items():

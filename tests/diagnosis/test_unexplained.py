@@ -293,7 +293,7 @@ def with_gain(finding: Finding, speedup: float) -> Finding:
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.resource == "time"], ids=lambda rule: rule.id)
 def test_every_rule_that_can_recover_time_claims_parts(rule: Rule) -> None:
-    serves = rule.subject == "serving"
+    serves = rule.subject in ("serving", "watched")
     parts = parts_of(rule.id, dataclasses.replace(case(), serves=serves))
     assert parts or rule.id in ("meta.not_steady", "mem.near_capacity"), "its findings would recover nothing, and are no notes"
     assert set(parts) <= {part.name for part in (SERVING if serves else TRAINING)}

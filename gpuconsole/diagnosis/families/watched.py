@@ -9,6 +9,7 @@ from gpuconsole.model.engines import why_lacking
 FULL = Threshold("full", 0.9, "ratio", "a KV cache that is 90 % full or more (survey I04)")
 TAKEN = Threshold("taken", 0.5, "ratio", "all slots are in use in most readings (see serve.seats_too_few)")
 RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable (see serve.kv_full_preemption)")
+WORKS = Threshold("busy", 0.9, "of the time", "the GPU is in forward passes for 90 % of the time")
 QUEUE = Threshold("queue", 0.1, "of the request", "a tenth of a request's time: from this share on a wait is worth a name")
 
 FROM = {

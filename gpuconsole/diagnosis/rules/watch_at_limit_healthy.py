@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import watched
 from gpuconsole.diagnosis.rule import CantTell, Case, Finding, Rule, Threshold, percent
 
-WORK = Threshold("busy", 0.9, "of the time", "the GPU is in forward passes for 90 % of the time")
 USED = Threshold("used", 0.5, "ratio", "more than half of the slots or of the KV cache is in use")
 MFU = Threshold("mfu", 0.5, "of the arithmetic", "half of the peak (see serve.saturated_healthy)")
 MBU = Threshold("mbu", 0.6, "of the bandwidth", "60 % of the memory bandwidth (see serve.saturated_healthy)")
@@ -17,7 +16,7 @@ class WatchAtLimitHealthy(Rule):
     title = "Healthy: the server is well used"
     clear_title = "The server is not at its limit"
     subject = "watched"
-    thresholds = (WORK, USED, MFU, MBU, LARGEST_QUEUE)
+    thresholds = (watched.WORKS, USED, MFU, MBU, LARGEST_QUEUE)
     reads = (
         "server.requests_waiting", "server.requests_running", "server.kv_cache_peak_ratio", "server.sequence_limit", "server.forward_ratio",
         "mfu_ratio", "mbu_ratio", "server.queue_s", "server.e2e_s", "server.preemptions_per_request", "server.front_waiting",
@@ -32,7 +31,7 @@ remains is a smaller or quantised model, a faster device, or more replicas. SGLa
         evidence += case.if_known(
             ("server.kv_cache_peak_ratio", USED),
             "server.sequence_limit",
-            ("server.forward_ratio", WORK),
+            ("server.forward_ratio", watched.WORKS),
             ("mfu_ratio", MFU),
             ("mbu_ratio", MBU),
         )
@@ -47,7 +46,7 @@ remains is a smaller or quantised model, a faster device, or more replicas. SGLa
         uses = {
             "of its slots": (running / limit if limit else 0.0, USED),
             "of its KV cache": (case.get("server.kv_cache_peak_ratio", 0.0), USED),
-            "of the time in forward passes": (case.get("server.forward_ratio", 0.0), WORK),
+            "of the time in forward passes": (case.get("server.forward_ratio", 0.0), watched.WORKS),
             "of the FLOP/s": (case.get("mfu_ratio", 0.0), MFU),
             "of the memory bandwidth": (case.get("mbu_ratio", 0.0), MBU),
         }

@@ -14,10 +14,10 @@ class WatchUnderloadedHealthy(Rule):
     title = "Healthy: the server has room for more requests"
     clear_title = "The server is not idle"
     subject = "watched"
-    thresholds = (NO_QUEUE, HALF, watched.QUEUE)
+    thresholds = (NO_QUEUE, HALF, watched.QUEUE, watched.WORKS)
     reads = (
         "server.requests_waiting", "server.requests_running", "server.kv_cache_peak_ratio", "server.sequence_limit", "server.front_waiting",
-        "server.queue_s", "server.e2e_s", "server.seats_taken_ratio", "server.preemptions_per_request",
+        "server.queue_s", "server.e2e_s", "server.seats_taken_ratio", "server.preemptions_per_request", "server.forward_ratio",
     )  # fmt: skip
     text = """No request waits, and the slots and the KV cache are less than half in use: the traffic is below what the server can take. Its throughput is that of the
 traffic, and no flag raises it. More clients, or fewer replicas, use the hardware better."""
@@ -30,6 +30,8 @@ traffic, and no flag raises it. More clients, or fewer replicas, use the hardwar
             return self.clear(0.0, evidence, "requests wait")
         limit = case.get("server.sequence_limit", 0.0)
         shares = {"of its KV cache": case.get("server.kv_cache_peak_ratio", 0.0)} | ({"of its slots": running / limit} if limit else {})
+        if case.get("server.forward_ratio", 0.0) >= watched.WORKS:
+            return self.clear(0.5, evidence, "the GPU computes nearly all the time")
         if max(shares.values()) >= HALF or watched.seats_are_taken(case) or watched.preempts(case):
             return self.clear(0.5, evidence, "a large part of the slots or of the KV cache is in use")
         known = bool(limit) and case.has("server.kv_cache_peak_ratio")

@@ -1,0 +1,132 @@
+"""Labelled states of servers that are only watched: from the pages that each engine would show, through reading, session and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.rule import Case
+from gpuconsole.diagnosis.signals.run import run_signals
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.run import Step, Summary
+from gpuconsole.model.serving import WATCHED, Fact, ServerFacts
+from gpuconsole.session.run import RunRecord
+from gpuconsole.wire.events import RunOpened, ServerKnown, Started, Steps
+from gpuconsole.workloads.serving.scraping import engines_on, read_families, server_state
+from tests.fakes.server_pages import Load, busier, page
+
+READINGS = 20
+Loads = Callable[[int], Load]
+
+
+def watched(engine: str, load: Load | Loads, facts: dict[str, float] | None = None) -> RunRecord:
+    """The record of a run that has read the page of `engine` once a second. `facts`: what the server says of itself elsewhere."""
+    record = RunRecord(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu", elsewhere=True), "")
+    of_second: Loads = load if callable(load) else lambda second: load
+    first = read_families(page(engine, of_second(1), 1))
+    known = {name: Fact(value, "/facts") for name, value in (facts or {}).items()}
+    record.apply(ServerKnown(0.0, ServerFacts(engine=Fact(engines_on(first)[0].name, "the metrics page"), **known)))
+    record.apply(Started(0.0, {}, {}))
+    for second in range(1, READINGS + 1):
+        state = server_state(read_families(page(engine, of_second(second), second), buckets=True), float(second), buckets=True)
+        record.apply(state)
+        record.apply(Steps(float(second), [Step(second, float(second), 1.0, 10, 500, ())], 0.0, 0.0, 0.0, 0.0))
+    assert record.steady_t is not None
+    return record
+
+
+def conclusions(record: RunRecord) -> list[Finding]:
+    return evaluate(Case.of(record.run, run_signals(record, Summary(), 8, None)))
+
+
+def firing(record: RunRecord) -> list[str]:
+    return [finding.rule.removeprefix("watch.") for finding in conclusions(record) if finding.state == "fires"]
+
+
+IDLE = Load(running=0, requests=0, kv=0)
+CAPPED = Load(running=10, waiting=90, kv=0.193, requests=12, queue=7.0, decode=0.9)
+"""vllm#37307: 10 requests run, 90 wait, and the KV cache is 19 % full. Others called it compute-bound."""
+FULL = Load(running=24, waiting=30, kv=0.97, preemptions=3, queue=2.0, requests=10)
+STALLED = Load(running=8, prompt=4000, gaps=(0.018,) * 95 + (0.4,) * 5, kv=0.3)
+FORTY = Load(running=40, kv=0.6)
+
+
+def shaky(load: Load, *running: float) -> Loads:
+    """`load` with another number of running requests in each second."""
+    return lambda second: busier(load, running=running[second % len(running)])
+
+
+STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
+    ("few requests", "vllm", Load(), {}, {"underloaded_healthy"}),
+    ("no requests", "vllm", IDLE, {}, {"underloaded_healthy"}),
+    ("few requests, SGLang", "sglang", Load(), {}, {"underloaded_healthy"}),
+    ("few requests, old vLLM", "vllm 0.10", Load(), {}, {"underloaded_healthy"}),
+    ("few requests, TensorRT-LLM", "tensorrt-llm", Load(), {}, {"underloaded_healthy"}),
+    ("few requests, Triton", "triton", Load(), {}, {"underloaded_healthy"}),
+    ("few requests, LMDeploy", "lmdeploy", Load(), {}, {"underloaded_healthy"}),
+    ("few requests, Ray", "ray-serve", Load(), {}, {"underloaded_healthy"}),
+    ("well used: most of the cache, nothing waits", "vllm", FORTY, {}, {"at_limit_healthy"}),
+    ("well used: most of the slots, nothing waits", "tensorrt-llm", busier(FORTY, kv=0.3), {}, {"at_limit_healthy"}),
+    ("well used: the GPU computes all the time", "sglang", busier(FORTY, kv=0.4, forward=0.95, idle=0.02), {}, {"at_limit_healthy"}),
+    ("sequence cap, inferred", "vllm", CAPPED, {}, {"sequence_cap"}),
+    ("sequence cap, known", "vllm", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
+    ("sequence cap, SGLang", "sglang", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
+    ("sequence cap, llama.cpp slots", "llama.cpp", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
+    ("sequence cap, TensorRT-LLM", "tensorrt-llm", busier(CAPPED, limit=10), {}, {"sequence_cap"}),
+    ("cache full, preemptions", "vllm", shaky(FULL, 24, 20, 22, 18), {}, {"kv_bound"}),
+    ("cache full, retractions", "sglang", shaky(FULL, 24, 20, 22, 18), {"max_num_seqs": 256}, {"kv_bound"}),
+    ("cache full, no count of preemptions", "lmdeploy", shaky(FULL, 24, 20, 22, 18), {}, {"kv_bound"}),
+    ("keys and values from elsewhere", "vllm", shaky(Load(waiting=6, deferred=6, queue=0.8), 4, 5, 3), {}, {"deferred"}),
+    ("grammars", "sglang", shaky(Load(waiting=0, deferred=4, queue=0.5), 4, 5, 3), {"max_num_seqs": 256}, {"deferred"}),
+    ("slow host", "sglang", Load(running=40, kv=0.4, idle=0.02, forward=0.4), {"max_num_seqs": 256}, {"host_bound"}),
+    ("queue in Ray Serve", "ray-serve", Load(front=20), {}, {"queue_before_engine"}),
+    ("queue in the API server", "lmdeploy", Load(front=20), {}, {"queue_before_engine"}),
+    ("long prompts stall tokens", "vllm", STALLED, {}, {"prefill_stalls_decode"}),
+    ("token budget", "vllm", shaky(Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5), 20, 9, 16, 12),
+     {"max_num_batched_tokens": 2048, "max_num_seqs": 256}, {"token_budget"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "engine", "load", "facts", "expected"), STATES, ids=[state[0] for state in STATES])
+def test_a_labelled_state_gets_its_verdict(name: str, engine: str, load: Load | Loads, facts: dict[str, float], expected: set[str]) -> None:
+    assert set(firing(watched(engine, load, facts))) == expected
+
+
+def test_a_sequence_cap_comes_with_its_evidence_and_the_flag_of_its_engine() -> None:
+    for engine, flag in (
+        ("vllm", "vllm serve ... --max-num-seqs 128"),
+        ("sglang", "python -m sglang.launch_server ... --max-running-requests 128"),
+    ):
+        (finding,) = [f for f in conclusions(watched(engine, CAPPED, {"max_num_seqs": 10})) if f.state == "fires"]
+        assert finding.rule == "watch.sequence_cap" and finding.suggestions[0].code == flag
+        assert {"server.requests_waiting", "server.seats_taken_ratio", "server.sequence_limit"} <= {
+            entry.signal for entry in finding.evidence
+        }
+        assert "10 requests run, which is the limit, and 90 wait" in finding.summary and "only 19" in finding.summary
+
+
+def test_an_inferred_limit_says_so() -> None:
+    signals = run_signals(watched("vllm", CAPPED), Summary(), 8, None)
+    assert signals["server.sequence_limit"].value == 10 and signals["server.sequence_limit"].source.startswith("inferred: at most 10 run")
+
+
+def test_what_an_engine_does_not_tell_is_named_with_what_turns_it_on() -> None:
+    def reasons(engine: str, load: Load) -> dict[str, str]:
+        return {f.rule: f.summary for f in conclusions(watched(engine, load)) if f.state == "cant_tell"}
+
+    tgi, vllm = reasons("tgi", CAPPED), reasons("vllm", Load())
+    assert tgi["watch.kv_bound"] == "the use of the KV cache is missing: TGI does not report it"
+    assert tgi["watch.prefill_stalls_decode"].endswith("TGI's time per token contains the prefill, so it is not ITL")
+    assert vllm["watch.token_budget"].endswith("vLLM has no metric for --max-num-batched-tokens")
+    assert "needs" not in " ".join([*tgi.values(), *vllm.values()])
+
+
+def test_a_wide_bucket_makes_no_stall() -> None:
+    """vLLM's first bucket ends at 10 ms: gaps of 1 ms and of 9 ms look the same."""
+    assert "prefill_stalls_decode" not in firing(watched("vllm", busier(STALLED, gaps=(0.001,) * 90 + (0.024,) * 10)))  # type: ignore[arg-type]
+
+
+def test_a_watched_run_has_no_rules_about_training_or_about_a_load_of_ours() -> None:
+    assert {finding.rule.partition(".")[0] for finding in conclusions(watched("vllm", Load()))} == {"watch"}
