@@ -1,0 +1,310 @@
+"""Watching a server: what is asked, what is sent to the console, and one clear line for each fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gpuconsole.model.serving import WATCHED
+from gpuconsole.wire.events import AnyEvent, Note, Requests, ServerKnown, ServerState, SetKnobs, Start, Started, Steps, Stop
+from gpuconsole.workloads.serving import scraping, servers, watching
+from gpuconsole.workloads.serving.http import connect
+from gpuconsole.workloads.serving.watching import NO_CHANGE, ServerWatch
+from tests.fakes.server_pages import Load, PageServer, page
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Channel:
+    """Takes the place of the console."""
+
+    dropped = 0
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.news = asyncio.Event()
+
+    def send(self, event: AnyEvent) -> None:
+        self.events.append(event)
+        self.news.set()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not enough():
+                self.news.clear()
+                await self.news.wait()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "SHORTEST_S", 0.02)
+    monkeypatch.setattr(watching, "JSON_EVERY_S", 0.02)
+    monkeypatch.setattr(watching.JsonReader, "interval_s", 0.02)
+    monkeypatch.setattr(servers, "PATIENCE_S", 0.2)
+
+
+def watch(
+    answer: Answer, use: Callable[[Channel, ServerWatch], Awaitable[None]], key: str = "", **options: str
+) -> tuple[Channel, ServerWatch]:
+    """Watch a server that answers with `answer`, while `use` runs; `{url}` in an option is its address."""
+
+    async def run() -> tuple[Channel, ServerWatch]:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url, channel = f"http://127.0.0.1:{runner.addresses[0][1]}", Channel()
+        start = Start(WATCHED, {}, "cpu", options={"server_url": url, **{name: text.format(url=url) for name, text in options.items()}})
+        try:
+            async with await connect(key) as session, await connect("") as elsewhere:
+                watched = ServerWatch(channel, start, session, elsewhere)  # type: ignore[arg-type]
+                running = asyncio.create_task(watched.run())
+                using = asyncio.ensure_future(use(channel, watched))
+                await asyncio.wait([running, using], return_when=asyncio.FIRST_COMPLETED)
+                await watched.serve(Stop())
+                await running
+                if using.done():
+                    using.result()
+                using.cancel()
+        finally:
+            await runner.cleanup()
+        return channel, watched
+
+    return asyncio.run(run())
+
+
+async def three_readings(channel: Channel, watched: ServerWatch) -> None:
+    await channel.until(lambda: len(channel.of(Steps)) >= 3)
+
+
+async def for_ever(channel: Channel, watched: ServerWatch) -> None:
+    await asyncio.sleep(20)
+
+
+def serving(server: PageServer, path: str = "/metrics", other: dict[str, Any] | None = None) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        server.asked.append(f"{request.method} {request.path}")
+        if request.path == path:
+            return web.Response(text=server.next_page())
+        if request.path in (other or {}):
+            return web.json_response((other or {})[request.path])
+        return web.Response(status=404)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "tokens"),
+    [
+        ("vllm", "/metrics", 500), ("sglang", "/metrics", 500), ("tgi", "/metrics", 500), ("llama.cpp", "/metrics", 500), ("lmdeploy", "/metrics", 500),
+        ("tensorrt-llm", "/prometheus/metrics", 500), ("triton", "/metrics", 0), ("ray-serve", "/metrics", 500), ("dynamo", "/metrics", 500),
+    ],
+)  # fmt: skip
+def test_each_engine_is_watched_without_a_request_to_its_model(engine: str, path: str, tokens: int) -> None:
+    server = PageServer(engine, Load())
+    channel, watched = watch(serving(server, path), three_readings)
+    assert watched.failed == ""
+    assert {line for line in server.asked if not line.startswith("GET ")} == set(), "only GETs"
+    assert not any(word in line for line in server.asked for word in ("completions", "generate", "tokenize"))
+    assert [step.tokens for event in channel.of(Steps) for step in event.steps][:3] == [tokens] * 3
+    assert channel.of(Started)[0].knobs == {} and channel.of(ServerKnown)[0].facts.engine.value == {"ray-serve": "vllm"}.get(engine, engine)
+    assert channel.of(ServerState)[0].gauges["requests_running"] == 4
+
+
+def test_the_underscore_form_of_a_page_is_the_same_page() -> None:
+    colon, underscore = (
+        scraping.server_state(scraping.read_families(text, True), 0.0, buckets=True)
+        for text in (page("sglang", Load(), 5), page("sglang", Load(), 5).replace("sglang:", "sglang_"))
+    )
+    assert colon == underscore and colon.totals["generation_tokens"] == 2500
+
+
+def test_an_old_and_a_new_name_on_one_page_count_once() -> None:
+    """vLLM 0.10 has both: the sum of both was twice the truth."""
+    old, new = (scraping.server_state(scraping.read_families(page(engine, Load(), 5)), 0.0).totals for engine in ("vllm 0.10", "vllm"))
+    assert old == new and old["prefix_queries"] == 5 * 10 * 100
+
+
+def test_parallel_parts_and_priorities_of_sglang_count_once_and_ttft_is_that_of_streams() -> None:
+    state = scraping.server_state(scraping.read_families(page("sglang", Load(), 2)), 0.0)
+    assert state.gauges["requests_running"] == 4 and state.totals["generation_tokens"] == 1000
+    assert state.totals["ttft_s_sum"] / state.totals["ttft_s_count"] == pytest.approx(0.08)
+
+
+def test_success_is_not_abort() -> None:
+    totals = scraping.server_state(scraping.read_families(page("vllm", Load(aborted=3, failed=2), 2)), 0.0).totals
+    assert (totals["requests"], totals["requests_aborted"], totals["requests_failed"]) == (20, 6, 4)
+
+
+def test_what_a_router_and_its_engine_both_report_counts_once() -> None:
+    together, alone = (scraping.server_state(scraping.read_families(page(name, Load(), 2)), 0.0) for name in ("dynamo with worker", "vllm"))
+    assert together.totals == alone.totals and together.gauges["requests_running"] == 4
+    assert together.gauges["sequence_limit"] == 64, "what only the router reports is there"
+
+
+def test_engines_and_models_on_one_page_are_added_up_and_one_model_can_be_chosen() -> None:
+    text = page("vllm", Load(kv=0.2), 2)
+    text += (
+        text.replace('model_name="m"', 'model_name="other"')
+        .replace('engine="0"', 'engine="1"')
+        .replace("perc{", "perc{")
+        .replace(" 0.2\n", " 0.6\n")
+    )
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text) if request.path == "/metrics" else web.Response(status=404)
+
+    async def one_reading(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: bool(channel.of(ServerState)))
+
+    channel, _ = watch(answer, one_reading)
+    assert "2 models on the page, added up: m, other; --model NAME takes one" in [note.text for note in channel.of(Note)]
+    gauges = channel.of(ServerState)[0].gauges
+    assert (gauges["requests_running"], gauges["kv_cache_usage_ratio"], gauges["kv_cache_mean_ratio"]) == (8, 0.6, 0.4)
+    channel, _ = watch(answer, one_reading, model="other")
+    assert channel.of(ServerState)[0].gauges["kv_cache_usage_ratio"] == 0.6 and channel.of(ServerState)[0].gauges["requests_running"] == 4
+    _, watched = watch(answer, for_ever, model="third")
+    assert watched.failed.endswith("has no metrics of the model third: it has m, other")
+
+
+def test_the_address_of_the_page_itself_will_do() -> None:
+    channel, watched = watch(serving(PageServer("vllm")), three_readings, server_url="{url}/metrics")
+    assert watched.failed == "" and len(channel.of(Steps)) >= 3
+
+
+def test_sglang_without_metrics_is_read_from_its_loads() -> None:
+    loads = {"loads": [{"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "token_usage": 0.4, "max_running_requests": 8}]}
+
+    async def one_reading(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: bool(channel.of(ServerState)))
+
+    channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/v1/loads": loads}), one_reading)
+    assert channel.of(ServerState)[0].gauges == {
+        "requests_running": 3, "requests_waiting": 2, "sequence_limit": 8, "kv_cache_usage_ratio": 0.4,
+    }  # fmt: skip
+    assert channel.of(ServerKnown)[0].facts.engine.value == "sglang"
+
+
+def test_ollama_is_read_from_its_loaded_models() -> None:
+    loaded = {"models": [{"name": "llama", "size": 6591830464, "size_vram": 5333539264, "context_length": 4096}]}
+
+    async def one_reading(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: bool(channel.of(ServerState)))
+
+    channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/api/ps": loaded}), one_reading)
+    assert channel.of(ServerState)[0].gauges == {"models_loaded": 1, "on_gpu_ratio": pytest.approx(0.809, abs=0.001)}
+    assert channel.of(ServerKnown)[0].facts.engine.value == "ollama"
+
+
+# --- faults --------------------------------------------------------------------------------------------------
+
+
+def models(owner: str) -> dict[str, Any]:
+    return {"/v1/models": {"object": "list", "data": [{"id": "m", "owned_by": owner}]}}
+
+
+@pytest.mark.parametrize(
+    ("owner", "flag"),
+    [("vllm", "start vLLM without --disable-log-stats"), ("sglang", "start SGLang with --enable-metrics"), ("llamacpp", "--metrics")],
+)
+def test_metrics_that_are_off_are_named_with_the_flag_that_turns_them_on(owner: str, flag: str) -> None:
+    _, watched = watch(serving(PageServer("vllm"), "/nowhere", models(owner)), for_ever)
+    assert flag in watched.failed and "\n" not in watched.failed
+
+
+def test_a_server_that_is_nothing_we_know_is_named_with_what_was_tried() -> None:
+    _, watched = watch(serving(PageServer("vllm"), "/nowhere"), for_ever)
+    assert "/metrics answers HTTP 404" in watched.failed and "no metrics of a known model server" in watched.failed
+
+
+async def _locked(request: web.Request) -> web.StreamResponse:
+    return (
+        web.Response(text=page("vllm", Load(), 1)) if request.headers.get("Authorization") == "Bearer sesame" else web.Response(status=401)
+    )
+
+
+def test_a_server_behind_a_key() -> None:
+    assert "needs an API key (HTTP 401)" in watch(_locked, for_ever)[1].failed
+    assert "rejects the API key (HTTP 401)" in watch(_locked, for_ever, key="wrong")[1].failed
+    assert watch(_locked, three_readings, key="sesame")[1].failed == ""
+
+
+HOSTILE = {
+    "one long line": "vllm:num_requests_running" + "x" * (7 * 2**20) + "\n",
+    "a known metric with a label of 7 MiB": 'vllm:num_requests_running{a="' + "\\" * (7 * 2**20) + '"} 1\n',
+    "a known metric without an end": 'vllm:num_requests_running{a="' + '"' * (7 * 2**20),
+    "many lines of a known metric": "vllm:num_requests_running 1\n" * (7 * 2**20 // 28),
+    "more than 8 MiB": "#" * (9 * 2**20),
+    "bytes that are no text": "\udcff" * 1000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_page_costs_one_line_and_little_time(name: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=HOSTILE[name].encode(errors="surrogateescape")) if request.path == "/metrics" else web.Response(status=404)
+
+    _, watched = watch(answer, for_ever)
+    assert watched.failed and "\n" not in watched.failed and len(watched.failed) < 700
+
+
+def test_a_server_that_falls_silent_and_comes_back_with_new_counters() -> None:
+    server, mode = PageServer("vllm"), {"now": "up"}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if mode["now"] == "down":
+            return web.Response(status=503)
+        return await serving(server)(request)
+
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await three_readings(channel, watched)
+        mode["now"] = "down"
+        await channel.until(lambda: bool(channel.of(Requests)))
+        server.seconds, mode["now"] = 0, "up"
+        await channel.until(lambda: any(not event.down for event in channel.of(Requests)))
+        count = len(channel.of(Steps))
+        await channel.until(lambda: len(channel.of(Steps)) > count + 1)
+
+    channel, watched = watch(answer, use)
+    assert watched.failed == ""
+    assert "HTTP 503" in channel.of(Requests)[0].down
+    assert [note.text for note in channel.of(Note) if "restarted" in note.text] == ["the server has restarted: its counters began again"]
+    assert min(step.tokens for event in channel.of(Steps) for step in event.steps) >= 0
+
+
+def test_a_slow_page_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "SLOW_S", 0.05)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return web.Response(text=page("vllm", Load(), 1))
+
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: any("takes" in note.text for note in channel.of(Note)))
+
+    channel, _ = watch(answer, use)
+    assert [note.text for note in channel.of(Note) if "takes" in note.text] == ["the metrics page takes 0.1 s, so it is read seldom"]
+
+
+def test_a_change_is_refused() -> None:
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await three_readings(channel, watched)
+        await watched.serve(SetKnobs(1, {"max_num_seqs": 4}))
+
+    channel, _ = watch(serving(PageServer("vllm")), use)
+    assert [event.error for event in channel.events if type(event).__name__ == "KnobsSet"] == [NO_CHANGE]
+
+
+def test_the_list_of_names_fits_into_the_address_of_a_request() -> None:
+    """aiohttp, and so the embedded server, takes lines of 8190 bytes."""
+    assert sum(len(f"name%5B%5D={name}&") for name in scraping._asked(True)) < 8000
+    assert json.dumps(scraping._asked(False)) != json.dumps(scraping._asked(True))
