@@ -14,11 +14,14 @@ from gpuconsole.session.figures.rate import samples_of, tokens_of, work_over_tim
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt, work_of
 from gpuconsole.session.machine import SERVER, WORKLOAD
 from gpuconsole.session.run import RunRecord
+from gpuconsole.session.serving import OF_HISTOGRAMS
 from gpuconsole.wire.events import Requests, ServerState, Steps
 
 EVERY_S = 1.0
 LOSS = "workload.loss"
 COST = "workload.cost_per_million_tokens"
+COUNTED_BY = {"workload.requests_per_s": "requests", "workload.tokens_per_s": "generation_tokens"}
+"""The count of a watched server that a rate needs."""
 SERVER_RATES = ("preemptions", "prompt_tokens", "generation_tokens", "flops", "read_bytes")
 
 
@@ -69,6 +72,9 @@ class RunPoints:
         samples, tokens = work_over_time(steps, samples_of), work_over_time(steps, tokens_of)
         if record.serving is not None:
             points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
+            if record.serving.watched:
+                counted = record.serving.states[-1].totals if record.serving.states else {}
+                points = {metric: rate for metric, rate in points.items() if COUNTED_BY[metric] in counted}
         else:
             points = {"workload.memory_bytes": event.memory_bytes}
             for metric, rate in (("workload.samples_per_s", samples), ("workload.tokens_per_s", tokens)):
@@ -109,8 +115,9 @@ class RunPoints:
         self._add("workload.failed_requests_per_s", device, event.t, (len(self._requests) - len(good)) / span, WORKLOAD)
         self._requests, self._requests_since = [], event.t
 
-    def add_server_state(self, event: ServerState) -> None:
-        """Points of a server's state: gauges unchanged, totals as rates since the last reading. No rates after a restart of the server."""
+    def add_server_state(self, event: ServerState, watched: str = "") -> None:
+        """Points of a server's state: gauges unchanged, totals as rates since the last reading. No rates after a restart of the server. `watched`: the
+        device of a run that only watches; its latencies are the means since the last reading."""
         for name, value in event.gauges.items():
             self._add(f"server.{name}", SERVER, event.t, value, SERVER)
         last, self._last = self._last, event
@@ -119,6 +126,9 @@ class RunPoints:
         deltas = {name: value - last.totals.get(name, 0.0) for name, value in event.totals.items()}
         if any(delta < 0 for delta in deltas.values()):
             return
+        for name in OF_HISTOGRAMS if watched else ():
+            if deltas.get(f"{name}_count"):
+                self._add(f"workload.{name}", watched, event.t, deltas[f"{name}_sum"] / deltas[f"{name}_count"], WORKLOAD)
         for name in SERVER_RATES:
             if name in deltas and name in last.totals:
                 self._add(f"server.{name}_per_s", SERVER, event.t, deltas[name] / (event.t - last.t), SERVER)

@@ -33,7 +33,7 @@ MOST_RESTARTS = 1000
 PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
-OF_WATCHED = (("requests_deferred", "requests"), ("front_waiting", "requests"))
+OF_WATCHED = (("requests_deferred", "requests"), ("requests_short_of_capacity", "requests"), ("front_waiting", "requests"))
 """Gauges whose mean the rules about watched servers read, with their units."""
 LEAST_QUEUED, FLAT = 5, 0.95
 """A limit is inferred from so many readings with a queue, if nearly all of them have nearly the same number of running requests."""
@@ -215,7 +215,8 @@ class ServingRecord:
         if "generation_tokens" not in totals:
             summary.tokens_per_s = None
         if "requests" not in totals:
-            summary.requests_per_s = summary.samples_per_s = None
+            summary.requests_per_s = None
+        summary.samples_per_s = None
         summary.requests = round(gained.get("requests", 0.0))
         outcomes = {name: round(gained.get(f"requests_{name}", 0.0)) for name in ("aborted", "failed", "rejected")}
         summary.failures = {f"{name} (by the server's count)": count for name, count in outcomes.items() if count}

@@ -230,7 +230,7 @@ class SessionState(MachineState):
                     self._points.add_requests(device, serving.counted(event), event)
             case ServerState() if serving is not None:
                 self.server_period_s = serving.period_s
-                self._points.add_server_state(event)
+                self._points.add_server_state(event, device if serving.watched else "")
             case RunClosed():
                 self.stage = event.state
 

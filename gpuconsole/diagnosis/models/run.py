@@ -23,7 +23,7 @@ def with_figures(
     `published`: the published training runs on a device, by the device's name. A run may come from a file with knob values that the models do
     not accept: then it has no figures, and `unavailable` says why.
     """
-    if not run.facts and not run.serves:
+    if run.watched or (not run.facts and not run.serves):
         return run
     # These imports take 50 ms, for which the first picture must not wait.
     from gpuconsole.diagnosis.models.inputs import ModelInputs

@@ -29,14 +29,14 @@ traffic, and no flag raises it. More clients, or fewer replicas, use the hardwar
         if waiting >= NO_QUEUE or watched.queue_ratio(case) >= watched.QUEUE or case.get("server.front_waiting", 0.0) >= NO_QUEUE:
             return self.clear(0.0, evidence, "requests wait")
         limit = case.get("server.sequence_limit", 0.0)
-        shares = {"of its KV cache": case.get("server.kv_cache_peak_ratio", 0.0)} | ({"of its slots": running / limit} if limit else {})
+        shares = {"of its slots": running / limit} if limit else {}
+        if case.has("server.kv_cache_peak_ratio"):
+            shares["of its KV cache"] = case.value("server.kv_cache_peak_ratio")
         if case.get("server.forward_ratio", 0.0) >= watched.WORKS:
             return self.clear(0.5, evidence, "the GPU computes nearly all the time")
-        if max(shares.values()) >= HALF or watched.seats_are_taken(case) or watched.preempts(case):
+        if max(shares.values(), default=0.0) >= HALF or watched.seats_are_taken(case) or watched.preempts(case):
             return self.clear(0.5, evidence, "a large part of the slots or of the KV cache is in use")
         known = bool(limit) and case.has("server.kv_cache_peak_ratio")
-        use = ", ".join(f"{percent(share)} {name}" for name, share in shares.items())
-        summary = (
-            f"{running:.1f} requests run and none waits; the server uses {use}" if running >= 0.1 else "no request runs: the server is idle"
-        )
+        use = "; the server uses " + ", ".join(f"{percent(share)} {name}" for name, share in shares.items()) if shares else ""
+        summary = f"{running:.1f} requests run and none waits{use}" if running >= 0.1 else "no request runs: the server is idle"
         return self.note(1.0, evidence, summary, confidence=high_if(known))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
 from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, for_devices, measured, read, trouble
@@ -138,9 +139,16 @@ def _requests(view: View) -> Tile:
 
 def _latency(view: View) -> Tile:
     """Latencies of requests: TTFT and TPOT."""
-    ttft, tpot = facts.latest(view, "workload.ttft_s"), facts.latest(view, "workload.tpot_s")
-    first, second, unit = units.durations(ttft, tpot)
-    return _tile(view, "workload.ttft_s", "TTFT, TPOT", f"{first.strip()}, {second.strip()} {unit}", (_trace(view, "workload.ttft_s"),))
+    other = "itl_s" if view.run is not None and view.run.watched else "tpot_s"
+    ttft, between = facts.latest(view, "workload.ttft_s"), facts.latest(view, f"workload.{other}")
+    first, second, unit = units.durations(ttft, between)
+    return _tile(
+        view,
+        "workload.ttft_s",
+        f"TTFT, {FIGURES[other].label}",
+        f"{first.strip()}, {second.strip()} {unit}",
+        (_trace(view, "workload.ttft_s"),),
+    )
 
 
 def _step(view: View) -> Tile:

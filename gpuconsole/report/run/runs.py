@@ -17,7 +17,7 @@ from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.account import account_segments, share_text
 from gpuconsole.report.run.figures import doubtful, figure_rows, figure_text, throughput, validity_report, work
 from gpuconsole.report.run.memory import memory_report
-from gpuconsole.report.run.serving import latency_report, request_report
+from gpuconsole.report.run.serving import latency_report, request_report, watched_report
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import continues
 
@@ -240,7 +240,7 @@ def figures(run: Run) -> Report:
         report.append(labelled("throughput", f"{units.NA}: the number of samples in a batch is not known"))
     if run.baseline is not None:
         report.append(labelled("baseline", run.baseline.words))
-    report += request_report(run)
+    report += [*request_report(run), *watched_report(run)]
     if summary.step_time_s is not None:
         p50, p99 = units.p50_p99(summary.step_time_s.p50, summary.step_time_s.p99)
         report.append(labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}"))
@@ -252,6 +252,7 @@ def figures(run: Run) -> Report:
 def run_head(run: Run) -> Line:
     """The identity and the duration of a run."""
     change = describe_changes(run.changes) if run.changes else "baseline"
-    facts = f"  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {work(run)})"
+    where = f"{run.scenario}  watched" if run.watched else f"{run.scenario}  on {run.device}"
+    facts = f"  {where}  {run.state}  ({'' if run.watched else f'{change}; '}{run.duration_s:.1f} s, {work(run)})"
     style = "alert" if run.state == "failed" else ""
     return Line([(f"run {run.id}", "heading"), (facts, style)])

@@ -13,6 +13,8 @@ from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled
 from gpuconsole.report.run.figures import GAP, client_report, figure_text, in_row, starved, with_unit
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+from gpuconsole.session.figures.summary import ASKED_OF_SERVERS
+from gpuconsole.session.serving import OF_HISTOGRAMS
 
 FULL = 0.9
 """From this share of used KV cache on, the figure is marked."""
@@ -28,7 +30,7 @@ def request_report(run: Run) -> Report:
         return []
     report: Report = []
     if requests := figure_text(run, "requests_per_s"):
-        counts = f"   {summary.requests} answered, {summary.failed_requests} failed"
+        counts = f"   {summary.requests} answered, {summary.failed_requests} {'aborted, failed or refused' if run.watched else 'failed'}"
         report.append(labelled("requests", [(requests, "title"), (counts, "alert" if summary.failed_requests else "")]))
     report += [labelled("", f"{count} x {visible(cause)}", "alert", indent=2) for cause, count in summary.failures.items()]
     if goodput := figure_text(run, "goodput_per_s"):
@@ -62,13 +64,67 @@ def latency_report(run: Run) -> Report:
     if not run.serves or not measured:
         return []
     heads = (("mean", 3), ("p50", 0), ("p90", 2), ("p95", 4), ("p99", 0))
-    columns = (Column("latency"), *(Column(head, ">", drop=drop) for head, drop in heads), Column("formula", least=16, drop=1))
+    last = "by the server's histogram: p50, p99 within" if run.watched else "formula"
+    columns = (Column("latency"), *(Column(head, ">", drop=drop) for head, drop in heads), Column(last, least=16, drop=1))
     return [*client_report(run), Table(columns, [_latency_cells(figure, times) for figure, times in measured])]
 
 
 def _latency_cells(figure: SummaryFigure, times: Distribution) -> list[Segment]:
     texts = [units.latency(value) if value is not None else "" for value in (times.mean, times.p50, times.p90, times.p95, times.p99)]
-    return [(figure.label, "dim"), *((text, "") for text in texts), (figure.formula, "dim")]
+    return [(figure.label, "dim"), *((text, "") for text in texts), (_within(times) or figure.formula, "dim")]
+
+
+def _within(times: Distribution) -> str:
+    """`10.0 to 25.0 ms, 25.0 to 50.0 ms`: the buckets of the median and of the 99th percentile. Empty for times that were measured one by one."""
+    if not times.within:
+        return ""
+    return ", ".join(_bucket(*times.within[share]) for share in ("p50", "p99"))
+
+
+def _bucket(lower: float, upper: float | None) -> str:
+    if upper is None:
+        return f"above {units.latency(lower).strip()}"
+    low, high, unit = units.durations(lower, upper)
+    return f"{low.strip()} to {high.strip()} {unit}"
+
+
+# --- a server that is only watched --------------------------------------------------------------------------
+
+BY_REASON = {"requests_short_of_capacity": "for room", "requests_deferred": "deferred"}
+"""Waiting requests by reason, in words."""
+
+
+def watched_report(run: Run) -> Report:
+    """The state of a server that is only watched, then what its engine does not report, each with the reason. Empty for other runs."""
+    if not run.watched:
+        return []
+    found = {name.removeprefix("server."): signal.value for name, signal in run.signals.items()}
+    state: list[str] = []
+    for name, words in (("requests_running", "running"), ("requests_waiting", "waiting"), ("front_waiting", "waiting before the engine")):
+        if name in found:
+            reasons = ", ".join(
+                f"{units.plain(found[key])} {word}" for key, word in BY_REASON.items() if name == "requests_waiting" and key in found
+            )
+            state.append(f"{words} {units.plain(found[name])}{f' ({reasons})' if reasons else ''}")
+    for name, words in (("kv_cache_usage_ratio", "KV cache"), ("prefix_hit_ratio", "prefix hits"), ("forward_ratio", "GPU computes")):
+        state += [f"{words} {units.percent(found[name]).strip()}"] if name in found else []
+    state += [f"preemptions {units.plain(found['preemptions_per_s'])}/s"] if "preemptions_per_s" in found else []
+    report: Report = [labelled("server", GAP.join(state))] if state else []
+    if "prompt_tokens_per_s" in found:
+        report.append(labelled("input", f"{units.rate(found['prompt_tokens_per_s'], 0)} tokens/s"))
+    means = [
+        f"{FIGURES[name].label} {units.latency(found[name]).strip()}"
+        for name in OF_HISTOGRAMS
+        if name in found and getattr(run.summary, name) is None
+    ]
+    if means:
+        report.append(labelled("mean", f"{GAP.join(means)}   (the server has no histogram)"))
+    missing = {name.partition(".")[2]: why for name, why in run.unavailable.items() if name.partition(".")[2] in ASKED_OF_SERVERS}
+    by_reason: dict[str, list[str]] = {}
+    for name, why in missing.items():
+        by_reason.setdefault(why, []).append(ASKED_OF_SERVERS[name])
+    rows = [f"{', '.join(names)}: {visible(why)}" for why, names in by_reason.items()]
+    return [*report, *(labelled(" " if n else units.NA, row, "dim") for n, row in enumerate(rows))]
 
 
 # --- on the main screen -------------------------------------------------------------------------------------
@@ -107,7 +163,7 @@ def _latencies(run: Run, width: int) -> Row:
     entries: list[Segment] = []
     if starved(run):  # before the figures, because the figures are not reliable
         entries.append((f"client waited for a CPU {units.percent(waited).strip()} of the time", "alert"))
-    for figure in LATENCIES[:5]:
+    for figure in [figure for figure in LATENCIES if figure.field in OF_HISTOGRAMS] if run.watched else LATENCIES[:5]:
         times: Distribution | None = getattr(run.summary, figure.field)
         p50, p99 = units.p50_p99(times.p50, times.p99) if times is not None else (units.NA, "")
         entry: list[Segment] = [(GAP if entries else "", ""), (f"{figure.label} p50", "dim"), (f" {p50}", "title")]

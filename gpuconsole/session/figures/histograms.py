@@ -12,18 +12,14 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def of_histogram(name: str, gained: Mapping[str, float], buckets: Mapping[float, float]) -> Distribution | None:
-    """The distribution of the values that came between two readings of a histogram; None where none came.
+    """The distribution of the values that came between two readings of a histogram; None where none came, or where the server reports no buckets.
 
-    `gained`: the increase of `NAME_sum` and `NAME_count`. `buckets`: the increase of the values up to each bound; empty: the percentiles are
-    not known, and the mean stands for the median.
+    `gained`: the increase of `NAME_sum` and `NAME_count`. `buckets`: the increase of the values up to each bound.
     """
     count, total = gained.get(f"{name}_count", 0.0), gained.get(f"{name}_sum", 0.0)
-    if count <= 0:
+    mean, bounds = total / count if count > 0 else 0.0, sorted(buckets)
+    if count <= 0 or not bounds:
         return None
-    mean = total / count
-    bounds = sorted(buckets)
-    if not bounds or buckets[bounds[-1]] <= 0:
-        return Distribution(mean, 0.0, round(count), mean)
     found = {label: quantile(share, count, buckets, bounds) for label, share in PERCENTILES.items()}
     values = {label: value for label, (value, _) in found.items()}
     within = {label: bucket for label, (_, bucket) in found.items()}

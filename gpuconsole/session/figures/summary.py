@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from gpuconsole.model.engines import why_lacking
 from gpuconsole.model.machine import UNKNOWN_GPU, Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
@@ -125,12 +126,47 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
+    if record.run.watched:
+        missing |= _not_reported(record)
     if record.run.device == UNKNOWN_GPU:
         missing["workload.mfu_ratio"] = GPU_NOT_KNOWN
     if peaks[0] is not None and summary.flops_per_s and summary.mfu_ratio is None:
         missing["workload.mfu_ratio"] = why_above(summary.flops_per_s, peaks[0])
     places = record.stacks.places(record.steady_t or 0.0)
     return summary, ranks, places, missing, validity(record)
+
+
+ASKED_OF_SERVERS = {
+    "tokens_per_s": "output tokens/s", "prompt_tokens_per_s": "input tokens/s", "requests_per_s": "requests", "requests_running": "running",
+    "requests_waiting": "waiting", "kv_cache_usage_ratio": "KV cache", "preemptions_per_s": "preemptions", "prefix_hit_ratio": "prefix hits",
+    "ttft_s": "TTFT", "itl_s": "ITL", "e2e_s": "E2E",
+}  # fmt: skip
+"""What is shown of every server that is watched, in words."""
+_COUNTED = {
+    "tokens_per_s": "generation_tokens",
+    "prompt_tokens_per_s": "prompt_tokens",
+    "requests_per_s": "requests",
+    "preemptions_per_s": "preemptions",
+}
+_FROM_WORKLOAD = ("tokens_per_s", "requests_per_s", "ttft_s", "itl_s", "e2e_s")
+
+
+def _not_reported(record: RunRecord) -> dict[str, str]:
+    """Why a figure of a watched server is missing, by the name of its metric. Empty before the first reading."""
+    if record.serving is None or not record.serving.states:
+        return {}
+    state, server = record.serving.states[-1], record.run.server
+    engine = str(server.engine.value) if server is not None and server.engine is not None else ""
+    reported = {*state.gauges, *state.totals, *(name.removesuffix("_count") for name in state.totals)}
+    reported |= {"prefix_hit_ratio"} & {name.replace("prefix_hits", "prefix_hit_ratio") for name in reported}
+    names = {name: _COUNTED.get(name, name) for name in ASKED_OF_SERVERS}
+    return {
+        f"{'workload' if name in _FROM_WORKLOAD else 'server'}.{name}": why_lacking(
+            engine, "prefix_hits" if name == "prefix_hit_ratio" else signal
+        )
+        for name, signal in names.items()
+        if signal not in reported
+    }
 
 
 def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]) -> Summary:
