@@ -85,10 +85,10 @@ def describe(view: View) -> str:
         return "starting"
     if run.state == "starting":
         stage, _, _ = view.stage.partition("; ")  # the rest is a command for other machines, which was printed before
-        return f"{run.scenario} on {run.device}: {stage or 'starting'}"
+        return f"{run.scenario} {run.place}: {stage or 'starting'}"
     metric, unit = facts.throughput_metric(view)
     rate = facts.latest(view, metric)
-    parts = [f"{run.scenario} on {run.device}", f"{units.rate(rate, 0)} {unit}" if rate is not None else "first steps"]
+    parts = [f"{run.scenario} {run.place}", f"{units.rate(rate, 0)} {unit}" if rate is not None else "first steps"]
     if view.down:
         return "  ".join([*parts, outage(view)])
     if run.validity is not None and doubtful(run):

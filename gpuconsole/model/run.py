@@ -299,6 +299,11 @@ class Run(msgspec.Struct, omit_defaults=True):
         return self.workload == WATCHED
 
     @property
+    def place(self) -> str:
+        """`on gpu:0`; of a server that is only watched nothing says on which device it runs."""
+        return "watched" if self.watched else f"on {self.device}"
+
+    @property
     def settings(self) -> Knobs:
         """The knobs in force. A server that was not started here has the settings that it reports; its other settings are unknown, and left out.
         So are limits that a server of ours has chosen itself, where it does not report them."""

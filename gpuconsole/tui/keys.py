@@ -92,8 +92,13 @@ def tuning(view: View) -> bool:
     return view.tuning is not None and view.tuning.under_way
 
 
+def _may_change(view: View) -> bool:
+    """Whether a run is active that changes can be tried on: a server that is only watched is not changed."""
+    return _running(view) and not (view.run is not None and view.run.watched)
+
+
 def _may_tune(view: View) -> bool:
-    return _running(view) and not tuning(view)
+    return _may_change(view) and not tuning(view)
 
 
 class Action(NamedTuple):
@@ -184,7 +189,7 @@ ACTIONS: tuple[Action, ...] = (
         "t",
         "tune",
         "Try the suggested changes one by one, and keep those that are faster.",
-        makes_sense=_running,
+        makes_sense=_may_change,
     ),
     Action("details", "d", "details", "Findings with their evidence, and code for your own program.", makes_sense=_has_run),
     Action("output", "o", "output", "The output of your own job, the last 10 000 lines.", makes_sense=_is_job),

@@ -15,7 +15,7 @@ from gpuconsole.model.serving import WATCHED, Fact, ServerFacts
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import RunOpened, ServerKnown, Started, Steps
 from gpuconsole.workloads.serving.scraping import engines_on, read_families, server_state
-from tests.fakes.server_pages import Load, busier, page
+from tests.fakes.server_pages import CAPPED, Load, busier, page
 
 READINGS = 20
 Loads = Callable[[int], Load]
@@ -46,8 +46,6 @@ def firing(record: RunRecord) -> list[str]:
 
 
 IDLE = Load(running=0, requests=0, kv=0)
-CAPPED = Load(running=10, waiting=90, kv=0.193, requests=12, queue=7.0, decode=0.9)
-"""vllm#37307: 10 requests run, 90 wait, and the KV cache is 19 % full. Others called it compute-bound."""
 FULL = Load(running=24, waiting=30, kv=0.97, preemptions=3, queue=2.0, requests=10)
 STALLED = Load(running=8, prompt=4000, gaps=(0.018,) * 95 + (0.4,) * 5, kv=0.3)
 FORTY = Load(running=40, kv=0.6)

@@ -4,12 +4,19 @@ Sources: vLLM: vllm/v1/metrics/loggers.py of 0.32.0 (and 0.10.0 for the old name
 docs/source/reference/metrics.md at db931fcf. llama.cpp: tools/server/server-task.cpp (2026). TensorRT-LLM: tensorrt_llm/metrics/collector.py (1.3). Triton:
 tensorrtllm_backend README.md at 0b9d7d5, lines 424 to 471. LMDeploy: lmdeploy/metrics/loggers.py of 0.18.0. Ray Serve: vllm/v1/metrics/ray_wrappers.py and
 ray/dashboard/modules/metrics/dashboards/serve_llm_dashboard_panels.py of 2.60. Dynamo: docs.nvidia.com/dynamo 1.6 and AIPerf docs/server-metrics.
+
+As a process, `python -m tests.fakes.server_pages ENGINE STATE` serves such a page, and prints its address.
 """
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from aiohttp import web
 
 VLLM_LABELS = 'engine="0",model_name="m"'
 SGLANG_LABELS = 'engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"'
@@ -263,5 +270,34 @@ class PageServer:
         return page(self.engine, self.load, self.seconds)
 
 
+CAPPED = Load(running=10, waiting=90, kv=0.193, requests=12, queue=7.0, decode=0.9)
+"""vllm#37307: 10 requests run, 90 wait, and the KV cache is 19 % full. Others called it compute-bound."""
+STATES = {"few": Load(), "capped": CAPPED}
+
+
 def busier(load: Load, **changes: float) -> Load:
     return replace(load, **changes)  # type: ignore[arg-type]
+
+
+def main(engine: str, state: str) -> None:
+    """Serve the page of `engine` in `state`, and print the address."""
+    begun = time.monotonic()
+
+    async def answer(request: web.Request) -> web.Response:
+        known = request.path == "/metrics"
+        return web.Response(text=page(engine, STATES[state], time.monotonic() - begun)) if known else web.Response(status=404)
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        print(f"serving http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -20,7 +20,7 @@ from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
 
 def device_kinds(snapshot: Snapshot) -> list[str]:
     """What the figures of a session belong to: a CPU, a simulated GPU, a recording. Empty for a live session on GPUs."""
-    used = {run.device for run in snapshot.runs} | {sweep.device for sweep in snapshot.sweeps}
+    used = {run.device for run in snapshot.runs if not run.watched} | {sweep.device for sweep in snapshot.sweeps}
     devices = [device for device in snapshot.environment.devices if device.id in used]
     kinds = []
     if "cpu" in used:

@@ -206,6 +206,8 @@ def why_no_share(run: Run) -> str:
         return ""
     if run.client:
         return "the file of the client names no device"
+    if run.watched:
+        return "a server that is only watched does not say on which hardware it runs"
     return run.attainable.reason if run.attainable is not None and run.attainable.reason else NO_FACTS
 
 

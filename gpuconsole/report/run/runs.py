@@ -252,7 +252,6 @@ def figures(run: Run) -> Report:
 def run_head(run: Run) -> Line:
     """The identity and the duration of a run."""
     change = describe_changes(run.changes) if run.changes else "baseline"
-    where = f"{run.scenario}  watched" if run.watched else f"{run.scenario}  on {run.device}"
-    facts = f"  {where}  {run.state}  ({'' if run.watched else f'{change}; '}{run.duration_s:.1f} s, {work(run)})"
+    facts = f"  {run.scenario}  {run.place}  {run.state}  ({'' if run.watched else f'{change}; '}{run.duration_s:.1f} s, {work(run)})"
     style = "alert" if run.state == "failed" else ""
     return Line([(f"run {run.id}", "heading"), (facts, style)])

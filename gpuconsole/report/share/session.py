@@ -258,4 +258,4 @@ def _missing(snapshot: Snapshot) -> Table | None:
 def every_figure(run: Run, environment: Environment, findings: bool) -> Folded:
     """The figures of a run as the terminal shows them. `findings`: also its findings."""
     parts: Report = [run_head(run), *server_report(run), *run_report(run, environment), *(firing_report(run) if findings else [])]
-    return Folded(f"Run {run.id}: {run.scenario} on {run.device}", [Verbatim(run, parts)])
+    return Folded(f"Run {run.id}: {run.scenario} {run.place}", [Verbatim(run, parts)])

@@ -37,7 +37,7 @@ class Chain(NamedTuple):
 
     @property
     def title(self) -> str:
-        return client_title(self.first) if self.first.client else f"{self.first.scenario} on {self.first.device}"
+        return client_title(self.first) if self.first.client else f"{self.first.scenario} {self.first.place}"
 
     def knobs_before(self, trial: Trial) -> Knobs:
         """The knobs of the run that a trial started from."""

@@ -163,4 +163,4 @@ def _side(word: str) -> MeasuredRun:
 def _titled(side: MeasuredRun, shared: bool) -> MeasuredRun:
     """The run with the name `before.json#1 train-gpt on cpu`. `shared`: without the folder."""
     file = _file(side.name)[0]
-    return side._replace(name=f"{Path(file).name if shared else file}#{side.run.id} {side.run.scenario} on {side.run.device}")
+    return side._replace(name=f"{Path(file).name if shared else file}#{side.run.id} {side.run.scenario} {side.run.place}")
