@@ -108,7 +108,7 @@ class Fact(msgspec.Struct, frozen=True):
 class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts of one model server. None: no source reports the fact.
 
-    `engine`: vllm, sglang, tgi, llama.cpp or gpuconsole (the embedded server). `dtype` is in the server's own words. `max_model_len`: tokens of
+    `engine`: a name of data/engines.toml, or gpuconsole (the embedded server). `dtype` is in the server's own words. `max_model_len`: tokens of
     one sequence, prompt and answer together. `block_size`: tokens in one block of the KV cache. `num_blocks`: blocks of the KV cache.
     `num_blocks_override`: the number of blocks that a start argument set; 0: the free memory sets the number. Switches are 1 (on) or 0 (off).
     `kv_cache_tokens`: tokens that fit in the KV cache. `max_num_seqs`: sequences in one iteration. `max_num_batched_tokens`: tokens in one

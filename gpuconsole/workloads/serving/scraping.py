@@ -42,12 +42,19 @@ class Scraper:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, *, buckets: bool = False, model: str = "", timeout_s: float = TIMEOUT_S
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        buckets: bool = False,
+        model: str = "",
+        timeout_s: float = TIMEOUT_S,
+        filtered: bool = True,
     ) -> None:
-        """`buckets`, `model`: see `server_state`."""
+        """`buckets`, `model`: see `server_state`. `filtered`: ask for the named metrics of vLLM alone first."""
         self._session, self._url = session, url
         self._buckets, self._model, self._timeout_s = buckets, model, timeout_s
-        self._filtered = True
+        self._filtered = filtered
         self._costs: deque[float] = deque(maxlen=LAST)
         self._read = 0
 
@@ -217,8 +224,25 @@ def engines_on(families: Iterable[Metric]) -> list[Engine]:
 
 def models_on(families: Iterable[Metric]) -> list[str]:
     """The names of the models on the page."""
-    names = (sample.labels.get("model_name", "") for family in families for sample in family.samples)
-    return sorted({name for name in names if name})
+    return sorted({name for family in families for sample in family.samples if (name := model_of(sample.labels))})
+
+
+def model_of(labels: Mapping[str, str]) -> str:
+    """The model that a sample is about; empty where it names none."""
+    return labels.get("model_name") or labels.get("model") or ""
+
+
+def parts_on(families: Iterable[Metric], model: str = "") -> int:
+    """How many engines, models or replicas report on the page."""
+    page = _Page(families, model)
+    running = [
+        part
+        for source in _sources()
+        if source.signal == "requests_running" and not source.engine.front
+        for way in source.ways
+        for part in way
+    ]
+    return max(len(page.values(part)) for part in running)
 
 
 def server_state(families: Iterable[Metric], t: float, *, buckets: bool = False, model: str = "") -> ServerState:
@@ -246,7 +270,7 @@ class _Page:
                 labels, value = sample.labels, float(sample.value)
                 if labels.get("priority") or math.isnan(value):  # SGLang reports each priority, and the sum under an empty label
                     continue
-                if model and labels.get("model_name", model) != model:
+                if model and (model_of(labels) or model) != model:
                     continue
                 if any(rank in labels for rank in RANKS):
                     rest = tuple(sorted((name, text) for name, text in labels.items() if name not in RANKS))

@@ -41,7 +41,7 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.serving.facts import ask_facts, complete
 from gpuconsole.workloads.serving.http import MOST_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
-from gpuconsole.workloads.serving.scraping import Scraper, engines_on, models_on, read_families, server_state
+from gpuconsole.workloads.serving.scraping import Scraper, engines_on, models_on, parts_on, read_families, server_state
 from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
 
 PAGE_S = 10.0
@@ -117,6 +117,43 @@ def of_loaded(answer: Any) -> dict[str, float] | None:
     return {"models_loaded": float(len(sizes)), **({"on_gpu_ratio": sum(on_gpu for on_gpu, _ in sizes) / whole} if whole else {})}
 
 
+class Joined:
+    """The counters of a page on which engines, models or replicas come and go. Their sum would fall or jump then, so no count is made of the time between the
+    two readings. The counters of a single engine stay as they are: if they fall, the server has restarted."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._last: ServerState | None = None
+        self._totals: dict[str, float] = {}
+        self._buckets: dict[tuple[str, float], float] = {}
+        """What is added to the counters of the page."""
+
+    def continued(self, state: ServerState, parts: int) -> ServerState:
+        """`state`, a reading of a page with so many `parts`, with counters that go on from the last reading."""
+        last, before, self._parts = self._last, self._parts, parts
+        several = parts > 1 or before > 1
+        if last is not None and several:
+            added = self._added(state)
+            fallen = any(added.totals.get(name, total) < total for name, total in last.totals.items())
+            if parts != before or fallen:
+                self._totals = {name: last.totals.get(name, value) - value for name, value in state.totals.items()}
+                old = {(name, bound): count for name, bounds in last.buckets.items() for bound, count in bounds}
+                new = {(name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds}
+                self._buckets = {key: old.get(key, count) - count for key, count in new.items()}
+        self._last = self._added(state)
+        return self._last
+
+    def _added(self, state: ServerState) -> ServerState:
+        if not self._totals:
+            return state
+        totals = {name: value + self._totals.get(name, 0.0) for name, value in state.totals.items()}
+        buckets = {
+            name: [(bound, count + self._buckets.get((name, bound), 0.0)) for bound, count in bounds]
+            for name, bounds in state.buckets.items()
+        }
+        return ServerState(state.t, state.gauges, totals, buckets)
+
+
 class ServerWatch:
     """One server, watched from its first answer until Stop."""
 
@@ -135,6 +172,7 @@ class ServerWatch:
         self._reader: Reader
         self._facts = ServerFacts()
         self._last: ServerState | None = None
+        self._joined = Joined()
         self._index = 0
         self._down = ""
         self._said: set[str] = set()
@@ -185,7 +223,8 @@ class ServerWatch:
         for page in [self._page] if self._page else [f"{self._url}{page}" for page in PAGES]:
             families, why = await self._families(session, page, min(PAGE_S, max(left_s, SLOW_S)))
             if families and (known := server_state(families, 0.0, model=self._model)) and (known.gauges or known.totals):
-                return Scraper(session, page, buckets=True, model=self._model, timeout_s=PAGE_S), families
+                alone = [engine.name for engine in engines_on(families)] == ["vllm"]  # a filter would hide the other engines
+                return Scraper(session, page, buckets=True, model=self._model, timeout_s=PAGE_S, filtered=alone), families
             if families and self._model:
                 raise ServerFailed(f"{page} has no metrics of the model {self._model}: it has {_list(models_on(families))}")
             refused.append(f"{page} {why}")
@@ -260,6 +299,7 @@ class ServerWatch:
             return
         if (took := time.monotonic() - begun) > SLOW_S:
             self._note(f"the metrics page takes {took:.1f} s, so it is read seldom")
+        state = self._joined.continued(state, parts_on(families, self._model) if families else 1)
         before, self._last = self._last, state
         restarted = before is not None and any(state.totals.get(name, total) < total for name, total in before.totals.items())
         if self._down or restarted:

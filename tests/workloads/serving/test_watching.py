@@ -176,6 +176,30 @@ def test_engines_and_models_on_one_page_are_added_up_and_one_model_can_be_chosen
     assert watched.failed.endswith("has no metrics of the model third: it has m, other")
 
 
+def test_a_replica_that_goes_or_comes_makes_no_jump_and_no_restart() -> None:
+    """The sum over replicas falls when one goes. Counted from 0, as after a restart, its total would be the work of one interval."""
+    both = {"now": True}
+    server = PageServer("vllm")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/metrics":
+            return web.Response(status=404)
+        text = server.next_page()
+        other = text.replace('engine="0"', 'engine="1"')
+        return web.Response(text=text + other if both["now"] else text)
+
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await three_readings(channel, watched)
+        for now in (False, True):
+            both["now"], count = now, len(channel.of(Steps))
+            await channel.until(lambda count=count: len(channel.of(Steps)) >= count + 4)  # type: ignore[misc]
+
+    channel, _ = watch(answer, use)
+    tokens = [step.tokens for event in channel.of(Steps) for step in event.steps]
+    assert set(tokens) <= {0, 500, 1000} and tokens.count(0) <= 2, tokens
+    assert not [note for note in channel.of(Note) if "restarted" in note.text]
+
+
 def test_the_address_of_the_page_itself_will_do() -> None:
     channel, watched = watch(serving(PageServer("vllm")), three_readings, server_url="{url}/metrics")
     assert watched.failed == "" and len(channel.of(Steps)) >= 3
