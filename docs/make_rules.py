@@ -40,7 +40,12 @@ FAMILIES = {
     "watch": "Model servers that are only watched",
     "meta": "The measurement",
 }
-SUBJECTS = {"training": "training jobs", "serving": "model servers under a load of ours", "watched": "model servers under the load of others", "hardware": "training jobs and model servers"}
+SUBJECTS = {
+    "training": "training jobs",
+    "serving": "model servers under a load of ours",
+    "watched": "model servers under the load of others",
+    "hardware": "training jobs and model servers",
+}
 GUIDES = {
     "training": "a job of your own, see [Your own training job](../own-job.md)",
     "watched": "`gpuconsole watch`, see [Model servers](../serving.md#a-server-that-runs-already)",

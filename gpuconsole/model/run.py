@@ -235,7 +235,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     analytical models next to measurements. `attainable`: the rate that the hardware could reach for this work. `ranks`: the processes of a
     run with several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what
     the model server reports about itself. `elsewhere`: the console did not start the model server, so the knobs of the server in `knobs`
-    have no effect (see `settings`). `validity`: whether the figures of a serving run can be trusted; None for a training run.
+    have no effect (see `settings`). `server_devices`: the GPUs of a watched server on this machine, as far as the driver lists its processes.
+    `validity`: whether the figures of a serving run can be trusted; None for a training run.
     `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all its processes; 0: not known. `job`: what
     is known about the user's own program; `command_digest` identifies its command, and `command` is the command, where the user wants it
     stored. `effects`: for each knob that can change while the job runs, what a change does to its numbers (one of `model.job.EFFECTS`).
@@ -270,6 +271,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     profile: ProfileReport | None = None
     server: ServerFacts | None = None
     elsewhere: bool = False
+    server_devices: list[str] = []
     validity: Validity | None = None
     job: JobFacts | None = None
     command_digest: str = ""
@@ -300,8 +302,10 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """`on gpu:0`; of a server that is only watched nothing says on which device it runs."""
-        return "watched" if self.watched else f"on {self.device}"
+        """`on gpu:0`; of a server that is only watched the device is known only where its processes are on this machine."""
+        if self.watched:
+            return f"watched, on {', '.join(self.server_devices)}" if self.server_devices else "watched"
+        return f"on {self.device}"
 
     @property
     def settings(self) -> Knobs:

@@ -344,6 +344,8 @@ def devices_used(
     """
     if not run.device.startswith("gpu"):
         return frozenset((run.device,)), ""
+    if run.server_devices:
+        return frozenset(run.server_devices), ""
     if run.serves and STARTED_HERE not in run.facts:
         return frozenset(), FOREIGN_SERVER
     if len({rank.host for rank in joined}) > 1:

@@ -293,6 +293,8 @@ class RunRecord:
         self.work = WorkCounts()
         self.energy = Energy()
         self._work = self._leaders_work = 0
+        self._server_processes: list[int] = []
+        """The processes of a watched server on this machine."""
         self.device_of: dict[int, str] = {}
         """The GPU of each process of the run, by process id, if the driver has listed the process."""
         self.others_ratio: float | None = None
@@ -357,7 +359,7 @@ class RunRecord:
             case Requests() if self.serving is not None:
                 self.serving.add_requests(event)
             case ServerKnown():
-                self.run.server = event.facts
+                self.run.server, self._server_processes = event.facts, event.processes
             case ServerState() if self.serving is not None:
                 self.serving.add_state(event)
             case ProbeDone():
@@ -501,7 +503,12 @@ class RunRecord:
             self.energy.add(device, uuid, joules)
 
     def _list_processes(self, processes: list[Process]) -> None:
-        """Record the GPUs of the run's processes."""
+        """Record the GPUs of the run's processes. The run of a watched server is on the first of them."""
+        if self.run.watched and self.closed_t is None and not self.run.server_devices:
+            of_server = {process.device for process in processes if process.pid in self._server_processes and process.device}
+            if of_server:
+                self.run.server_devices = sorted(of_server)
+                self.run.device = self.run.server_devices[0]
         if self.closed_t is None and self.ranks.joined:
             pids = {joined.pid for joined in self.ranks.joined}
             self.device_of |= {process.pid: process.device for process in processes if process.pid in pids and process.device}

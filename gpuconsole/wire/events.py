@@ -324,9 +324,11 @@ class Requests(Event, frozen=True):
 
 
 class ServerKnown(Event, frozen=True):
-    """The facts that a model server reports about itself; replaces the previous facts. A server that restarts may report others."""
+    """The facts that a model server reports about itself; replaces the previous facts. A server that restarts may report others. `processes`: of a server
+    on this machine that is watched."""
 
     facts: ServerFacts
+    processes: list[int] = []
 
 
 class ServerState(Event, frozen=True):

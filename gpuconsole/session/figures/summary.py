@@ -98,8 +98,10 @@ def work_of(record: RunRecord, steps: Sequence[Step]) -> SampleFlops | None:
 
 
 def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environment) -> tuple[Peak | None, Peak | None]:
-    """The reference FLOP/s and bytes per second of the run."""
+    """The reference FLOP/s and bytes per second of the run. None for a watched server whose device is not known."""
     run = record.run
+    if run.watched and not run.server_devices:
+        return None, None
     device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
     calibration = None if run.serves else environment.calibration  # a server may run on another machine
     facts = facts_of_rates(run)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import aiohttp
+import psutil
 from prometheus_client.metrics_core import Metric
+from yarl import URL
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.engines import engine_of, engines
@@ -117,6 +122,38 @@ def of_loaded(answer: Any) -> dict[str, float] | None:
     return {"models_loaded": float(len(sizes)), **({"on_gpu_ratio": sum(on_gpu for on_gpu, _ in sizes) / whole} if whole else {})}
 
 
+def processes_at(url: str) -> list[int]:
+    """The processes of the server at `url`, where it is on this machine and its processes can be seen: the one that listens, the one whose part it is, and
+    all that they have started."""
+    address = URL(url)
+    try:
+        if not any(ipaddress.ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(address.host, address.port)):
+            return []
+        listening = {
+            entry.pid
+            for entry in psutil.net_connections("tcp")
+            if entry.status == psutil.CONN_LISTEN and entry.laddr.port == address.port and entry.pid
+        }
+        found: set[int] = set()
+        for pid in listening:
+            top = psutil.Process(pid)
+            while (parent := top.parent()) is not None and _is_part(top, parent):
+                top = parent
+            found |= {top.pid, *(child.pid for child in top.children(recursive=True))}
+        return sorted(found - {os.getpid(), os.getppid()})
+    except (psutil.Error, OSError, ValueError):
+        return []
+
+
+PARTS = ("multiprocessing", "VLLM::", "sglang::")
+"""Words in the command line of a process that is a part of another: of Python's multiprocessing, and the titles that engines give their parts."""
+
+
+def _is_part(process: psutil.Process, parent: psutil.Process) -> bool:
+    words = " ".join(process.cmdline())
+    return any(part in words for part in PARTS) or process.cmdline() == parent.cmdline()
+
+
 class Joined:
     """The counters of a page on which engines, models or replicas come and go. Their sum would fall or jump then, so no count is made of the time between the
     two readings. The counters of a single engine stay as they are: if they fall, the server has restarted."""
@@ -171,6 +208,7 @@ class ServerWatch:
         self._over = asyncio.Event()
         self._reader: Reader
         self._facts = ServerFacts()
+        self._processes: list[int] = []
         self._last: ServerState | None = None
         self._joined = Joined()
         self._index = 0
@@ -276,9 +314,10 @@ class ServerWatch:
         facts = await ask_facts(self._session, self._url, families)
         names = [engine.name for engine in engines_on(families)] or [self._reader.engine if isinstance(self._reader, JsonReader) else ""]
         facts = complete(facts, ("the metrics page", {"engine": names[0] or None}))
-        if facts != self._facts:
-            self._facts = facts
-            self._channel.send(ServerKnown(now(), facts))
+        processes = await asyncio.to_thread(processes_at, self._page or self._url)
+        if (facts, processes) != (self._facts, self._processes):
+            self._facts, self._processes = facts, processes
+            self._channel.send(ServerKnown(now(), facts, processes))
 
     def _say_models(self, families: list[Metric]) -> None:
         """A line where the page has several models or engines: the figures are of all of them together."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -227,6 +229,16 @@ def test_ollama_is_read_from_its_loaded_models() -> None:
     channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/api/ps": loaded}), one_reading)
     assert channel.of(ServerState)[0].gauges == {"models_loaded": 1, "on_gpu_ratio": pytest.approx(0.809, abs=0.001)}
     assert channel.of(ServerKnown)[0].facts.engine.value == "ollama"
+
+
+def test_the_processes_of_a_server_on_this_machine_are_found() -> None:
+    words = [sys.executable, "-m", "tests.fakes.server_pages", "vllm", "few"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[1]
+        assert watching.processes_at(url) == [server.pid], "not those of the program that has started it"
+        server.kill()
+    assert watching.processes_at("http://192.0.2.1:8000") == [], "not this machine"
 
 
 # --- faults --------------------------------------------------------------------------------------------------
