@@ -33,7 +33,10 @@ MOST_RESTARTS = 1000
 PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
-OF_WATCHED = (("requests_deferred", "requests"), ("requests_short_of_capacity", "requests"), ("front_waiting", "requests"))
+OF_WATCHED = (
+    ("requests_deferred", "requests"), ("requests_short_of_capacity", "requests"), ("front_waiting", "requests"), ("models_loaded", "models"),
+    ("on_gpu_ratio", "ratio"), ("asleep", ""),
+)  # fmt: skip
 """Gauges whose mean the rules about watched servers read, with their units."""
 LEAST_QUEUED, FLAT = 5, 0.95
 """A limit is inferred from so many readings with a queue, if nearly all of them have nearly the same number of running requests."""

@@ -109,6 +109,11 @@ def watched_report(run: Run) -> Report:
     for name, words in (("kv_cache_usage_ratio", "KV cache"), ("prefix_hit_ratio", "prefix hits"), ("forward_ratio", "GPU computes")):
         state += [f"{words} {units.percent(found[name]).strip()}"] if name in found else []
     state += [f"preemptions {units.plain(found['preemptions_per_s'])}/s"] if "preemptions_per_s" in found else []
+    if "models_loaded" in found:
+        state.append(f"models loaded {found['models_loaded']:.0f}")
+    if found.get("on_gpu_ratio", 1.0) < 1:
+        state.append(f"only {units.percent(found['on_gpu_ratio']).strip()} of their bytes on a GPU: the rest runs on the CPU")
+    state += ["asleep: its memory is given back"] if found.get("asleep") else []
     report: Report = [labelled("server", GAP.join(state))] if state else []
     if "prompt_tokens_per_s" in found:
         report.append(labelled("input", f"{units.rate(found['prompt_tokens_per_s'], 0)} tokens/s"))

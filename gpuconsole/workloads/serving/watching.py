@@ -59,6 +59,8 @@ LOADS, LOADED = "/v1/loads", "/api/ps"
 """JSON that takes the place of a metrics page: of SGLang 0.5.10 and later, and of Ollama."""
 NO_CHANGE = "gpuconsole only watches this server: it sends nothing and changes nothing"
 MOST_MODELS = 5
+IS_JSON = "is JSON, not a metrics page"
+"""Of trtllm-serve: an array of iterations."""
 
 
 class Reader(Protocol):
@@ -297,12 +299,13 @@ class ServerWatch:
                 families = await asyncio.to_thread(read_families, text, buckets=True)
             except ValueError as problem:
                 raise ServerFailed(f"{page}: {explain(problem)}") from None
-        return families, "" if families else ("is JSON, not a metrics page" if text[:1] in ("[", "{") else "has no known metric")
+        return families, "" if families else (IS_JSON if text[:1] in ("[", "{") else "has no known metric")
 
     async def _why_nothing(self, refused: list[str]) -> str:
         """Why nothing can be read, in one line, with the flag that turns the metrics on."""
         facts = await ask_facts(self._session, self._url) if not self._page else ServerFacts()
-        if facts.engine is not None and (engine := engine_of(str(facts.engine.value))) is not None:
+        name = str(facts.engine.value) if facts.engine is not None else "tensorrt-llm" if any(IS_JSON in why for why in refused) else ""
+        if (engine := engine_of(name)) is not None:
             return f"{self._url} is {engine.title} and shows no metrics: {engine.turn_on}"
         flags = "; ".join(
             f"{entry.title}: {entry.turn_on}" for entry in engines() if entry.name in ("vllm", "sglang", "llama.cpp", "tensorrt-llm")

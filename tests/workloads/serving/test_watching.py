@@ -257,6 +257,13 @@ def test_metrics_that_are_off_are_named_with_the_flag_that_turns_them_on(owner: 
     assert flag in watched.failed and "\n" not in watched.failed
 
 
+def test_the_json_of_trtllm_serve_is_known_as_such() -> None:
+    _, watched = watch(serving(PageServer("vllm"), "/nowhere", {"/metrics": [{"iter": 1}]}), for_ever)
+    assert watched.failed.endswith(
+        "is TensorRT-LLM and shows no metrics: set return_perf_metrics: true and enable_iter_perf_stats: true in trtllm-serve's options"
+    )
+
+
 def test_a_server_that_is_nothing_we_know_is_named_with_what_was_tried() -> None:
     _, watched = watch(serving(PageServer("vllm"), "/nowhere"), for_ever)
     assert "/metrics answers HTTP 404" in watched.failed and "no metrics of a known model server" in watched.failed
