@@ -49,11 +49,13 @@ def unexplained(run: Run) -> Unexplained | None:
     part, whole, rest = max(left(run.findings, case), key=lambda entry: entry[2], default=(None, 0.0, 0.0))
     if part is None or rest < LARGE:
         return None
-    missing = _missing(_without_conclusion(run, rules_about(part.name)))
+    unsure = _without_conclusion(run, rules_about(part.name))
+    missing = _missing(unsure) if not run.watched else ()
     fits = part.fits + (f" (most of them in {place})" if part.name == IDLE and (place := _waiting_place(case)) else "")
     time = f"{percent(rest)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}"
     named = rest < whole or any(is_about(finding, part.name, case) for finding in run.findings)
-    return Unexplained(rest, time, fits, missing, remedy(run, missing), named)
+    how = "; ".join(dict.fromkeys(finding.summary for finding in unsure)) if run.watched else remedy(run, missing)
+    return Unexplained(rest, time, fits, missing, how, named)
 
 
 def _waiting_place(case: Case) -> str:

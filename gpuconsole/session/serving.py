@@ -38,6 +38,8 @@ OF_WATCHED = (
     ("on_gpu_ratio", "ratio"), ("asleep", ""),
 )  # fmt: skip
 """Gauges whose mean the rules about watched servers read, with their units."""
+PROMPTS, MOSTLY = 2.0, 0.5
+"""A token budget is inferred where iterations have twice as many tokens as sequences run, and half of them are in the last bucket that has any."""
 LEAST_QUEUED, FLAT = 5, 0.95
 """A limit is inferred from so many readings with a queue, if nearly all of them have nearly the same number of running requests."""
 OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
@@ -326,6 +328,8 @@ class ServingRecord:
             signals["server.prefix_hit_ratio"] = Signal(statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}")
         if self.watched:
             signals |= self._of_histograms(since, deltas, wall)
+            if "server.token_limit" not in signals and (budget := self._token_budget(since, deltas, signals)) is not None:
+                signals["server.token_limit"] = budget
         for name, value in self.means(since).items():
             unit = "tokens" if name.endswith("_tokens") else "s"
             signals[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
@@ -357,6 +361,26 @@ class ServingRecord:
             if total in gained and wall > 0:
                 signals[f"server.{name}"] = Signal(min(1.0, gained[total] / wall), "ratio", f"{SERVER}, seconds of {wall:.0f} s")
         return signals
+
+    def _token_budget(self, since: float, gained: Mapping[str, float], signals: Mapping[str, Signal]) -> Signal | None:
+        """The token budget of an iteration, inferred: most iterations are in one bucket of the histogram, none is larger, and prompts fill them."""
+        count, total = gained.get("iteration_tokens_count", 0.0), gained.get("iteration_tokens_sum", 0.0)
+        needed = ("server.requests_running", "server.requests_waiting")
+        if count <= 0 or not all(name in signals for name in needed):
+            return None
+        running, waiting = (signals[name].value for name in needed)
+        waiting = signals["server.requests_short_of_capacity"].value if "server.requests_short_of_capacity" in signals else waiting
+        if waiting < 1 or total / count < PROMPTS * running:  # iterations of decoding alone are as large as the batch
+            return None
+        buckets, _ = self._gained(since, _buckets)
+        counts = sorted((bound, number) for (of, bound), number in buckets.items() if of == "iteration_tokens")
+        place = next((place for place, (_, number) in enumerate(counts) if number >= count), None)
+        if place is None:
+            return None
+        bound, below = counts[place][0], counts[place - 1] if place else (0.0, 0.0)
+        share = 1 - below[1] / count
+        source = f"inferred: {percent(share)} of the iterations have {below[0]:.0f} to {bound:.0f} tokens, and none has more"
+        return Signal(bound, "tokens", source) if share >= MOSTLY else None
 
     def _limits(self, states: Sequence[ServerState], facts: dict[str, float]) -> dict[str, Signal]:
         """The limits of a watched server, and how often all its sequence slots are taken. A limit that nothing reports is inferred while requests wait:

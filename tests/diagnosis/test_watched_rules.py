@@ -84,6 +84,9 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
     ("long prompts stall tokens", "vllm", STALLED, {}, {"prefill_stalls_decode"}),
     ("token budget", "vllm", shaky(Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5), 20, 9, 16, 12),
      {"max_num_batched_tokens": 2048, "max_num_seqs": 256}, {"token_budget"}),
+    ("token budget, inferred", "vllm", shaky(Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5), 20, 9, 16, 12),
+     {}, {"token_budget"}),
+    ("a batch that decodes is no token budget", "vllm", Load(running=60, waiting=20, iteration=60, queue=1.0, kv=0.5), {}, {"sequence_cap"}),
 ]  # fmt: skip
 
 
@@ -128,3 +131,9 @@ def test_a_wide_bucket_makes_no_stall() -> None:
 
 def test_a_watched_run_has_no_rules_about_training_or_about_a_load_of_ours() -> None:
     assert {finding.rule.partition(".")[0] for finding in conclusions(watched("vllm", Load()))} == {"watch"}
+
+
+def test_an_inferred_token_budget_says_so() -> None:
+    load = Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5)
+    budget = run_signals(watched("vllm", shaky(load, 20, 9, 16, 12)), Summary(), 8, None)["server.token_limit"]
+    assert budget.value == 2048 and budget.source == "inferred: 100 % of the iterations have 1024 to 2048 tokens, and none has more"

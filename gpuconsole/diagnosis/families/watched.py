@@ -48,9 +48,14 @@ def lacks(case: Case, signal: str) -> str:
     return f"{WORDS.get(source, source)} is missing: {why_lacking(str(case.knobs.get('server', '')), source.removesuffix('_per_s'))}"
 
 
+def short_of_room(case: Case) -> float:
+    """The requests that wait for a slot or for the KV cache: where the engine names the reasons, without those that are deferred. Raises Missing."""
+    return case.get("server.requests_short_of_capacity", case.value("server.requests_waiting"))
+
+
 def queues(case: Case) -> bool:
-    """Whether requests wait in the engine. Raises Missing."""
-    return case.value("server.requests_waiting") >= NOTABLE_QUEUE
+    """Whether requests wait for room in the engine. Raises Missing."""
+    return short_of_room(case) >= NOTABLE_QUEUE
 
 
 def cache_is_full(case: Case) -> bool:

@@ -18,7 +18,7 @@ class WatchAtLimitHealthy(Rule):
     subject = "watched"
     thresholds = (watched.WORKS, USED, MFU, MBU, LARGEST_QUEUE)
     reads = (
-        "server.requests_waiting", "server.requests_running", "server.kv_cache_peak_ratio", "server.sequence_limit", "server.forward_ratio",
+        "server.requests_waiting", "server.requests_short_of_capacity", "server.requests_running", "server.kv_cache_peak_ratio", "server.sequence_limit", "server.forward_ratio",
         "mfu_ratio", "mbu_ratio", "server.queue_s", "server.e2e_s", "server.preemptions_per_request", "server.front_waiting",
     )  # fmt: skip
     text = """More than half of the slots or of the KV cache is in use, or the device computes at its limit, and requests hardly wait: settings can gain little. What

@@ -16,7 +16,7 @@ class WatchKvBound(Rule):
     thresholds = (watched.RATE, watched.FULL, watched.TAKEN)
     knobs = ("gpu_memory_utilization", "max_num_seqs")
     reads = (
-        "server.kv_cache_peak_ratio", "server.kv_cache_full_ratio", "server.preemptions_per_request", "server.requests_waiting",
+        "server.kv_cache_peak_ratio", "server.kv_cache_full_ratio", "server.preemptions_per_request", "server.requests_waiting", "server.requests_short_of_capacity",
         "server.requests_running", "server.queue_s", "server.e2e_s",
     )  # fmt: skip
     text = """A request needs a block of the KV cache for each of its tokens. If none is free, a new request waits, and a running one may be thrown out (preempted,

@@ -15,7 +15,7 @@ class WatchSequenceCap(Rule):
     knobs = ("max_num_seqs",)
     reads = (
         "server.requests_waiting", "server.requests_running", "server.seats_taken_ratio", "server.sequence_limit", "server.kv_cache_full_ratio",
-        "server.kv_cache_usage_ratio", "server.requests_deferred", "server.queue_s", "server.e2e_s",
+        "server.kv_cache_usage_ratio", "server.requests_short_of_capacity", "server.queue_s", "server.e2e_s",
     )  # fmt: skip
     text = """A server runs at most so many sequences in an iteration (vLLM max_num_seqs, SGLang max-running-requests, llama.cpp parallel). If all slots are in use,
 requests wait, and the KV cache has room, a larger batch would serve them at once: the device is not what limits this server. Waiting requests and a cache
@@ -25,8 +25,8 @@ flat at its top, that top is the limit. How much a larger batch gains depends on
     def judge(self, case: Case) -> Finding:
         waiting = case.value("server.requests_waiting")
         evidence = case.evidence(("server.requests_waiting", serving.NOTABLE_QUEUE), "server.requests_running")
-        evidence += case.if_known("server.kv_cache_usage_ratio", "server.requests_deferred")
-        if waiting - case.get("server.requests_deferred", 0.0) < serving.NOTABLE_QUEUE:
+        evidence += case.if_known("server.kv_cache_usage_ratio", "server.requests_short_of_capacity")
+        if not watched.queues(case):
             return self.clear(0.0, evidence, "no request waits for a slot")
         if watched.cache_is_full(case):
             return self.clear(0.5, evidence, "the KV cache is full: more slots would stay empty")

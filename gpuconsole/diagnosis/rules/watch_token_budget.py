@@ -18,7 +18,7 @@ class WatchTokenBudget(Rule):
     thresholds = (NEAR, watched.QUEUE)
     knobs = ("max_num_batched_tokens",)
     reads = (
-        "server.iteration_tokens", "server.token_limit", "server.requests_waiting", "server.prefill_s", "server.queue_s", "server.e2e_s",
+        "server.iteration_tokens", "server.token_limit", "server.requests_waiting", "server.requests_short_of_capacity", "server.prefill_s", "server.queue_s", "server.e2e_s",
     )  # fmt: skip
     text = """Each iteration computes at most so many tokens (vLLM max_num_batched_tokens, SGLang chunked-prefill-size, TensorRT-LLM max_num_tokens). If iterations are
 as large as that, and requests wait for their first token, a larger budget starts prompts earlier, with larger gaps between the tokens of running requests.

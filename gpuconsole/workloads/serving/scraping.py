@@ -111,8 +111,8 @@ SHARES = ("kv_cache_usage_ratio", "prefix_hit_ratio", "forward_busy_ratio")
 LIMITS = ("sequence_limit", "token_limit")
 """Limits of one engine: of several engines, the largest."""
 CACHE_USAGE, KV_MEAN = "kv_cache_usage_ratio", "kv_cache_mean_ratio"
-PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "queue_s")
-"""The histograms whose buckets are read for percentiles, of a server that is watched."""
+PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "iteration_tokens")
+"""The histograms whose buckets are read, of a server that is watched: for percentiles, and for the budget of an iteration."""
 CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_tokens"
 """Metrics that hold facts about the server (facts.py)."""
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
