@@ -26,6 +26,8 @@ MUCH_MEMORY = 2 * 2**30
 (912 MB on an idle A100: rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek pull request 113)."""
 LOWERED = 0.99
 """A power limit below this share of the board's default was set by a person. At its default a cap is normal at full load (the rule hw.power)."""
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 137})
+"""XIDs that a fault of a program causes, after which the GPU works (NVIDIA's catalogue of XIDs: user application faults)."""
 NO_SAMPLE = "no sample yet"
 NOT_LISTED = "its processes are not known"
 
@@ -123,7 +125,10 @@ def _state(seen: Seen, gpu: str, users: int) -> GpuState:
     share = next((seen.latest[key] for name in UTILIZATION if (key := series_key(name, gpu)) in seen.latest), None)
     if share is not None and share > BUSY_RATIO:
         return GpuState("busy", "busy")
-    if why := _why_not_free(seen, gpu, share):
+    why = _why_not_free(seen, gpu, share)
+    if broken := next((fault.words for fault in faults(seen, parent(gpu)) if fault.breaks), ""):
+        why = why or f"{broken} since the start of the console"
+    if why:
         return GpuState("n/a", "n/a", why)
     return GpuState("free", "free")
 
@@ -158,11 +163,13 @@ def _is_known(seen: Seen, metrics: Iterable[str], gpu: str) -> bool:
 
 
 class Fault(NamedTuple):
-    """`is_new`: it lasts, or it came since the start of the console; else it is an old count. `t`: when it came, in session seconds, if that is known."""
+    """`is_new`: it lasts, or it came since the start of the console; else it is an old count. `t`: when it came, in session seconds, if that is known.
+    `breaks`: whether work on the GPU may fail or be wrong, so that the GPU is not free."""
 
     words: str
     is_new: bool = True
     t: float | None = None
+    breaks: bool = False
 
 
 def faults(seen: Seen, gpu: str) -> list[Fault]:
@@ -176,12 +183,12 @@ def faults(seen: Seen, gpu: str) -> list[Fault]:
     found: list[Fault] = []
     if gpu in seen.xids:
         code, t = seen.xids[gpu]
-        found.append(Fault(f"XID {code}", True, t))
+        found.append(Fault(f"XID {code}", True, t, code not in OF_PROGRAMS))
     if now("gpu.row_remap_failed"):
-        found.append(Fault("worn memory"))
+        found.append(Fault("worn memory", breaks=True))
     old = min(seen.ecc_before.get(gpu, 0.0), now("gpu.ecc_uncorrected"))
     if (new := now("gpu.ecc_uncorrected") - old) > 0:
-        found.append(Fault(_errors(new)))
+        found.append(Fault(_errors(new), breaks=True))
     if now("gpu.clocks_hw_thermal") or now("gpu.clocks_sw_thermal"):
         found.append(Fault("heat slowdown"))
     elif now("gpu.clocks_power_brake"):

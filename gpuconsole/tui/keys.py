@@ -203,7 +203,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source."),
     Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal.", makes_sense=_has_gpu),
-    Action("help", "question_mark", "help", "Keys, and how to read the screen."),
+    Action("help", "question_mark,f1", "help", "Keys, and how to read the screen."),
     Action(
         "history",
         "h",
@@ -274,6 +274,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("accept", "enter", "send", "Send the line.", ("line",)),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
     Action("open_device", "enter", "device", "Show every metric of the selected GPU.", (MACHINE,), _has_gpu),
+    Action("find", "slash", "find", "Find processes by a word, a pid, a user or the name of a GPU.", (MACHINE,), _has_gpu),
     Action("begin", "enter", "begin", "Start a tuning session on the current run.", ("tuning",), makes_sense=_may_tune),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
     Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
@@ -286,12 +287,12 @@ ACTIONS: tuple[Action, ...] = (
         ("scenarios", "knobs", "processes", "output", "models", "topology", "details", "profile", "tuning", "help"),
     ),
     Action("filter", "slash", "filter", "Show the device whose name is typed, or only metrics with the words typed.", ("device",)),
+    Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process"), _live),
+    Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process"), _live),
     Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes", MACHINE)),
     Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes", MACHINE), bar="left/right"),
     Action("reverse", "R", "reverse", "Reverse the order.", ("processes", MACHINE)),
     Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", GROUPED),
-    Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process")),
-    Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process")),
     Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
     Action("next_device", "right,tab", "device", "Show the device on the right.", ("device",), bar="left/right"),
     Action("previous_rank", "left", "", "Choose the process before, of a job of several.", ("profile",), has_ranks),
@@ -417,7 +418,7 @@ def _wanted(view: View) -> tuple[str, ...]:
     if _plays(view):
         return "pause", "forward", "jump", "faster", "details", "history", "knobs", "device", "export"
     if view.run is None:
-        return ("scenarios", "open_device", "sort_next", "processes", "topology") if _has_gpu(view) else ("scenarios", "device")
+        return ("scenarios", "open_device", "sort_next", "processes", "find", "topology") if _has_gpu(view) else ("scenarios", "device")
     if trial_runs(view):
         return "cancel_trial", "details", "history", "output"
     if tuning(view):

@@ -19,9 +19,12 @@ from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import gpu_states
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
+from gpuconsole.tui.screens.processes import ProcessesScreen
+from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
 from tests.tui.fake_gpu_box import Body, BoxSession, box, idle, sick
 from tests.tui.fake_session import FakeSession, gpu_view, view
+from tests.waiting import until
 
 HINTS = [
     Hint("s", "scenarios", "Training and serving, most with one fault to find."),
@@ -265,6 +268,53 @@ def test_the_worst_gpus_come_first_by_state() -> None:
     states = gpu_states(shown, gpus)
     order = [gpu.id for gpu in in_order(shown, gpus, states, GpuChoice(sort="state"))]
     assert order[0] == "gpu:7" and set(order[1:5]) == {"gpu:1", "gpu:2", "gpu:4", "gpu:5"}
+
+
+def test_a_gpu_with_a_fault_that_breaks_work_is_not_free() -> None:
+    still = {
+        series_key(name, f"gpu:{n}"): 0.0
+        for n in range(8)
+        for name in ("gpu.sm_active_ratio", "gpu.utilization_ratio", "gpu.processes", "gpu.hbm_used_bytes")
+    }
+    shown = msgspec.structs.replace(sick(), processes=(), latest=sick().latest | still)
+    gpus = [device for device in shown.devices if device.is_gpu]
+    kinds = {gpu: state.kind for gpu, state in gpu_states(shown, gpus).items()}
+    assert kinds == {
+        "gpu:0": "free",
+        "gpu:1": "free",
+        "gpu:2": "n/a",
+        "gpu:3": "free",
+        "gpu:4": "n/a",
+        "gpu:5": "free",
+        "gpu:6": "free",
+        "gpu:7": "lost",
+    }
+    of_a_program = msgspec.structs.replace(shown, xids={"gpu:4": (31, shown.now - 60)})
+    assert gpu_states(of_a_program, gpus)["gpu:4"].kind == "free"
+
+
+def test_the_corner_names_the_worst_fault_and_counts_the_others() -> None:
+    row = "".join(text for text, _ in paint_header(sick(), 120, 1)[0])
+    assert "gpu:7 lost: fell off the bus, 4 more with a fault" in row
+    only = msgspec.structs.replace(idle(box(8)), xids={"gpu:4": (79, 1.0)})
+    assert "gpu:4: XID 79" in "".join(text for text, _ in paint_header(only, 120, 1)[0])
+
+
+def test_a_history_says_the_time_that_its_columns_have() -> None:
+    """In the first seconds the columns are shorter."""
+    young = msgspec.structs.replace(idle(box(8)), now=5.0)
+    heads = next(row for row in painted(young, 120, 37).splitlines() if "device  state" in row)
+    assert "SM, 5 s" in heads or "SM, 6 s" in heads, heads
+
+
+def test_slash_finds_processes_and_the_letters_are_no_keys() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await pilot.press("slash", *"gpu:3")
+        screen = app.screen
+        assert isinstance(screen, ProcessesScreen) and screen.needle == "gpu:3"
+        await until(lambda: screen.summary().startswith("1 of "))
+
+    on_overview(8, body)
 
 
 @pytest.mark.parametrize("gpus", [1, 8, 64])

@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 
 from gpuconsole.model import units
 from gpuconsole.model.machine import Process
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import spans
 from gpuconsole.report.machine.processes import ORDERS, Choice, arrange, identity, paint_process, process_lines, question, title
@@ -112,19 +113,29 @@ def test_why_there_is_nothing_to_see() -> None:
     def said(shown: View, choice: Choice = Choice()) -> str:  # noqa: B008
         return text(drawn(process_lines(shown, arrange(shown.processes, choice), choice, 100, WALL), 100, 5, None))
 
-    assert "No process holds a GPU." in said(with_processes())
+    assert "No process is seen on a GPU. What uses gpu:0-7 is not visible here." in said(with_processes())
+    still = {series_key(name, f"gpu:{n}"): 0.0 for n in range(8) for name in ("gpu.sm_active_ratio", "gpu.hbm_used_bytes")}
+    assert "No process holds a GPU." in said(msgspec.structs.replace(with_processes(), latest=with_processes().latest | still))
     assert "No GPU: no NVIDIA driver" in said(view())
     silent = msgspec.structs.replace(with_processes(), processes_missing={f"gpu:{n}": "not permitted" for n in range(7)})
-    assert "processes of gpu:0-6 n/a: not permitted" in said(silent) and "No process holds gpu:7." in said(silent)
+    assert "processes of gpu:0-6 n/a: not permitted" in said(silent) and "No process is seen on gpu:7." in said(silent)
     assert "No process matches 'zzz'" in said(box(8), Choice(needle="zzz"))
     assert "processes of gpu:3 n/a: fell off the bus" in said(box(8, lost=(3,)))
+
+
+def test_the_name_of_a_gpu_finds_its_processes_only() -> None:
+    shown = box(64)
+    assert {entry.process.device for entry in arrange(shown.processes, Choice(needle="gpu:3")) if entry.process} == {"gpu:3"}
+    assert {entry.process.device for entry in arrange(shown.processes, Choice(needle="gpu:6")) if entry.process} == {"gpu:6"}
+    in_order = [entry.process.device for entry in arrange(shown.processes, Choice(sort="device")) if entry.process]
+    assert in_order == sorted(in_order, key=lambda device: int(device.partition(":")[2]))
 
 
 def test_the_sorted_column_is_marked() -> None:
     for sort, head in (
         ("memory", "memory"),
         ("sm", " SM %"),
-        ("memory time", "mem %"),
+        ("memory time", "mem rw"),
         ("host memory", "RSS"),
         ("cpu", " CPU %"),
         ("pid", "    pid"),
@@ -161,7 +172,7 @@ def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
     assert pids(some, Choice()) == [1, 3, 2]
     assert pids(some, Choice(reverse=True)) == [3, 1, 2]
     assert [pids(some, Choice(sort=sort)) for sort in ORDERS] == [
-        [1, 3, 2], [1, 3, 2], [3, 1, 2], [3, 1, 2], [1, 3, 2], [1, 2, 3], [1, 3, 2],
+        [1, 3, 2], [1, 3, 2], [1, 3, 2], [3, 1, 2], [3, 1, 2], [1, 3, 2], [1, 2, 3], [1, 3, 2],
     ]  # fmt: skip
     assert pids(some, Choice(sort="pid", reverse=True)) == [3, 2, 1]
 
@@ -217,8 +228,8 @@ def test_keys_sort_and_turn_around() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         for key, words in (("right", "by SM, largest"), ("R", "by SM, smallest"), ("right", "by memory time, largest"),
                            ("right", "by CPU, largest"), ("right", "by host memory, largest"), ("right", "by pid, smallest"),
-                           ("right", "by name, a to z"), ("right", "by memory, largest"), ("R", "by memory, smallest"),
-                           ("left", "by name, a to z")):  # fmt: skip
+                           ("right", "by name, a to z"), ("right", "by device"), ("right", "by memory, largest"), ("R", "by memory, smallest"),
+                           ("left", "by device"), ("left", "by name, a to z")):  # fmt: skip
             await pilot.press(key)
             await shows(app, words)
 
@@ -241,7 +252,7 @@ def test_the_selection_holds_on_to_its_process() -> None:
         api.shown = msgspec.structs.replace(api.shown, processes=(*others, later))
         await until(lambda: selected(app) and " 4101 " not in selected(app))
         api.shown = msgspec.structs.replace(api.shown, processes=())
-        await shows(app, "No process holds a GPU.")
+        await shows(app, "No process is seen on a GPU.")
         await pilot.press("down", "enter", "T", "g", "end", "pageup")
         assert not api.calls
 

@@ -15,7 +15,7 @@ from gpuconsole.report.cells import Row, Segment, fill, fit, line, shaded, spark
 from gpuconsole.report.machine.columns import GAP, Reading, activity_column, both_ways, figure, for_devices, link_column, read
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.page import follow
-from gpuconsole.report.screen.chart import SPARK_COLUMN_S
+from gpuconsole.report.screen.chart import SPARK_COLUMN_S, Window, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import Fault, GpuState, faults, unreadable
@@ -205,8 +205,8 @@ _STATE = 13
 TRACE_GAP = "  "
 LEAST_TRACE = 10
 """Cells of a history; a shorter one says nothing and is left out. A GPU has as many histories as there is room for, side by side below their names."""
-FEW = 8
-MOST_FAULTS, MOST_REASON = 34, 48
+FEW = 2
+MOST_FAULTS, MOST_REASON = 26, 48
 """Cells that faults, and the reason why a figure is missing, take at most from the columns. Of more than FEW GPUs, one reason leaves
 the columns of the others."""
 LEAST_REASON = 24
@@ -224,6 +224,11 @@ at 120 columns, and would need more bytes than all figures together."""
 def column_s(columns: int) -> float:
     """The narrowest columns with which a history of `columns` columns shows LEAST_HISTORY_S."""
     return next((seconds for seconds in COLUMN_S if seconds * columns >= LEAST_HISTORY_S), COLUMN_S[-1])
+
+
+def time_of(view: View, columns: int) -> Window:
+    """The time that a history of `columns` columns shows: since the start of the console, at most LEAST_HISTORY_S or two seconds a column."""
+    return window(0.0, view.now, columns, column_s(columns))
 
 
 class GpuTable(NamedTuple):
@@ -265,7 +270,8 @@ def gpu_table(
     traces, cells = _arrangement(view, gpus, max(0, width - used))
     past = {gpu.id: [_past(history, column, gpu.id, cells) for column in (measures[gpu.id], *traces[1:])][: len(traces)] for gpu in listed}
     highest = [max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0) for n in range(len(traces))]
-    titles = TRACE_GAP.join(_trace_title(column, high, cells) for column, high in zip(traces, highest, strict=True))
+    span_s = time_of(view, cells).per_column_s * cells
+    titles = TRACE_GAP.join(_trace_title(column, high, cells, span_s) for column, high in zip(traces, highest, strict=True))
     rows = [_heads(layout, choice, remarks, "" if below else titles, width)]
     for gpu in listed:
         start, whole = _begin(view, gpu, states[gpu.id], layout, found[gpu.id], remarks, width)
@@ -391,9 +397,9 @@ def _arrangement(view: View, gpus: Sequence[Device], room: int) -> tuple[list[De
     return (wanted[:count], (room + gap) // count - gap) if count > 0 else ([], 0)
 
 
-def _trace_title(column: DeviceColumn, highest: float, cells: int) -> str:
+def _trace_title(column: DeviceColumn, highest: float, cells: int, span_s: float) -> str:
     """`SM 0-100 %, 90 s`: what a history shows, the top of its scale, and its time; as much of it as fits above the history."""
-    span = f"{column_s(cells) * cells:.0f} s"
+    span = f"{span_s:.0f} s"
     scale = "0-100 %" if column.full == 1.0 else f"0-{units.si(highest, 'B/s').strip()}" if highest else ""
     forms = (f"{column.short_title} {scale}, {span}" if scale else "", f"{column.short_title}, {span}", column.short_title)
     return fit(next((form for form in forms if form and cell_width(form) <= cells), cut(column.short_title, cells)), cells)

@@ -323,9 +323,10 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
 
 
 def _process_rows(view: View, width: int) -> tuple[list[Row], list[Row]]:
-    """The processes that use most memory, below the heads of their columns; and notes about GPUs that do not report theirs."""
-    entries = arrange(view.processes, Choice())
-    lines = process_lines(view, entries, Choice(), width, view.wall or None)
+    """The processes of each GPU, those with most memory first, below the heads of their columns; and notes about GPUs that do not report theirs."""
+    choice = Choice(sort="device")  # who uses which GPU
+    entries = arrange(view.processes, choice)
+    lines = process_lines(view, entries, choice, width, view.wall or None)
     notes = lines.foot(None) if lines.foot is not None else []
     return [*lines.head, *(lines.row(n, False) for n in range(len(lines.keys)))], notes
 

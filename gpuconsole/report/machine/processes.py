@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+from gpuconsole.session.gpu_state import gpu_states
 
 # --- the table of processes on the devices -------------------------------------------------------------------
 
@@ -39,14 +41,23 @@ class Entry(NamedTuple):
     children: tuple[Process, ...] = ()
 
 
+_DEVICE = re.compile(r"gpu:\d+(/mig:\d+)?")
+
+
+def device_number(device: str) -> tuple[int, ...]:
+    """The numbers of a device's name, so that gpu:9 comes before gpu:10."""
+    return tuple(int(number) for number in re.findall(r"\d+", device))
+
+
 class _Order(NamedTuple):
     """The initial direction of a sort order: `down` begins with the largest. Unknown values (None) are always last."""
 
     down: bool
-    key: Callable[[Process], float | str | None]
+    key: Callable[[Process], float | str | tuple[int, ...] | None]
 
 
 ORDERS = {
+    "device": _Order(False, lambda process: device_number(process.device)),
     "memory": _Order(True, lambda process: process.memory_bytes),
     "sm": _Order(True, lambda process: process.sm_ratio),
     "memory time": _Order(True, lambda process: process.memory_time_ratio),
@@ -64,9 +75,10 @@ def identity(process: Process) -> Id:
 def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
     """The lines of the table in order."""
     order = ORDERS[choice.sort]
-    by_pid = sorted(
-        (process for process in processes if _matches(process, choice.needle)), key=lambda process: (process.pid, process.device)
-    )
+    matching = [process for process in processes if _matches(process, choice.needle)]
+    by_pid = sorted(matching, key=lambda process: (process.pid, device_number(process.device)))
+    if choice.sort == "device":  # of a GPU, those with most memory first
+        by_pid.sort(key=lambda process: -(process.memory_bytes or 0))
     in_order = [process for process in by_pid if order.key(process) is not None]
     in_order.sort(key=order.key, reverse=order.down != choice.reverse)  # type: ignore[arg-type]
     in_order += [process for process in by_pid if order.key(process) is None]
@@ -74,10 +86,12 @@ def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
 
 
 def _matches(process: Process, needle: str) -> bool:
-    """Whether `needle` is part of a name, command, user, container, device or pid."""
+    """Whether `needle` is part of a name, command, user, container or pid, or the name of the device or of its whole GPU."""
     if not needle:
         return True
-    wanted = needle.casefold()
+    wanted = needle.casefold().strip()
+    if _DEVICE.fullmatch(wanted):
+        return process.device == wanted or process.device.startswith(f"{wanted}/")
     texts = (process.name, process.command, process.user, process.container, process.device, str(process.pid))
     return any(wanted in text.casefold() for text in texts)
 
@@ -169,7 +183,7 @@ _COLUMNS = (
     _Column("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
     _Column("kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())),
     _Column("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
-    _Column("memory time", "mem %", 5, ">", (0, 2), lambda process, wall: _percent(process.memory_time_ratio)),
+    _Column("memory time", "mem rw", 6, ">", (0, 2), lambda process, wall: _percent(process.memory_time_ratio)),
     _Column("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
     _Column("cpu", "CPU %", 6, ">", (0, 4), lambda process, wall: _percent(process.cpu_ratio), _cpu_of_all),
     _Column("host memory", "RSS", 8, ">", (0, 2), _host_memory),
@@ -226,6 +240,8 @@ def order_in_words(choice: Choice) -> str:
     """`by memory, largest first`."""
     down = ORDERS[choice.sort].down != choice.reverse
     name = {"sm": "SM", "cpu": "CPU"}.get(choice.sort, choice.sort)
+    if choice.sort == "device":
+        return "by device" if not down else "by device, last first"
     ends = ("z to a", "a to z") if choice.sort == "name" else ("largest first", "smallest first")
     return f"by {name}, {ends[0] if down else ends[1]}"
 
@@ -279,9 +295,14 @@ def _why_empty(view: View, choice: Choice) -> list[str]:
     if view.processes:
         return [f"No process matches {plain(choice.needle)!r}; escape shows all."]
     silent = [device.id for device in view.devices if device.is_gpu and device.id not in view.processes_missing]
-    return _missing(view) + (
-        ["No process holds a GPU." if not view.processes_missing else f"No process holds {spans(silent)}."] if silent else []
-    )
+    if not silent:
+        return _missing(view)
+    where = "a GPU" if not view.processes_missing else spans(silent)
+    states = gpu_states(view, [device for device in view.devices if device.is_gpu])
+    used = [device for device in silent if states[device].kind not in ("free", "lost")]
+    if not used:
+        return [*_missing(view), f"No process holds {where}."]
+    return [*_missing(view), f"No process is seen on {where}. What uses {spans(used)} is not visible here."]
 
 
 def question(process: Process, signal: str, width: int) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.model import units
 from gpuconsole.model.device_columns import ALARMS
 from gpuconsole.model.machine import Device
+from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.columns import device_line
 from gpuconsole.report.machine.fleet import fleet_rows
@@ -12,6 +13,7 @@ from gpuconsole.report.run.account import share_text
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+from gpuconsole.session.gpu_state import faults
 
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
@@ -109,11 +111,26 @@ def _trouble(view: View) -> list[Segment]:
     for state in view.sources.values():
         if state.stuck_s:
             return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
+    if view.run is None:
+        return _worst_fault(view)
     for device in view.devices:
         for metric, meaning in ALARMS.items():
             if meaning and facts.latest(view, metric, device.id):
                 return [(f"{device.id}: {meaning}", "alert")]
     return []
+
+
+def _worst_fault(view: View) -> list[Segment]:
+    """The worst fault of a GPU, and how many GPUs have another one: lost GPUs, then faults by their order."""
+    gpus = [device.id for device in view.devices if device.is_gpu and not device.is_mig]
+    found = [(0, f"{gpu} lost: {plain(view.lost[gpu])}") for gpu in gpus if gpu in view.lost]
+    for gpu in gpus:
+        new = [fault for fault in faults(view, gpu) if fault.is_new and gpu not in view.lost]
+        found += [(1 if new[0].breaks else 2, f"{gpu}: {new[0].words}")] if new else []
+    if not found:
+        return []
+    more = f", {len(found) - 1} more with a fault" if len(found) > 1 else ""
+    return [(min(found)[1] + more, "alert")]
 
 
 def _activity(view: View) -> list[Segment]:

@@ -8,12 +8,13 @@ from textual import events
 
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
-from gpuconsole.report.machine.gpus import GpuChoice, column_s
+from gpuconsole.report.machine.gpus import GpuChoice, time_of
 from gpuconsole.report.machine.overview import Hint, Overview, paint_overview
-from gpuconsole.report.screen.chart import HOLD_S, window
+from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
@@ -49,7 +50,7 @@ class OverviewZone(LiveZone, can_focus=True):
         hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in PURPOSES.items() if by_id[name].makes_sense(view)]
 
         def history(key: str, columns: int) -> list[float | None]:
-            return window(0.0, view.now, columns, column_s(columns)).values(key, self._api.history, HOLD_S)
+            return time_of(view, columns).values(key, self._api.history, HOLD_S)
 
         examples = self._scenarios if view.devices and not any(device.is_gpu for device in view.devices) else []
         self._overview = paint_overview(view, [*hints, *COMMANDS], history, width, height, examples, self._choice)
@@ -126,6 +127,12 @@ class OverviewZone(LiveZone, can_focus=True):
 
     def action_reverse(self) -> None:
         self._choose(reverse=not self._choice.reverse, selected="", offset=0)
+
+    def action_find(self) -> None:
+        """Open the processes with an open filter, which takes the name of a GPU too."""
+        self._actions.open("processes")
+        if isinstance(screen := self.app.screen, ListScreen):
+            screen.action_filter()
 
     def action_open_device(self) -> None:
         """Open the page of the selected GPU, of the first one in sight if none is selected."""
