@@ -256,6 +256,8 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("choose_previous", "up,k,shift+tab", "", "Select the suggestion above.", ("main",)),
     Action("choose_next", "down,j,tab", "", "Select the suggestion below.", ("main",)),
+    Action("choose_first", "home,g", "", "Select the first suggestion.", ("main",)),
+    Action("choose_last", "end,G", "", "Select the last suggestion.", ("main",)),
     Action("pause", "space", "pause", "Pause the recording, or go on. At its end: play it again.", ("main",), _plays, of_app=True),
     Action("rewind", "left", "", "Five seconds of the recording back.", ("main",), _plays, of_app=True),
     Action("forward", "right", "5 s", "Five seconds of the recording forward.", ("main",), _plays, bar="left/right", of_app=True),

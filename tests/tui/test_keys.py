@@ -31,7 +31,7 @@ from tests.tui.test_app import on_screen, shows, text_of
 from tests.tui.test_paint import text
 from tests.waiting import until
 
-SAME = {"choose_previous": "up", "choose_next": "down", "group": "first"}
+SAME = {"choose_previous": "up", "choose_next": "down", "choose_first": "first", "choose_last": "last", "group": "first"}
 """The suggestions of the main screen are a list too. Where a list has groups, `g` means them, and elsewhere the first line, as for many programs."""
 
 

@@ -97,6 +97,10 @@ def test_tab_chooses_the_next_finding_of_the_main_screen() -> None:
         await shows(app, "> use 2 DataLoader workers")
         await pilot.press("shift+tab")
         await shows(app, "> use 4 DataLoader workers")
+        await pilot.press("G")
+        await shows(app, "> compute in bf16")
+        await pilot.press("g")
+        await shows(app, "> use 4 DataLoader workers")
 
     on_screen(gpu_view(), body)
 

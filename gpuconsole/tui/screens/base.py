@@ -17,10 +17,7 @@ from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
-from gpuconsole.tui.widgets.list import ListZone
-
-FAR = 1_000_000
-"""More lines than any list has."""
+from gpuconsole.tui.widgets.list import FAR, ListZone
 
 
 class BackScreen(Screen[None]):

@@ -17,8 +17,9 @@ from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
-from gpuconsole.tui.screens.base import FAR, ListScreen
+from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
+from gpuconsole.tui.widgets.list import FAR
 
 DIGITS_S = 1.0
 """The longest time between two digits of one number."""

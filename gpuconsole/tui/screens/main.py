@@ -21,6 +21,7 @@ from gpuconsole.tui.steady import Steady
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
 from gpuconsole.tui.widgets.layout import Needs, Plan, leave_room, plan
+from gpuconsole.tui.widgets.list import FAR
 from gpuconsole.tui.widgets.live import (
     AnswerZone,
     CausesZone,
@@ -194,6 +195,12 @@ class MainScreen(Screen[None]):
 
     def action_choose_next(self) -> None:
         self._choose(1)
+
+    def action_choose_first(self) -> None:
+        self._choose(-FAR)
+
+    def action_choose_last(self) -> None:
+        self._choose(FAR)
 
     def action_probes(self) -> None:
         self.actions.probes()

@@ -11,7 +11,8 @@ from gpuconsole.report.cells import line, pieces
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.requests import Requests
-from gpuconsole.tui.screens.base import FAR, ListScreen
+from gpuconsole.tui.screens.base import ListScreen
+from gpuconsole.tui.widgets.list import FAR
 
 CHROME_ROWS = 3
 """Rows of the screen that are not output: the heading and the keys."""

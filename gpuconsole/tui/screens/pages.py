@@ -184,4 +184,4 @@ def paint_help(width: int) -> list[Row]:
     return rows
 
 
-_MOVE_IDS = ("choose_previous", "choose_next", "up", "down", "page_up", "page_down", "first", "last", "back")
+_MOVE_IDS = ("choose_previous", "choose_next", "choose_first", "choose_last", "up", "down", "page_up", "page_down", "first", "last", "back")

@@ -10,6 +10,8 @@ from gpuconsole.report.cells import Row, beside, fill
 from gpuconsole.report.page import Lines, follow
 from gpuconsole.tui.widgets.live import Zone
 
+FAR = 1_000_000
+"""More lines than any list has."""
 WHEEL_ROWS = 3
 UNKNOWN_SIZE = (80, 24)
 """Used for keys that arrive before the first layout."""
