@@ -1,4 +1,4 @@
-"""The main screen of a situation, drawn by the real app."""
+"""The screen of a situation, drawn by the real app."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from gpuconsole.tui.app import ConsoleApp
 from tests.tui.fake_gpu_box import BoxSession, box, idle, sick
-from tests.tui.golden.situations import SITUATIONS, FoldedSession
+from tests.tui.golden.situations import PRESSED, SITUATIONS, FoldedSession
 from tests.waiting import until
 
 SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x50": (200, 50)}
 SMALL = "60x15"
 MACHINES = {"machine-1": box(1), "machine-8": box(8), "machine-64": box(64), "machine-sick": sick()}
 """Machines on which nothing runs; they are drawn at SMALL too."""
-ALL = [*((name, size) for name in [*SITUATIONS, *MACHINES] for size in SIZES), *((name, SMALL) for name in MACHINES)]
+ALL = [*((name, size) for name in [*SITUATIONS, *PRESSED, *MACHINES] for size in SIZES), *((name, SMALL) for name in MACHINES)]
 
 
 def path_of(name: str, size: str) -> Path:
@@ -36,7 +36,8 @@ def picture(name: str, size: str) -> str:
 
 def _picture(name: str, size: tuple[int, int]) -> str:
     found = ""
-    api = BoxSession(idle(MACHINES[name])) if name in MACHINES else FoldedSession(SITUATIONS[name]())
+    situation, pressed = PRESSED.get(name, (name, ()))
+    api = BoxSession(idle(MACHINES[name])) if name in MACHINES else FoldedSession(SITUATIONS[situation]())
 
     async def main() -> None:
         nonlocal found
@@ -45,9 +46,11 @@ def _picture(name: str, size: tuple[int, int]) -> str:
         def settled() -> bool:
             nonlocal found
             before, found = found, _text(app)
-            return found == before and found.rstrip().splitlines()[-1].endswith("q quit")
+            return found == before and (bool(pressed) or found.rstrip().splitlines()[-1].endswith("q quit"))
 
         async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await pilot.press(*pressed)
             await pilot.pause()
             await until(settled, 20.0, name)
 

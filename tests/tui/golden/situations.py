@@ -1,4 +1,4 @@
-"""Fourteen situations of a session: fixed events, folded by the session's own code, at a fixed time."""
+"""Situations of a session: fixed events, folded by the session's own code, at a fixed time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Request
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import View
+from gpuconsole.session.api import Playback, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import bucketed, make_view, points
 from gpuconsole.wire.events import (
@@ -124,6 +124,7 @@ class Script:
         self.t = self.runq_s = 0.0
         self.asked: Knobs = {}
         self.probing = ""
+        self.playback: Playback | None = None
         self.devices = [*map(gpu, range(gpus)), HOST]
         self.events: list[AnyEvent] = [
             Hello(0.0, "runtime", 1, "x", 1.8e9),
@@ -399,6 +400,13 @@ def requested() -> Script:
     return script
 
 
+def replayed() -> Script:
+    """A recording, paused in the middle of a trial."""
+    script = trial()
+    script.playback = Playback(script.t, 2 * script.t, paused=True)
+    return script
+
+
 SITUATIONS: dict[str, Callable[[], Script]] = {
     "healthy": healthy,
     "unexplained": unexplained,
@@ -417,7 +425,14 @@ SITUATIONS: dict[str, Callable[[], Script]] = {
     "eight-gpus": eight_gpus,
     "failed": failed,
     "second-scenario": second_scenario,
+    "replay": replayed,
 }
+PRESSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "editing": ("finding", ("S", "enter", "backspace", *"av", "enter")),
+    "applied": ("finding", ("S", "enter", *"16", "enter", "a")),
+    "message": ("finding", ("e",)),
+}
+"""Pictures after keys: the situation and the keys. A value that is not allowed, a change without a trial, a message above the keys."""
 
 
 class FoldedSession(FakeSession):
@@ -429,14 +444,15 @@ class FoldedSession(FakeSession):
         for event in script.events:
             self._state.apply(event)
         self._now, self._asked, self._probing = script.t, script.asked, script.probing
+        self._playback = script.playback
         self.shown = self._make()
 
     def _make(self) -> View:
         made = make_view(
-            self._state, now=self._now, environment=self._state.environment, device="gpu:0", probing=self._probing, recording=False, recording_to="",
-            ended=False,
+            self._state, now=self._now, environment=self._state.environment, device="gpu:0", probing=self._probing,
+            recording=self._playback is not None, recording_to="", ended=False,
         )  # fmt: skip
-        return msgspec.structs.replace(made, asked=self._asked)
+        return msgspec.structs.replace(made, asked=self._asked, playback=self._playback)
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
         return bucketed(self._state, key, self._now, columns, seconds)
