@@ -109,6 +109,7 @@ class Replay(StateReader, SessionApi):
         self._speed, self._paused = speed or 1.0, False
         self._begun = (time.monotonic(), 0.0 if speed else self._length_s)
         """A moment of the clock, and the moment of the recording that was shown then."""
+        self._seeking = False
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -172,14 +173,14 @@ class Replay(StateReader, SessionApi):
         at_s = self._at_s
         at_end = at_s >= self._length_s
         target = len(self._events) if at_end else bisect_right(self._reached, self._reached[0] + at_s)
-        back = target < self._folded
+        self._seeking = back = target < self._folded
         state, folded = (SessionState(), 0) if back else (self.state, self._folded)
         while folded < target:
             folded = self._fold(state, folded, target, SLICE_S)
             if not back:
                 self._folded = folded
             await asyncio.sleep(0)
-        self.state, self._folded = state, folded
+        self.state, self._folded, self._seeking = state, folded, False
 
     def _fold(self, state: SessionState, folded: int, target: int, seconds: float) -> int:
         """Apply the events from `folded` to `target` to `state`, for at most `seconds`; returns how many it has then."""
@@ -198,7 +199,7 @@ class Replay(StateReader, SessionApi):
     def view(self) -> View:
         devices = self.state.devices
         view = self.build_view(device=devices[0].id if devices else "cpu", probing="", recording=True, recording_to="", ended=self.ended)
-        return msgspec.structs.replace(view, playback=Playback(self._at_s, self._length_s, self._speed, self._paused))
+        return msgspec.structs.replace(view, playback=Playback(self._at_s, self._length_s, self._speed, self._paused, self._seeking))
 
     def snapshot(self) -> Snapshot:
         return msgspec.structs.replace(super().snapshot(), recording=True)

@@ -40,12 +40,14 @@ A_RECORDING = "this is a recording: nothing runs that could be changed"
 
 
 class Playback(msgspec.Struct, frozen=True):
-    """Which moment of a recording is shown: `at_s` of `length_s` seconds, from its first event."""
+    """Which moment of a recording is shown: `at_s` of `length_s` seconds, from its first event. `seeking`: what is shown is still another moment, because the events
+    before this one are being read again."""
 
     at_s: float
     length_s: float
     speed: float = 1.0
     paused: bool = False
+    seeking: bool = False
 
 
 class View(msgspec.Struct, frozen=True):

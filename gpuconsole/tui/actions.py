@@ -273,10 +273,13 @@ class Actions:
 
         def go_on() -> None:
             self.report(f"asked: {what}", topic=CHANGE)
-            takes_back = keys.written()["revert"]
-            self.request(self._api.set_knobs(changes), lambda _: f"{what} applied{self._at_step()}, {takes_back} takes it back", CHANGE)
+            self.request(self._api.set_knobs(changes), lambda _: f"{what} applied{self._at_step()}{self._way_back()}", CHANGE)
 
         self._when_agreed(changes, go_on)
+
+    def _way_back(self) -> str:
+        """`, u takes it back`, where the key can."""
+        return f", {keys.written()['revert']} takes it back" if self._api.view().undo else ""
 
     def _at_step(self) -> str:
         """` at step 412`: where the last change took effect. Empty where that is not known."""

@@ -157,9 +157,12 @@ def test_a_long_fold_lets_keys_in_between(path: Path, monkeypatch: pytest.Monkey
         before, turns = replay.state, 0
         replay.seek(25.0)
         while replay.state is before:
-            assert replay._folded == events_until(replay, 30.0)
+            playback = replay.view().playback
+            assert playback is not None and playback.at_s == 25.0
+            assert replay._folded == events_until(replay, 30.0) and (playback.seeking or not turns)
             turns += 1
             await asyncio.sleep(0)
         assert turns > 3
+        assert (playback := replay.view().playback) is not None and not playback.seeking
 
     played(path, body)

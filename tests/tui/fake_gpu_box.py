@@ -187,7 +187,7 @@ def on_box(shown: View, screen: Callable[[BoxSession, Actions], BackScreen], bod
 
     async def run() -> None:
         app = ConsoleApp(api, refresh_hz=20.0)
-        async with app.run_test(size=size, notifications=True) as pilot:
+        async with app.run_test(size=size) as pilot:
             while len(app.screen_stack) > 1:
                 app.pop_screen()
             await app.push_screen(screen(api, app.actions))

@@ -273,6 +273,8 @@ class FakeSession:
 
     async def set_knobs(self, changes: Knobs) -> None:
         self._call("set_knobs", changes)
+        run = self.shown.run
+        self.shown = msgspec.structs.replace(self.shown, undo={name: run.knobs[name] for name in changes} if run else {})
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         self._call("try_change", changes, predicted)

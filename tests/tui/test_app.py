@@ -30,7 +30,7 @@ def on_screen(shown: View, body: Body, size: tuple[int, int] = (120, 40), api: F
 
     async def run() -> None:
         app = ConsoleApp(api, refresh_hz=20.0)
-        async with app.run_test(size=size, notifications=True) as pilot:
+        async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await body(app, pilot, api)
 

@@ -176,6 +176,7 @@ def test_keys_of_the_configuration(table: None) -> None:
         ({"histroy": "H"}, "there is no action 'histroy' (did you mean 'history'?)"),
         ({"history": "hyper"}, "history: there is no key 'hyper'"),
         ({"history": "k"}, "history: the key 'k' is taken by choose_previous"),
+        ({"jump": "z"}, "jump: this key cannot be changed"),
         ({"filter": "q"}, "filter: the key 'q' is taken by quit"),
     ],
 )

@@ -100,6 +100,9 @@ def test_keys_that_cannot_work_in_a_recording_are_not_offered() -> None:
         for words in ("space pause", "left/right 5 s", "0-9 jump", "+/- speed", "d details"):
             assert words in last
         assert not any(words in text_of(app) for words in ("Enter try", "t tune", "s scenarios", "x stop", "Esc cancel"))
+        await pilot.click(offset=(last.index("0-9 jump") + 1, app.size.height - 1))  # which digit is not said
+        await pilot.click(offset=(last.index("space pause") + 1, app.size.height - 1))
+        await until(lambda: "paused" not in text_of(app).splitlines()[0])
         await pilot.press("t")
         await shows(app, "The recording has no tuning session")
         assert "Press Enter" not in text_of(app) and "begin" not in text_of(app).splitlines()[-1]

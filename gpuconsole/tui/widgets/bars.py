@@ -84,9 +84,9 @@ class KeyBar(Zone):
         return [*fill(above[: height - 1], width, height - 1), row]
 
     async def on_click(self, event: events.Click) -> None:
-        """A click presses the key that is written there."""
+        """A click presses the key that is written there. It chooses no digit."""
         pressed = next((action for start, end, action in self._places if start <= event.x < end), None)
-        if pressed is None or event.y != self.content_size.height - 1:
+        if pressed is None or pressed.keys == keys.DIGITS or event.y != self.content_size.height - 1:
             return
         receiver = (
             self.screen if pressed.of_app or not pressed.screens or hasattr(self.screen, f"action_{pressed.id}") else self.screen.focused

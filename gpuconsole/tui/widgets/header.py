@@ -67,6 +67,8 @@ def replay_mark(view: View) -> list[Segment]:
     if playback is None:
         return [(" REPLAY ", "mark")]
     mark: Segment = (f" REPLAY {units.clock(playback.at_s)} of {units.clock(playback.length_s)} ", "mark")
+    if playback.seeking:
+        return [mark, (" seeking", "title")]
     if playback.paused:
         return [mark, (" paused", "title")]
     return [mark, (f" {playback.speed:g}x", "title")] if playback.speed != 1 else [mark]
