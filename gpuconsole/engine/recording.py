@@ -85,6 +85,8 @@ DEMO = resources.files("gpuconsole") / "data" / "demo.jsonl.gz"
 """A real session of `data-starved` on a CPU: a finding, its trial, and the change that was kept."""
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 PLAY_S = 0.05
+MOST_S = 1e9
+"""Times of a damaged recording may be further apart than any clock can show."""
 SLICE_S = 0.02
 """The longest time for which a recording is folded at once: keys are answered in between."""
 
@@ -103,7 +105,7 @@ class Replay(StateReader, SessionApi):
         self._events: list[AnyEvent] = list(read_recording(path))
         self._reached = list(itertools.accumulate((event.t for event in self._events), max))
         """For each event, the time that the recording has reached with it: processes report a little out of order."""
-        self._length_s = self._reached[-1] - self._reached[0]
+        self._length_s = min(MOST_S, self._reached[-1] - self._reached[0])
         self._folded = 0
         """How many events are in `state`."""
         self._speed, self._paused = speed or 1.0, False
