@@ -94,8 +94,6 @@ class ListScreen(BackScreen):
     def compose(self) -> ComposeResult:
         yield self._heading
         yield from self.above()
-        if self.FILTER:
-            yield self._filter
         yield self.list_zone
         yield from self.below()
         yield self._key_bar
@@ -156,7 +154,9 @@ class ListScreen(BackScreen):
     def action_last(self) -> None:
         self.list_zone.move(FAR)
 
-    def action_filter(self) -> None:
+    async def action_filter(self) -> None:
+        if not self._filter.is_attached:  # most pages are never filtered, and the text field would slow their opening
+            await self.mount(self._filter, before=self.list_zone)
         self._filter.display = True
         self.set_focus(self._filter)
         self.show_keys_of(self.FIELD)

@@ -133,9 +133,9 @@ class DeviceScreen(ListScreen):
         names = places(self._view)
         return " ".join(word for word in self.needle.split() if not _named(word, names))
 
-    def action_filter(self) -> None:
+    async def action_filter(self) -> None:
         self._before_filter = self._place
-        super().action_filter()
+        await super().action_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """A word that names a device chooses it, as long as the word is there."""

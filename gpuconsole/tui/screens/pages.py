@@ -125,8 +125,15 @@ class HelpScreen(PageScreen):
     NAME = "help"
     TITLE_TEXT = "Help"
 
+    def __init__(self, api: SessionApi, actions: Requests) -> None:
+        super().__init__(api, actions)
+        self._painted: tuple[int, list[Row]] = (0, [])
+
     def paint(self, view: View, width: int) -> list[Row]:
-        return paint_help(width)
+        """The page does not change, so it is drawn once for a width."""
+        if self._painted[0] != width:
+            self._painted = width, paint_help(width)
+        return self._painted[1]
 
 
 READING = (

@@ -111,9 +111,9 @@ class ProcessesScreen(ListScreen):
         else:
             self.action_first()
 
-    def action_filter(self) -> None:
+    async def action_filter(self) -> None:
         if self._inspected is None:
-            super().action_filter()
+            await super().action_filter()
 
     def on_choose(self) -> None:
         self.action_inspect()

@@ -47,6 +47,7 @@ class KeyBar(Zone):
         """Whether the screen can do an action now. What depends on the session alone is in the table of keys."""
         self._view: View | None = None
         self._places: list[Place] = []
+        self._hinted: tuple[tuple[View | None, int, str], tuple[int, str]] = ((None, 0, ""), (0, ""))
 
     def show(self, view: View) -> None:
         self._view = view
@@ -66,6 +67,14 @@ class KeyBar(Zone):
         return messages.rows(width, self.app.size.height) if messages is not None else []
 
     def _hint(self, view: View, width: int) -> tuple[int, str]:
+        """The step and the text of the hint; made once for a state, which the layout and the bar ask for."""
+        source, hint = self._hinted
+        if source[0] is not view or source[1:] != (width, self.screen_name):
+            hint = self._make_hint(view, width)
+            self._hinted = (view, width, self.screen_name), hint
+        return hint
+
+    def _make_hint(self, view: View, width: int) -> tuple[int, str]:
         if self.screen_name not in GUIDED:
             return 0, ""
         if KeyBar.demo:
