@@ -32,9 +32,9 @@ def test_keys_and_clicks_at_the_wrong_moment(tmp_path: Path) -> None:
         terminal.press("/", *"chatq")  # q is a letter in a field
         terminal.wait_for("No scenario matches")
         terminal.resize(60, 15)
-        terminal.wait_for("Esc back", "chatq")
+        terminal.wait_for("Esc all lines", "chatq")
         terminal.resize(120, 40)
-        terminal.wait_for("? help", "chatq")
+        terminal.wait_for("Esc all lines", "chatq")
         terminal.press("escape")
         terminal.wait_for("> train-gpt")
         terminal.press("q")

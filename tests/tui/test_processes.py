@@ -21,7 +21,7 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import spans
 from gpuconsole.report.machine.processes import ORDERS, Choice, arrange, identity, paint_process, process_lines, question, title
-from gpuconsole.session.api import View
+from gpuconsole.session.api import A_RECORDING, View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxSession, assert_exact, box, drawn, on_box, text
@@ -458,3 +458,14 @@ def test_on_the_page_of_one_process_the_hidden_list_stays_as_it_is(key: str) -> 
         await until(lambda: text_of(app) == before)
 
     on_box(box(8), ProcessesScreen, body)
+
+
+@pytest.mark.parametrize("key", ["T", "K"])
+def test_in_a_recording_no_signal_is_offered_and_no_question_asked(key: str) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await shows(app, "by memory")
+        assert "SIGTERM" not in text_of(app) and "SIGKILL" not in text_of(app)
+        await pilot.press(key, "y")
+        await shows(app, A_RECORDING)
+
+    assert on_box(msgspec.structs.replace(box(8), recording=True), ProcessesScreen, body).calls == []

@@ -23,7 +23,7 @@ from gpuconsole.report.machine.processes import (
     title,
 )
 from gpuconsole.report.page import Lines, text_lines
-from gpuconsole.session.api import SessionApi, SessionError, View
+from gpuconsole.session.api import A_RECORDING, SessionApi, SessionError, View
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
@@ -153,7 +153,9 @@ class ProcessesScreen(ListScreen):
 
     def _ask(self, name: str) -> None:
         process = self._selected()
-        if process is not None and process.started <= 0:
+        if self._view.recording:
+            self._answer(A_RECORDING)
+        elif process is not None and process.started <= 0:
             self._answer(
                 f"{process.pid} is not seen here (another container or user): no signal can be sent",
                 "alert",
