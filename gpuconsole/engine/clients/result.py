@@ -94,7 +94,7 @@ def run_of(result: Result, number: str) -> Run:
     if result.failed is None:
         unavailable["workload.failed_requests"] = "the file has no number of failed requests"
     if not series:
-        unavailable.setdefault("workload.intervals", NO_TIMES)
+        unavailable.setdefault("workload.intervals", _why_no_series(result))
     return Run(
         id=number,
         scenario=result.client,
@@ -195,6 +195,12 @@ def _validity(result: Result) -> Validity:
     doubts = [f"{failed / sent * 100:.2g} % of the requests failed{words}"] if failed > FAILED * sent else []
     doubts += result.doubts
     return Validity("degraded" if doubts else "valid", doubts)
+
+
+def _why_no_series(result: Result) -> str:
+    if not result.requests:
+        return NO_TIMES
+    return "fewer than 20 requests have no interval" if result.whole else "the single requests in the file are not those that its figures count"
 
 
 def _key(field: str) -> str:
