@@ -22,6 +22,8 @@ BEFORE_S, QUIET_S, LEAD_S = 1800.0, 60.0, 30.0
 NEAR_S = 300.0
 """A peak belongs to the time that was asked about where it is at most this far away."""
 LEAST_WINDOWS = 12
+EARLY_S = QUIET_S + LEAST_WINDOWS * WINDOW_S
+"""In this time after its begin, a recording has no peaks."""
 RISE, SPREADS = 1.5, 5.0
 LEAST_REQUESTS = 2.0
 JOIN = 3
@@ -98,6 +100,10 @@ def explain(history: History, asked: float | None) -> Incident:
     measured = [title for name, title in LATENCIES.items() if history.per(f"{name}_sum", f"{name}_count", LEAST_REQUESTS)]
     incident.cannot_tell = [f"{title}: not in the recording" for title in LATENCIES.values() if title not in measured]
     if not found:
+        if (incident.ended if asked is None else asked) < incident.begun + EARLY_S:
+            incident.cannot_tell.append(
+                f"peaks in the first {EARLY_S / 60:.0f} minutes of a recording: there is too little before them to compare with"
+            )
         return incident
     incident.peak = peak = max(found, key=lambda peak: peak.ratio)
     incident.changes = [*_happened(history, peak), *sorted(_moved(history, peak, incident), key=lambda change: change.kind)]

@@ -63,6 +63,13 @@ def test_a_quiet_time_has_no_peak() -> None:
     assert not peaks(history({}, seed=3))
 
 
+def test_the_first_minutes_have_nothing_to_be_compared_with() -> None:
+    early = "peaks in the first 3 minutes of a recording"
+    assert any(line.startswith(early) for line in explain(history({60.0: "prompts"}, 600), WALL + 70).cannot_tell)
+    assert any(line.startswith(early) for line in explain(history({}, 100), None).cannot_tell)
+    assert not any(line.startswith(early) for line in explain(history({}, 600), None).cannot_tell)
+
+
 def test_without_a_time_the_highest_peak_counts() -> None:
     incident = explain(history({4000.0: "arrivals", AT: "prompts"}), None)
     assert incident.asked is None and incident.peak is not None and incident.peak.begun - WALL in (3990.0, 4000.0, 5390.0, 5400.0)

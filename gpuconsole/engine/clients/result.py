@@ -200,7 +200,11 @@ def _validity(result: Result) -> Validity:
 def _why_no_series(result: Result) -> str:
     if not result.requests:
         return NO_TIMES
-    return "fewer than 20 requests have no interval" if result.whole else "the single requests in the file are not those that its figures count"
+    return (
+        "fewer than 20 requests have no interval"
+        if result.whole
+        else "the single requests in the file are not those that its figures count"
+    )
 
 
 def _key(field: str) -> str:
