@@ -1,7 +1,7 @@
 """What happened around a latency peak of a model server: what changed with it, and what did not.
 
-A peak is a time in which the mean of a latency (of the requests that ended within ten seconds) is half as high again as its median over the 30 minutes before, and
-above it by five times the usual spread. What changed is compared over the peak and the half minute before it with the same 30 minutes: a signal counts
+A peak is a time in which the mean of a latency (of the requests that ended within ten seconds) is half as high again as its median over the 30 minutes before,
+above it by five times the usual spread, and above 98 % of the windows before, in two windows or far in one. What changed is compared over the peak and the half minute before it with the same 30 minutes: a signal counts
 as changed if it moved by its threshold, and further than in 19 of 20 windows before.
 """
 
@@ -25,11 +25,17 @@ LEAST_WINDOWS = 12
 EARLY_S = QUIET_S + LEAST_WINDOWS * WINDOW_S
 """In this time after its begin, a recording has no peaks."""
 RISE, SPREADS = 1.5, 5.0
+RARE, ALONE = 0.98, 2.0
+"""A high window is above this share of the windows before; one alone is a peak where it is above its limit by this factor."""
 LEAST_REQUESTS = 2.0
 JOIN = 3
 """Windows of one peak: at most this many apart."""
 BEYOND = 0.95
 """A signal that changed is further than in this share of the windows before."""
+
+
+_High = tuple[int, float, float, float]
+"""A high window: its number, its value over its limit, its value, and the median before."""
 
 
 class Sign(NamedTuple):
@@ -125,7 +131,7 @@ def peaks(history: History) -> list[Peak]:
 
 
 def _of_latency(name: str, series: Series) -> Iterator[Peak]:
-    high: list[tuple[int, float, float]] = []
+    high: list[_High] = []
     windows = sorted(series)
     for window in windows:
         before = _before(series, window if not high else high[0][0])
@@ -134,17 +140,25 @@ def _of_latency(name: str, series: Series) -> Iterator[Peak]:
         middle = statistics.median(before)
         spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
         if high and window - high[-1][0] > JOIN:
-            yield _peak(name, high)
+            if _lasts(high):
+                yield _peak(name, high)
             high = []
-        if series[window] > max(RISE * middle, middle + SPREADS * spread) and middle > 0:
-            high.append((window, series[window], middle))
-    if high:
+        rare = sorted(before)[math.ceil(RARE * len(before)) - 1]
+        limit = max(RISE * middle, middle + SPREADS * spread, rare)
+        if series[window] > limit and middle > 0:
+            high.append((window, series[window] / limit, series[window], middle))
+    if _lasts(high):
         yield _peak(name, high)
 
 
-def _peak(name: str, high: Sequence[tuple[int, float, float]]) -> Peak:
-    value = max(value for _, value, _ in high)
-    return Peak(name, high[0][0] * WINDOW_S, (high[-1][0] + 1) * WINDOW_S, high[0][2], value)
+def _lasts(high: Sequence[_High]) -> bool:
+    """Whether high windows are a peak: two of them, or one that is far above its limit. A few requests with long answers can fill one window."""
+    return len(high) > 1 or any(above > ALONE for _, above, _, _ in high)
+
+
+def _peak(name: str, high: Sequence[_High]) -> Peak:
+    value = max(value for _, _, value, _ in high)
+    return Peak(name, high[0][0] * WINDOW_S, (high[-1][0] + 1) * WINDOW_S, high[0][3], value)
 
 
 def _before(series: Series, window: int) -> list[float]:

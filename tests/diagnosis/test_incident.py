@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+
 import pytest
 
-from gpuconsole.diagnosis.incident import explain, peaks
+from gpuconsole.diagnosis.incident import _of_latency, explain, peaks
 from gpuconsole.model.incident import Incident
 from gpuconsole.session.history import History
 from gpuconsole.wire.events import AnyEvent, ServerState
@@ -88,6 +91,13 @@ def test_a_recording_without_latencies_says_so() -> None:
             built.add(event)
     incident = explain(built, WALL + AT)
     assert incident.peak is None and "TTFT: not in the recording" in incident.cannot_tell
+
+
+def test_answers_of_very_different_lengths_are_no_peaks() -> None:
+    """One request in a second, whose times have a heavy tail (a lognormal deviation of 0.7): no peak in half a day."""
+    chance = random.Random(4)
+    series = {window: statistics.fmean(chance.lognormvariate(0, 0.7) for _ in range(10)) for window in range(4320)}
+    assert not list(_of_latency("e2e_s", series))
 
 
 @pytest.mark.slow
