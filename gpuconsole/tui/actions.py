@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from textual.app import App
+from textual.widget import AwaitMount
 
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.job import CHANGES_NUMERICS
@@ -94,22 +95,29 @@ class Actions:
 
     # --- screens --------------------------------------------------------------------------------------------
 
-    def open(self, name: str) -> None:
+    def open(self, name: str) -> AwaitMount | None:
         """Put a screen on top of the main screen, in place of another one. The help page covers any screen and gives it back."""
         app = self._app
         if name == "scenarios" and (why := self._why_no_start()):
             self.report(why)
-            return
+            return None
         present = app.screen
         if isinstance(present, BackScreen) and name == present.NAME:
             present.again()
-            return
+            return None
         if name != "help":
             for _ in app.screen_stack[1:]:
                 app.pop_screen()
         module, _, class_name = SCREENS[name].partition(".")
         screen = getattr(importlib.import_module(f"gpuconsole.tui.screens.{module}"), class_name)
-        app.push_screen(screen(self._api, self))
+        return app.push_screen(screen(self._api, self))
+
+    async def find(self) -> None:
+        """Open the processes with an open filter. The next key finds the filter open."""
+        if (mounted := self.open("processes")) is not None:
+            await mounted
+        if isinstance(screen := self._app.screen, ListScreen):
+            await screen.action_filter()
 
     def _why_no_start(self) -> str:
         """Why no scenario can be started now; empty where one can."""

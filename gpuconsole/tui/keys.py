@@ -203,7 +203,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source."),
     Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal.", makes_sense=_has_gpu),
-    Action("help", "question_mark,f1", "help", "Keys, and how to read the screen."),
+    Action("help", "question_mark,f1", "help", "Keys, and how to read the screen.", bar="?"),
     Action(
         "history",
         "h",

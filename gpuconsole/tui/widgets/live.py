@@ -112,7 +112,7 @@ class LiveZone(Zone):
         self._api = api
         self.view: View | None = None
         self.plan: Plan = plan(80, 24)
-        self.clicked: Callable[[int], None] = lambda y: None
+        self.clicked: Callable[[int], object] = lambda y: None
         """Called with the row of a click."""
 
     def show(self, view: View) -> None:

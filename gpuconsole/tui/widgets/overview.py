@@ -14,7 +14,6 @@ from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import Requests
-from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
@@ -47,7 +46,11 @@ class OverviewZone(LiveZone, can_focus=True):
 
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         by_id = {action.id: action for action in keys.everywhere()}
-        hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in PURPOSES.items() if by_id[name].makes_sense(view)]
+        hints = [
+            Hint(by_id[name].bar or by_id[name].written, by_id[name].label, text)
+            for name, text in PURPOSES.items()
+            if by_id[name].makes_sense(view)
+        ]
 
         def history(key: str, columns: int) -> list[float | None]:
             return time_of(view, columns).values(key, self._api.history, HOLD_S)
@@ -128,11 +131,8 @@ class OverviewZone(LiveZone, can_focus=True):
     def action_reverse(self) -> None:
         self._choose(reverse=not self._choice.reverse, selected="", offset=0)
 
-    def action_find(self) -> None:
-        """Open the processes with an open filter, which takes the name of a GPU too."""
-        self._actions.open("processes")
-        if isinstance(screen := self.app.screen, ListScreen):
-            screen.action_filter()
+    async def action_find(self) -> None:
+        await self._actions.find()
 
     def action_open_device(self) -> None:
         """Open the page of the selected GPU, of the first one in sight if none is selected."""
