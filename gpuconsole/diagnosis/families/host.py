@@ -121,7 +121,7 @@ class SideWorkRule(Rule):
         case.value("probe.step_no_side_work_s")  # probe P3 comes before any claim
         every = max(1, int(case.knobs[self.every])) if self.every in case.knobs else None
         evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", mean_step(case))
-        rarer = self.rarer(case, every * TIMES_RARER, rarer_speedup(case, share)) if every is not None else None
+        rarer = self.rarer(case, every * TIMES_RARER, rarer_speedup(case, share, self.phase)) if every is not None else None
         summary, recoverable = self.summary(case, share, every), share * (1 - 1 / TIMES_RARER)
         if case.has(place := f"stack.{self.phase}_ratio"):
             evidence += case.evidence(place)
@@ -146,7 +146,7 @@ def steps_apart(every: int | None) -> str:
     return NA if every is None else str(every)
 
 
-def rarer_speedup(case: Case, share: float) -> Interval:
+def rarer_speedup(case: Case, share: float, phase: str) -> Interval:
     """Speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), from the share in the account to the share that P3 measured. A thread that writes
     what the step hands over shares the interpreter with the rest of the step, which then becomes shorter too: the upper end counts that."""
     removed = share * (1 - 1 / TIMES_RARER)
@@ -155,10 +155,27 @@ def rarer_speedup(case: Case, share: float) -> Interval:
     if case.has("probe.step_no_side_work_s") and all_side_work > 0:
         by_probe = 1 - case.value("probe.step_no_side_work_s") / case.value(mean_step(case))
         estimates.append(1 / (1 - min(0.95, max(0.0, by_probe) * share / all_side_work * (1 - 1 / TIMES_RARER))))
+    if at_line := at_line_of(case, phase):
+        estimates.append(1 / (1 - min(0.95, removed + at_line * (1 - 1 / TIMES_RARER))))
     if writes := case.get("stack.thread_ratio", 0.0):
         estimates.append(max(estimates) / (1 - min(MOST_SHARED, writes)))
     low, high = min(estimates), max(estimates)
     return Interval(1 + (low - 1) * 0.85, 1 + (high - 1) * 1.15)
+
+
+def line_of(case: Case, signal: str) -> str:
+    """The `file:line` that stack samples name for a signal; empty where there is none."""
+    if not case.has(signal):
+        return ""
+    place: str = case.signal(signal).source.rpartition(" at ")[2]
+    return place.partition(" ")[0]
+
+
+def at_line_of(case: Case, phase: str) -> float:
+    """The share of a step that the script's own Python takes at the line of this side work, such as making the values that a log record has. Rarer side work
+    makes that rarer too."""
+    script, side_work = line_of(case, "stack.line_ratio"), line_of(case, f"stack.{phase}_ratio")
+    return case.value("stack.line_ratio") if script and script == side_work else 0.0
 
 
 MOST_SHARED = 0.5

@@ -25,7 +25,15 @@ WORK = Threshold(
     "ratio",
     "attention takes time with the square of the tokens: the log growth of the tokens is half of that of the time; a third leaves room for noise",
 )
+EVEN = Threshold(
+    "even",
+    0.5,
+    "ratio",
+    "where the forward pass, the backward pass and the optimizer all grow like the step, the processor has become slower",
+)
 SURE = Threshold("interval", 0.5, "ratio", "the lower end of the 95 % interval must be half of the slope")
+LEAST_PART = 0.03
+"""Share of a step of a part whose growth can be told."""
 MOST_OF_IT = 0.5
 """Share of the time that another rule judges. If growth is less of it, the other finding claims the time, and the growth is a note."""
 
@@ -40,7 +48,20 @@ def slows(case: Case) -> bool:
         and case.value("trend.fall_ratio") <= FALL
         and case.value("trend.late_ratio") >= LATE
         and case.value("trend.work_ratio") <= WORK
+        and evenness(case) < EVEN
     )
+
+
+def evenness(case: Case) -> float:
+    """The least growth of the forward pass, the backward pass and the optimizer, over the growth of the step; 0 where one of them is not known or short.
+    No code of a program makes all three longer, if the work of a step stays the same."""
+    parts = ("forward", "backward", "optimizer")
+    growth, start_s = case.value("trend.growth_ratio"), case.value("trend.start_s")
+    if growth <= 0 or not all(case.has(f"trend.{part}_s", f"{part}_ratio") and case.value(f"{part}_ratio") >= LEAST_PART for part in parts):
+        return 0.0
+    mean_s = start_s * (1 + growth / 2)
+    grown = (case.value(f"trend.{part}_s") * case.value("trend.steps") / 100 / (case.value(f"{part}_ratio") * mean_s) for part in parts)
+    return min(grown) / growth
 
 
 def grown_ratio(case: Case) -> float:

@@ -17,6 +17,7 @@ class HostCheckpointStall(host.SideWorkRule):
         "checkpoint_ratio",
         "probe.step_no_side_work_s",
         "stack.thread_ratio",
+        "stack.line_ratio",
         "step_with_side_work_s",
         "step_s",
         "stack.checkpoint_ratio",

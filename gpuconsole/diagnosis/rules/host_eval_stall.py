@@ -19,6 +19,7 @@ class HostEvalStall(host.SideWorkRule):
         "eval_ratio",
         "probe.step_no_side_work_s",
         "stack.thread_ratio",
+        "stack.line_ratio",
         "step_with_side_work_s",
         "step_s",
         "stack.eval_ratio",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import loader
+from gpuconsole.diagnosis.families import host, loader
 from gpuconsole.diagnosis.families.host import SCRIPT as SHARE
 from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Suggestion, Threshold, high_if, percent
 
@@ -25,7 +25,15 @@ class HostPythonOverhead(Rule):
     clear_title = "The script's own Python code takes little time"
     thresholds = (SHARE, IN_SCRIPT, MET, GC, WAITS)
     knobs = ("gc_collect_every", "gradient_percentiles")
-    reads = ("other_ratio", "gc.pause_ratio", "stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "data_wait_ratio")
+    reads = (
+        "other_ratio",
+        "gc.pause_ratio",
+        "stack.logging_ratio",
+        "stack.script_ratio",
+        "stack.line_ratio",
+        "stack.line_cpu_ratio",
+        "data_wait_ratio",
+    )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
 during ordinary steps and names the line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are needed.
 Samples of one second do not meet what few steps do: the finding then names no line. Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and
@@ -39,6 +47,8 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         share = case.value("other_ratio") + batches
         if case.is_job and case.has("stack.script_ratio"):  # samples over the whole run: what they do not find in the script is not there
             share = min(share, case.value("stack.script_ratio"))
+        logged = host.at_line_of(case, "logging")  # the values of log records are part of their cost
+        share = max(0.0, share - logged)
         evidence = case.evidence(("other_ratio", SHARE))
         if batches:
             evidence += case.evidence(("data_wait_ratio", SHARE))

@@ -15,7 +15,23 @@ WITHOUT = Threshold(
     "ratio",
     "a teacher's pass takes about a quarter of a step: half of a forward and backward pass of its own size",
 )
+MANY = Threshold(
+    "operators", 2000, "", "a loop over the steps of a sequence; twelve layers of an encoder have about 2200, of 10 µs and more each"
+)
+SHORT = Threshold(
+    "operator", 6e-6, "s", "torch takes 3 to 5 µs to start an operator and to record it for the backward pass: there is little else in it"
+)
 HIDDEN = Threshold("caught_up", 0.5, "ratio", "where the GPU still has work at the end of most steps, the time of the host costs nothing")
+
+
+LOOP = "A loop of short operators slows the passes"
+
+
+def _operator_s(case: Case) -> float | None:
+    """The mean time of an operator in the passes; None on a GPU, which runs operators while the host goes on, and where it is not known."""
+    if case.on_gpu or not case.has("operators_per_step", "step_s", "forward_ratio", "backward_ratio"):
+        return None
+    return case.value("step_s") * (case.value("forward_ratio") + case.value("backward_ratio")) / case.value("operators_per_step")
 
 
 class HostSlowFunction(Rule):
@@ -23,16 +39,16 @@ class HostSlowFunction(Rule):
     title = "A function of the program slows the passes"
     jobs_only = True
     clear_title = "No function of the program slows the passes"
-    thresholds = (SHARE, OWN, WITHOUT, HIDDEN)
+    thresholds = (SHARE, OWN, WITHOUT, MANY, SHORT, HIDDEN)
     reads = (
         "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio", "stack.no_grad_ratio", "eval_ratio",
         "generation_ratio", "generation.passes_per_step", "is_gpu", "host.caught_up_ratio", "recent.eval_ratio", "sync.wait_s",
-        "host.ahead_ratio", "step_s",
+        "host.ahead_ratio", "step_s", "operators_per_step", "forward_ratio", "backward_ratio",
     )  # fmt: skip
     text = """Stack samples of the training thread show which function of the program takes most of the time within the passes: a loop over the elements of a
 batch, a cell of a recurrent network that runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time in modules
-of torch does not count. A function that calls only large operators does not count either, and neither does
-the time in which it waits for a GPU that works meanwhile. What helps: one operator for the whole batch in place of a loop
+of torch does not count. A function that calls only large operators does not count either (but a loop that runs thousands
+of operators of a few µs does), and neither does the time in which it waits for a GPU that works meanwhile. What helps: one operator for the whole batch in place of a loop
 over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer steps, or in another process.
 The loss is the time from the end of the model's call to the backward pass. A matcher or a metric in Python counts there with the functions that it calls.
 Passes without gradients within a step are reported as a note: generation (many passes of the model that is trained), or the passes of a teacher. Only you know
@@ -70,6 +86,14 @@ whether the program needs these passes. What helps: fewer passes, states that ar
         if share < SHARE:
             return self.clear(share / SHARE, evidence)
         if python + waits < OWN:
+            if (each_s := _operator_s(case)) is not None and case.value("operators_per_step") >= MANY and each_s <= SHORT:
+                count, place = case.value("operators_per_step"), case.signal("stack.function_ratio").source.rpartition(": ")[2]
+                evidence += case.evidence(("operators_per_step", MANY), "step_s")
+                summary = (
+                    f"{percent(share)} of each step is in {place}. The passes run {count:.0f} operators in each step, {each_s * 1e6:.1f} µs each: a loop of"
+                    " operators that are too short"
+                )
+                return self.fires(share / SHARE, evidence, summary, recoverable=share / 2, confidence="medium", title=LOOP)
             return self.clear(0.99, evidence, "the largest function mostly calls operators of torch")
         place = case.signal("stack.function_ratio").source.rpartition(": ")[2]
         what = (

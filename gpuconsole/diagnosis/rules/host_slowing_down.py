@@ -50,17 +50,19 @@ class HostSlowingDown(Rule):
     title = "Steps become longer and longer"
     clear_title = "Step time does not grow"
     jobs_only = True
-    thresholds = (trend.GROWN, trend.SURE, trend.RISES, trend.JUMP, trend.FALL, trend.LATE, trend.WORK)
+    thresholds = (trend.GROWN, trend.SURE, trend.RISES, trend.JUMP, trend.FALL, trend.LATE, trend.WORK, trend.EVEN)
     reads = (
         *SLOPES, "trend.growth_ratio", "trend.start_s", "trend.steps", "trend.rises_ratio", "trend.jump_ratio", "trend.fall_ratio", "trend.late_ratio", "trend.work_ratio",
         *(f"trend.{phase}_s" for phase in PHASES), "trend.place_ratio", "stack.script_ratio", "stack.function_ratio", "other_ratio",
         "data_wait_ratio", "logging_ratio", "checkpoint_ratio", "eval_ratio",
+        "forward_ratio", "backward_ratio", "optimizer_ratio",
     )  # fmt: skip
     ignore = "The work of a step is meant to grow, for example with an input that becomes larger, and samples and tokens do not show it."
     text = """The step time of the whole run, also before it is steady, as medians of blocks of steps; on a CPU without the time in which the thread waits for a core.
 The slope is Theil and Sen's, the median of the slopes between all pairs of blocks, with the 95 % interval by Kendall's statistic (Sen, 1968). The slope alone is no
 finding: each of six overlapping quarters of the run must keep on rising, no quarter may have nearly all of the growth (a level
-shift, a clock that changes), the second half must be nearly as steep as the first (a processor that becomes warm), and nothing may fall back (a sawtooth, a neighbour). If samples or tokens in a step grow too, longer batches explain it.
+shift, a clock that changes), the second half must be nearly as steep as the first (a processor that becomes warm), and nothing may fall back (a sawtooth, a neighbour). The forward
+pass, the backward pass and the optimizer must not all grow alike (a processor that becomes slower). If samples or tokens in a step grow too, longer batches explain it.
 The slope of each phase says which part of the step grows. Stack samples of the first third of the time against those of the last third name the function.
 Usual causes: a list that is kept, a metric over all steps so far, a graph that is kept (`loss` in place of `loss.item()`), a hook that is registered
 in each step, a history that is written as a whole."""

@@ -97,6 +97,8 @@ def run_signals(
         signals["mfu_causal_ratio"] = Signal(mfu, "ratio", "the same without the masked half of attention")
     if summary.hfu_ratio is not None:
         signals["hfu_ratio"] = Signal(summary.hfu_ratio, "ratio", "MFU with what the backward pass computes a second time")
+    if "operators_per_step" in record.facts:
+        signals["operators_per_step"] = Signal(record.facts["operators_per_step"], "", "operators in the passes of the counted step")
     if summary.mfu_at_least:
         signals["mfu_at_least"] = Signal(1.0, "", "operators of other libraries ran, whose FLOPs are not known")
     if summary.mfu_above_peak:

@@ -90,7 +90,7 @@ class StepCount:
 
     `recomputed`: those of forward passes that the backward pass repeats (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type
     of the operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out, where it computes the scores for the first
-    time; `flops` counts all scores. `unknown`: operators that may multiply, and have no formula. `waits`: operators that wait for the GPU. The host is slower
+    time; `flops` counts all scores. `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`: operators that wait for the GPU. The host is slower
     than usual meanwhile, so they wait for less time than usual.
     """
 
@@ -105,6 +105,7 @@ class StepCount:
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
         self.waits = Waits()
+        self.operators = 0
         self.last_end = now()
         """When the last operator has returned."""
         self._depth = 0
@@ -124,6 +125,7 @@ class StepCount:
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if types and any(kind.__module__ != "torch" for kind in types):
                     return NotImplemented  # a class of tensors goes first, as ever: its operators on plain tensors come here (DTensor: those of this rank)
+                count.operators += 1
                 before, begun = count.last_end, now()
                 out = func(*args, **(kwargs or {}))
                 count.last_end = now()
@@ -251,7 +253,7 @@ class Arithmetic:
         self.per_sample: float | None = None
         self.facts: dict[str, float] = {}
         """Facts of the run. FLOPs of a sample: without recomputation, that of recomputation, and without the masked half of causal attention. Shares of all
-        FLOPs: of convolutions, and of each number type. The number of operators that may multiply, and have no formula."""
+        FLOPs: of convolutions, and of each number type. The number of operators, and of those that may multiply and have no formula."""
         self.waits = Waits()
         """The waits of operators in the passes of the counted step."""
         self.reason = ""
@@ -273,6 +275,8 @@ class Arithmetic:
             return True
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
         self.done, self.waits = True, count.waits
+        if count.operators:
+            self.facts["operators_per_step"] = float(count.operators)
         if count.flops:
             self._note(count, count.flops, last_samples)
         if not self.per_sample:

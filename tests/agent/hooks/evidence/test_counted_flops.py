@@ -68,6 +68,7 @@ def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
         "convolution_flops_ratio": 0.0,
         "causal_flops_per_sample": each / 2,
         "flops_bf16_ratio": 1.0,
+        "operators_per_step": 2.0,
     }
 
 
