@@ -38,6 +38,10 @@ _High = tuple[int, float, float, float]
 """A high window: its number, its value over its limit, its value, and the median before."""
 
 
+LEAST_SHARE = 1 / 3
+"""Of nine windows in which nothing changed, three are beyond BEYOND with a chance of 1 in 120."""
+
+
 class Sign(NamedTuple):
     """A signal that may change with a latency: the `subject` of `words`. `ratio`: by which factor it must move (below 1: fall); `least`: and by how much at least; `enough`: and beyond which
     value. `read`: its values by window, for each device that has it."""
@@ -204,7 +208,7 @@ def _moved(history: History, peak: Peak, incident: Incident) -> Iterator[Change]
 
 
 def _since(sign: Sign, before: Sequence[float], during: Series) -> int | None:
-    """The first window in which the signal was beyond its threshold; None where it was not in a fifth of the windows of the peak."""
+    """The first window in which the signal was beyond its threshold; None where it was so in less than LEAST_SHARE of the windows of the peak."""
     usual, ordered = statistics.fmean(before), sorted(before)
     falls = sign.ratio < 1
     edge = ordered[math.floor((1 - BEYOND) * len(ordered)) if falls else min(len(ordered) - 1, math.ceil(BEYOND * len(ordered)) - 1)]
@@ -215,7 +219,7 @@ def _since(sign: Sign, before: Sequence[float], during: Series) -> int | None:
         return value > usual * sign.ratio and value - usual >= sign.least and value >= edge and value >= sign.enough
 
     windows = [window for window, value in during.items() if beyond(value)]
-    return min(windows) if len(windows) >= max(1, len(during) / 5) else None
+    return min(windows) if len(windows) >= max(1, LEAST_SHARE * len(during)) else None
 
 
 def _figure(value: float, unit: str) -> str:

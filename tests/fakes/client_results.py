@@ -101,9 +101,9 @@ def _percentiles(name: str, values: Sequence[float], shares: Sequence[int]) -> d
         low = math.floor(place)
         return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (place - low)
 
-    figures = {"mean": statistics.fmean(ordered), "median": at(50), "std": statistics.pstdev(ordered)} | {
-        f"p{share}": at(share) for share in shares
-    }
+    mean = statistics.fmean(ordered)
+    deviation = math.sqrt(statistics.fmean((value - mean) ** 2 for value in ordered))
+    figures = {"mean": mean, "median": at(50), "std": deviation} | {f"p{share}": at(share) for share in shares}
     return {f"{word}_{name}_ms": value * 1000 for word, value in figures.items()}
 
 
