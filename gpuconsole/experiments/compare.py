@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from gpuconsole.experiments import clients
-from gpuconsole.experiments.runs import of_blocks, ratio_of
+from gpuconsole.experiments.runs import LONE_RUN, of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
 from gpuconsole.experiments.throughput import MeasuredRun, Throughput, doubts, steady_points, throughput
 from gpuconsole.model.baseline import BaselineVerdict
@@ -42,7 +42,9 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
     steps = _knobs(old, new, [name for name in _of_work("step") if name in old.knobs and name in new.knobs])
     blocks, others = dict(_series(before)), dict(_series(after))
     metrics = {
-        key: _of_series(key, blocks[key], others[key], bool(work or (steps and "step_time_s" in key))) for key in blocks if key in others
+        key: _of_series(key, blocks[key], others[key], bool(work or (steps and "step_time_s" in key)), clients.of_client(old, new))
+        for key in blocks
+        if key in others
     }
     answer = throughput([before], [after])
     if answer is not None:
@@ -178,10 +180,15 @@ def _of_throughput(before: MeasuredRun, after: MeasuredRun, answer: Throughput, 
     return rows
 
 
-def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_work: bool) -> MetricChange | None:
+def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_work: bool, of_client: bool) -> MetricChange | None:
+    """The row of a metric. `of_client`: a client sends as many requests as it is told, often few. So the error of a mean over them counts beside the deviation that
+    is assumed between runs, and not only where it is larger."""
     name = key.partition(" ")[0]
     means = mean_rate(before), mean_rate(after)
-    rates = of_blocks(before), of_blocks(after)
+    rates = tuple(
+        rate._replace(error=math.hypot(rate.error, LONE_RUN)) if rate is not None and of_client else rate
+        for rate in (of_blocks(before), of_blocks(after))
+    )
     change = ratio_of([rates[0]], [rates[1]]).change if rates[0] is not None and rates[1] is not None else None
     few = min(len(before), len(after)) < MIN_BLOCKS
     if change is None and means == (0.0, 0.0):
