@@ -304,6 +304,27 @@ def test_memory_is_nearly_full_by_what_tensors_need_and_others_hold() -> None:
     assert (crowded.state, crowded.evidence[0].value) == ("fires", pytest.approx(0.6 + 0.33))
 
 
+@pytest.mark.parametrize(
+    ("forward", "trained", "state"),
+    [(0.55, 124e6, "fires"), (0.33, 124e6, "clear"), (0.55, 1e6, "clear")],
+    ids=["idle", "as long as its work", "a frozen model"],
+)
+@pytest.mark.parametrize("card", [A100, H100])
+def test_waits_in_the_forward_pass_count_although_the_host_is_ahead_at_the_end(
+    card: str, forward: float, trained: float, state: str
+) -> None:
+    facts = {**GPT_FACTS, "flops_per_sample": GPT2_FLOPS, "trainable_parameters": trained}
+    peak = BF16_H100 if card == H100 else BF16_A100
+    job = replace(syncing(gpt(card, 0.15, peak, activity=(0.5, 0.1, 0.2)), 12, 0.25), caught_up=0.1, facts=facts)
+    step_s = job.step_s
+    job = replace(job, step={"forward": forward * step_s, "backward": (0.9 - forward) * step_s, "optimizer": 0.1 * step_s})
+    finding = watched(job).of("host.sync_stall")
+    assert finding.state == state
+    if state == "fires":
+        assert finding.recoverable_ratio == pytest.approx(0.25, abs=0.01)
+        assert finding.confidence == ("medium" if card == H100 else "low")
+
+
 def test_the_line_that_waits_is_named() -> None:
     summary = watched(JOBS["sync in the loop, GPM"].job).of("host.sync_stall").summary
     assert f"mostly in {LINE}" in summary and "24 times per step, 25 % of its time" in summary

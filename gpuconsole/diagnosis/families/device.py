@@ -36,6 +36,11 @@ SM_BUSY = 0.80
 """SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
 is necessary for effective use, below 50 % is likely ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""
 
+GRADIENTS = 1.5
+"""A backward pass has two matrix products for each of the forward pass, and reads at least as much memory: 2 times as long for products, 1.5 and more for pointwise
+operators, and more with recomputation."""
+WHOLE_MODEL = 0.9
+"""Share of trained parameters from which the whole model has a backward pass."""
 IDLE_UTIL = 0.80
 """GPU-Util counts the time in which any kernel ran, also one that fills few SMs. From here on, it does not say that the GPU is idle."""
 
@@ -121,6 +126,14 @@ def busy_ratio(case: Case) -> float | None:
     else:
         return None
     return min(1.0, max(share, waited_ratio(case)))
+
+
+def idle_in_forward(case: Case) -> float:
+    """Share of a step in which the GPU has no work in the forward pass, at least: a backward pass that the GPU limits takes GRADIENTS times as long as the work
+    of the forward pass, or longer. 0 where a part of the model is frozen, so that its backward pass is shorter. Raises Missing."""
+    if case.get("model.trained_ratio", 0.0) < WHOLE_MODEL:
+        return 0.0
+    return max(0.0, case.value("forward_ratio") - case.value("backward_ratio") / GRADIENTS)
 
 
 def busy_words(case: Case) -> str:

@@ -26,7 +26,8 @@ class HostSyncStall(Rule):
         "is_gpu", "step_s", "mfu_ratio", "mfu_causal_ratio", "hfu_ratio", "mfu_at_least", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio",
         "checkpoint_ratio", "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio", "sync.calls", "sync.wait_s", "host.ahead_ratio",
         "gpu.sm_active_ratio", "gpu.util_ratio", "h2d_ratio", "other_ratio", "recent.logging_ratio", "recent.checkpoint_ratio", "recent.eval_ratio",
-        "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio", "hw.thermal_time_ratio", "stack.outside_ratio",
+        "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio", "hw.thermal_time_ratio", "stack.outside_ratio", "forward_ratio", "backward_ratio",
+        "model.trained_ratio",
     )  # fmt: skip
     text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4
 profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of
@@ -35,7 +36,8 @@ for data after a synchronisation belongs to the input rules. The source of the s
 gaps with other causes (launches, data).
 In a job of your own no step is profiled. In a few steps the agent times the calls that wait for the GPU. Without these waits a step would take as long
 as the host's own work or the GPU's work, whichever is longer. The waits therefore cost the time of the waits or the idle time of the GPU, whichever is
-shorter. Up to four waits at the end of a pass cost nothing, because the GPU works meanwhile. Without GPM the idle time is estimated from MFU, so the
+shorter. Up to four waits at the end of a pass cost nothing, because the GPU works meanwhile. Where the host waits in the forward pass and is ahead of the GPU
+again at the end of the step, the backward pass shows how long the GPU needs: the work of the forward pass is at most two thirds of it, if the whole model is trained. Without GPM the idle time is estimated from MFU, so the
 confidence is low. Torch also waits in functions that the agent does not time (x[mask], nonzero, torch.where(mask), torch.tensor(number, device=...)). CUDA events show how
 far the host was ahead of the GPU before such a wait. The place is then the line of the program at which stack samples find the thread outside of Python most often."""
 
@@ -64,31 +66,41 @@ far the host was ahead of the GPU before such a wait. The place is then the line
         """The conclusion from the waits that the agent has timed, without a probe."""
         evidence = device.busy_evidence(case) + case.if_known("stack.outside_ratio")
         waited, calls, place = device.waited_ratio(case), case.value("sync.calls"), device.waiting_place(case)
-        level = min(case.value("host.caught_up_ratio") / device.CAUGHT_UP, waited / SHARE)
+        ahead, level = case.value("host.caught_up_ratio") < device.CAUGHT_UP, waited / SHARE
         if level < 1:
-            free = "the host is ahead of the GPU at the end of a step" if waited >= SHARE else "the host hardly waits for the GPU"
-            return self.clear(short_of(level), evidence, free)
+            return self.clear(short_of(level), evidence, "the host hardly waits for the GPU")
         where = f", mostly in {place}" if place else ""
         if device.waits_per_pass(case) < device.CALLS:
             return self.clear(0.0, evidence, f"the host waits at the end of a pass only{where}, and the GPU works meanwhile")
         known = case.has("gpu.sm_active_ratio")
         if not known and waited >= MOSTLY:
             return self.clear(0.0, evidence, f"the host waits for the GPU for most of the step{where}: the GPU is the limit")
-        busy = device.busy_ratio(case)
-        if busy is None:
-            raise Missing("probe.sync_gaps_s")
-        share = min(MOST, waited, max(0.0, 1 - device.beside_passes(case) - busy))
-        level = min(level, share / SHARE)
+        idle = self._idle(case, ahead)
+        share = min(MOST, waited, idle)
+        level = share / SHARE
         if share < SHARE:
-            return self.clear(short_of(level), evidence, "the GPU is busy, although the host waits for it")
+            free = "the host is ahead of the GPU at the end of a step" if ahead else "the GPU is busy, although the host waits for it"
+            return self.clear(short_of(level), evidence, free)
         more = " or more" if place.endswith(device.BY_SAMPLES) else ""
         summary = (
             f"the host waits for the GPU {calls:.0f} times{more} per step, {percent(waited)} of its time{where}. The GPU is idle for {percent(share)} of a step"
             f" because no work is issued meanwhile.{ADVICE}"
         )
         changes = [_without_waiting_for_copies(case, share)]
-        confidence = high_if(share >= SERIOUS) if known else "low"
+        confidence = "low" if not known else "medium" if ahead else high_if(share >= SERIOUS)
+        evidence += case.if_known("forward_ratio", "backward_ratio") if ahead else ()
         return self.fires(level, evidence, summary, recoverable=share, confidence=confidence, suggestions=changes)
+
+    def _idle(self, case: Case, ahead: bool) -> float:
+        """Share of a step in which the GPU has no work, at least. `ahead`: the host is ahead of the GPU again at the end of a step, so the GPU has no work in the
+        forward pass alone. Raises Missing."""
+        forward = device.idle_in_forward(case) if ahead else MOST
+        if forward < SHARE or (ahead and not case.has("gpu.sm_active_ratio")):
+            return forward
+        busy = device.busy_ratio(case)
+        if busy is None:
+            raise Missing("probe.sync_gaps_s")
+        return min(forward, max(0.0, 1 - device.beside_passes(case) - busy))
 
 
 def _without_waiting_for_copies(case: Case, share: float) -> Suggestion | None:

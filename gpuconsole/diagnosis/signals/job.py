@@ -52,6 +52,9 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
     if "loader.unsharded" in record.facts:
         source = "an IterableDataset of the program: whether its class never asks get_worker_info"
         passive["loader.unsharded"] = Signal(record.facts["loader.unsharded"], "", source)
+    if record.facts.get("parameters") and "trainable_parameters" in record.facts:
+        trained = record.facts["trainable_parameters"] / record.facts["parameters"]
+        passive["model.trained_ratio"] = Signal(trained, "ratio", "parameters of the model with gradients over all")
     if "optimizer_on_host_ratio" in record.facts:
         source = "the program's optimizers: share of their parameters that are in the memory of the host"
         passive["optimizer.on_host_ratio"] = Signal(record.facts["optimizer_on_host_ratio"], "ratio", source)
