@@ -10,12 +10,14 @@ import time
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import USAGE, exit_code, on_interrupt
-from gpuconsole.cli.headless import DEFAULT_DURATION_S, END_S, TICK_S
+from gpuconsole.cli.headless import AFTER_TRIAL_S, DEFAULT_DURATION_S, END_S, TICK_S, TRIAL_LATEST
 from gpuconsole.cli.progress import Progress
 from gpuconsole.cli.session import pause, session
+from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import encode
-from gpuconsole.report.run.figures import verdict
+from gpuconsole.report.run.figures import outage, verdict
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
@@ -24,8 +26,8 @@ from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
 class WatchedRun:
     """A server from the first reading to the summary. `run` returns the exit code."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
+    def __init__(self, args: argparse.Namespace, tries: Knobs) -> None:
+        self._args, self._tries = args, tries
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
         self._interrupted = asyncio.Event()
         self._progress = Progress(sys.stderr)
@@ -63,6 +65,7 @@ class WatchedRun:
     async def _watch(self, engine: LiveSession) -> None:
         """Return when the duration is over, the run has ended, or the user interrupts."""
         begun: float | None = None
+        tries = self._tries
         while not self._interrupted.is_set():
             view = engine.view()
             if view.state in ("failed", "finished", "stopped"):
@@ -71,7 +74,13 @@ class WatchedRun:
                 begun = time.monotonic()
             elapsed = time.monotonic() - begun if begun is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
+            if tries and begun is not None and ready(view, tries, elapsed > self._duration_s * TRIAL_LATEST):
+                await try_now(engine, tries, self._interrupted, self._progress.line)
+                self._duration_s, tries = max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S), {}
+                continue
             if elapsed >= self._duration_s:
+                if tries:
+                    self._progress.line(f"no trial: {outage(view) or 'nothing was measured'}")
                 return
             await pause(self._interrupted, TICK_S)
 

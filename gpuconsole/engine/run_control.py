@@ -312,6 +312,8 @@ class RunControl:
     def check_trial(self, changes: Knobs) -> Knobs:
         """`changes` without those that change nothing. Raises SessionError where they cannot be tried on the current run."""
         record, _ = self.running()
+        if record.run.watched:
+            self._serving.check_change(changes, record.run)
         changes = _effective(changes, record.run)
         if self._pool.nodes.nnodes > 1 and not record.run.applies_live(changes):
             raise SessionError(f"{', '.join(changes)}: the processes on the other machines would have to restart: run again with --set")

@@ -19,6 +19,7 @@ from gpuconsole.engine.job import ScreenJob
 from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.forecast import forecast_line, forecast_restart, noise_s, refusal
 from gpuconsole.experiments.runs import RunRate
+from gpuconsole.experiments.traffic_trial import TrafficTrial
 from gpuconsole.experiments.trial import USUAL, LiveTrial, TrialLimits
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
 from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
@@ -122,7 +123,7 @@ class Trials:
 
     def __init__(self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None]) -> None:
         self._control, self._state, self._emit = control, state, emit
-        self._trial: LiveTrial | None = None
+        self._trial: LiveTrial | TrafficTrial | None = None
         self._asked: asyncio.Task[Trial] | None = None
         """The latest trial from the moment in which it was asked for."""
         self._work: asyncio.Task[Any] | None = None
@@ -164,6 +165,8 @@ class Trials:
         what = describe_changes(trial.changes)
         if trial.kept:
             raise SessionError(f"{what} is kept already")
+        if trial.of_traffic:
+            raise SessionError(f"{what}: restart the server with it; a server that is only watched keeps no change")
         if trial.baseline_run != record.run.id:
             raise SessionError(f"{what} was measured before other settings changed: try it again")
         if not trial.worth_keeping:
@@ -198,7 +201,10 @@ class Trials:
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
             number, effect = str(len(self._state.trials) + 1), run.effect(changes)
             trial = Trial(number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect)
-            self._trial = LiveTrial(trial, run, control, self._report, keep=keep, limits=limits)
+            if run.watched:
+                self._trial = TrafficTrial(trial, run, record, worker, self._report, limits)
+            else:
+                self._trial = LiveTrial(trial, run, control, self._report, keep=keep, limits=limits)
             try:
                 outcome = await self._trial.run()
             finally:

@@ -34,6 +34,7 @@ RUN_TO_RUN = 0.02
 load on a shared two-core VM differed by 2.7 %."""
 BETWEEN: dict[Method, float] = {
     "live ABBA": 0.0,
+    "live traffic": 0.0,
     "two workers ABBA": math.sqrt(2) * RUN_TO_RUN,
     "restarts ABBA": math.sqrt(2) * RUN_TO_RUN,
 }
@@ -144,6 +145,20 @@ def simultaneous_interval(values: Sequence[float], intervals: int) -> tuple[floa
     few = student_quantile(n - 1, alpha) / NormalDist().inv_cdf(1 - alpha / 2)
     half = deviation / math.sqrt(n) * always_valid(n, alpha) * few
     return mean - half, mean + half
+
+
+def joint_interval(log_ratios: Sequence[float], null_log_ratios: Sequence[float], intervals: int) -> tuple[float, float, float] | None:
+    """Mean, low and high of log ratios of pairs: one of several `intervals` that must hold together, and at least as wide as the null pairs say (see
+    `resolution`). None for fewer than MIN_PAIRS pairs."""
+    if len(log_ratios) < MIN_PAIRS:
+        return None
+    bounds = simultaneous_interval(log_ratios, intervals)
+    assert bounds is not None
+    mean, (low, high) = statistics.fmean(log_ratios), bounds
+    if len(null_log_ratios) >= 2:
+        half = _null_half_width(null_log_ratios, len(log_ratios))
+        low, high = min(low, mean - half), max(high, mean + half)
+    return mean, low, high
 
 
 # --- trials --------------------------------------------------------------------------------------------------

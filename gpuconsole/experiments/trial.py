@@ -53,12 +53,13 @@ AGE_S = 15.0
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
-    """Maximum duration of a trial in seconds, for three kinds of change: a live change, a dataloader change, a model server change. The
-    trial ends as undecided."""
+    """Maximum duration of a trial in seconds, for four kinds of change: a live change, a dataloader change, a model server change, and a change under the
+    traffic of other clients. The trial ends as undecided."""
 
     cap_s: float = 20.0
     loader_cap_s: float = 30.0
     serving_cap_s: float = 60.0
+    traffic_cap_s: float = 240.0
 
 
 USUAL = TrialLimits()

@@ -26,8 +26,8 @@ MOST_LOSS_COST = 0.02
 percent; train-doctor allows 5 %."""
 Clock = Literal["wall", "contention_free"]
 TrialState = Literal["running", "done", "failed", "cancelled"]
-Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
-"""Both sides in one process, or each side in a separate process. The names are those of files of earlier versions, whose blocks had the order ABBA: see
+Method = Literal["live ABBA", "live traffic", "two workers ABBA", "restarts ABBA"]
+"""Both sides in one process, or each side in a separate process. `live traffic`: in one server, under the load of its own clients. The names are those of files of earlier versions, whose blocks had the order ABBA: see
 `Trial.way`."""
 
 
@@ -118,7 +118,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     reason of a verdict that does not follow from the pairs. `step_deviation`: the standard deviation of a pair according to the steps
     within the blocks; the intervals use at least this deviation. `stalls_from`: the trial would have seen a stall in one of this number of
     steps, or a more frequent stall, on both sides; 0: not known. `by_steps`: the rates are steps per second, because the number of samples
-    in a step is not known.
+    in a step is not known. Of a trial under the traffic of a server's own clients: `figure` is the name of what `speedup` is about, `effects` are those of
+    the other figures (more is better: latencies are inverted), and `load_ratio` is the load with the change over that without it.
     """
 
     id: str
@@ -155,6 +156,14 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     step_deviation: float = 0.0
     stalls_from: int = 0
     by_steps: bool = False
+    figure: str = ""
+    effects: dict[str, Speedup] = {}
+    load_ratio: float | None = None
+
+    @property
+    def of_traffic(self) -> bool:
+        """Whether the clients of a server sent the load."""
+        return self.method == "live traffic"
 
     @property
     def way(self) -> str:

@@ -12,7 +12,8 @@ from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import EFFECTS, JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
-from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.knobs.knob import live_limit_fact
+from gpuconsole.model.knobs.serving import LIVE_FLAG, LIVE_KNOBS
 from gpuconsole.model.memory import MemoryByLine, MemoryFailure
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.serving import WATCHED, ServerFacts
@@ -323,9 +324,22 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     def why_not(self, changes: Knobs) -> str:
         """Why the console cannot try `changes` on this run, in one line; empty where it can. Only a restart changes a server's settings."""
-        for name in changes:
-            if self.elsewhere and _of_server(name):
-                return f"{name}: gpuconsole did not start this server; restart the server with the new value"
+        for name, value in changes.items():
+            limit = self.facts.get(live_limit_fact(name)) if self.watched else None
+            if limit is not None:
+                if not CATALOGUE[name].applies_live(value, self.facts):
+                    return (
+                        f"{name}: a running server takes at most the value of its start, {limit:g}; restart the server with the new value"
+                    )
+                if not value:
+                    return f"{name}: name a limit of 1 or more"
+            elif self.elsewhere and _of_server(name):
+                started = (
+                    ""
+                    if not self.watched or name not in LIVE_KNOBS
+                    else f", or start vLLM once with {LIVE_FLAG} to try lower values while it runs"
+                )
+                return f"{name}: gpuconsole did not start this server; restart the server with the new value{started}"
             if (self.serves or self.is_job) and (reason := self.unavailable.get(f"knob.{name}")):
                 return f"{name}: {reason}"
             if self.is_job and name not in self.knobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuconsole.experiments.traffic import WORDS
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
@@ -58,11 +59,17 @@ def verdict(trial: Trial) -> str:
         return "on trial"
     if trial.state in ("failed", "cancelled"):
         return trial.state
+    if trial.of_traffic and trial.verdict == "undecided":
+        return f"undecided: {trial.reason}" if trial.reason else "undecided"
     result = (
         f"{'worse' if trial.verdict == 'worse' else 'withdrawn'}, {trial.reason}"
         if trial.reason
         else RESULTS.get(trial.verdict or "", UNFINISHED)
     )
+    if trial.of_traffic:
+        return {"win": "better: restart the server with it", "worse": "worse", "no_gain": "no difference"}.get(
+            trial.verdict or "", UNFINISHED
+        )
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
     return f"{result}: {'kept' if trial.kept else 'reverted'}"
@@ -106,6 +113,7 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.speedup:
         how = f"   ({trial.blocks} blocks, {trial.way}, {trial.clock.replace('_', '-')} clock)"
         report.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
+    report += _of_traffic(trial)
     loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
     for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
         if cost is not None:
@@ -129,6 +137,18 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.error:
         report.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
     return [*report, Line([("verdict ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+
+
+def _of_traffic(trial: Trial) -> list[Line]:
+    """The figures under the traffic of a server's own clients, and its load."""
+    if not trial.of_traffic:
+        return []
+    lines = [Line([(f"the figure is the {WORDS.get(trial.figure, trial.figure)}; above 1: better with the change", "dim")], indent=2)]
+    for name, effect in trial.effects.items():
+        lines.append(Line([(f"{WORDS[name]} ", "dim"), (units.measured(effect.estimate, effect.low, effect.high), "")], indent=2))
+    if trial.load_ratio is not None:
+        lines.append(Line([(f"load with the change: {units.speedup(trial.load_ratio).strip()} of that without it", "dim")], indent=2))
+    return [*lines, Line([("the server has its limits of the start again", "dim")], indent=2)] if trial.state != "running" else lines
 
 
 def _effect(trial: Trial) -> str:

@@ -383,7 +383,9 @@ class RunRecord:
         """Store facts about the workload. Facts of the other side of a trial do not belong to this run. A user's job first reports the knobs
         that the agent observed."""
         self.run.varies = sorted(name.removeprefix(VARIES) for name in event.notes if name.startswith(VARIES))
-        if self.run.is_job and (not self.run.knobs or not self.steady_t):
+        if (
+            self.run.is_job and (not self.run.knobs or not self.steady_t)
+        ) or self.run.watched:  # a watched server may restart with other limits
             self.run.knobs = event.knobs
         own = {name: event.knobs[name] for name in LIVE_KNOBS if self.run.knobs.get(name) == 0 and name in event.knobs}
         if {**self.run.knobs, **own} == event.knobs:  # a model server has chosen limits itself, and reports them

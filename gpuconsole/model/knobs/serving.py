@@ -84,6 +84,9 @@ BLOCK_TOKENS = 16
 LIVE_KNOBS = tuple(knob.name for knob in SERVING_KNOBS if knob.lowered_live)
 """Limits of the scheduler that can change while the server runs (see `Knob.live_limit`)."""
 
+LIVE_FLAG = "--scheduler-cls gpuconsole.workloads.serving.in_vllm.gpuconsole_caps.scheduler"
+"""The flag of a vLLM whose limits `gpuconsole watch` can lower while it runs."""
+
 
 def embedded_limits(knobs: Knobs) -> dict[str, int]:
     """The LIVE_KNOBS of the embedded server: its own choice is the default of the knob."""

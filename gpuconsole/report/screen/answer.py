@@ -233,7 +233,9 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
     if suggestion is None:
         return [(finding.summary, "dim")]
     parts = _change(suggestion.changes, run)
-    if run.watched and suggestion.code:  # the user restarts the server: the flag has the name that this engine gives it
+    if (
+        run.watched and suggestion.code and not facts.can_try(run, suggestion)
+    ):  # the user restarts the server: the flag has the name that this engine gives it
         return [parts[0], (suggestion.code, ""), ("no prediction", "dim")]
     if trial is not None and trial.changes == suggestion.changes:
         return [*parts, ("on trial", "accent"), *_tuning(view)]

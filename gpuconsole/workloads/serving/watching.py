@@ -1,4 +1,4 @@
-"""Watches a model server that runs already by its metrics page: sends no request to a model, and changes nothing.
+"""Watches a model server that runs already by its metrics page: sends no request to a model, and changes nothing but the limits of a trial that the user asks for.
 
 It reads the metrics page, or what takes its place (SGLang without --enable-metrics, Ollama), and the pages on which a server names its model and
 its settings. The traffic is that of other clients.
@@ -22,8 +22,10 @@ from yarl import URL
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.engines import engine_of, engines
-from gpuconsole.model.run import Step
-from gpuconsole.model.serving import ServerFacts
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.knob import live_limit_fact
+from gpuconsole.model.run import COUNTS, SETTLING, Step
+from gpuconsole.model.serving import ServerFacts, settle_s
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import (
@@ -44,8 +46,9 @@ from gpuconsole.wire.events import (
     Steps,
     Stop,
 )
-from gpuconsole.workloads.serving.facts import ask_facts, complete
+from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
 from gpuconsole.workloads.serving.http import MOST_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
+from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
 from gpuconsole.workloads.serving.scraping import Scraper, engines_on, models_on, parts_on, read_families, server_state
 from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
 
@@ -57,7 +60,7 @@ JSON_EVERY_S = 1.0
 PAGES = tuple(dict.fromkeys(page for engine in engines() for page in engine.pages))
 LOADS, LOADED = "/v1/loads", "/api/ps"
 """JSON that takes the place of a metrics page: of SGLang 0.5.10 and later, and of Ollama."""
-NO_CHANGE = "gpuconsole only watches this server: it sends nothing and changes nothing"
+NO_CHANGE = "gpuconsole only watches this server: it sends nothing, and changes nothing but the limits of a server that was started for it"
 MOST_MODELS = 5
 IS_JSON = "is JSON, not a metrics page"
 """Of trtllm-serve: an array of iterations."""
@@ -211,6 +214,11 @@ class ServerWatch:
         self._reader: Reader
         self._facts = ServerFacts()
         self._processes: list[int] = []
+        self._limits: LiveLimits | None = None
+        self._knobs: Knobs = {}
+        """The limits in force, where the server takes limits while it runs."""
+        self._arm = 0
+        self._settled_t = 0.0
         self._last: ServerState | None = None
         self._joined = Joined()
         self._index = 0
@@ -221,9 +229,11 @@ class ServerWatch:
     async def run(self) -> None:
         """Run until a Stop command, or until no page can be read (see `failed`)."""
         work = asyncio.create_task(self._watch())
-        over = asyncio.create_task(self._over.wait())
+        over, renewing = asyncio.create_task(self._over.wait()), asyncio.create_task(self._renew_for_ever())
         await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
+        renewing.cancel()
+        self._give_back()
         if not work.done():
             work.cancel()
             return
@@ -233,11 +243,11 @@ class ServerWatch:
             self.failed = str(problem)
 
     async def serve(self, command: AnyCommand) -> None:
-        """Handle a command from the console: all but Stop are refused."""
+        """Handle a command from the console: all but Stop, and new limits of a server that takes them, are refused."""
         if isinstance(command, Stop):
             self._over.set()
         elif isinstance(command, SetKnobs):
-            self._channel.send(KnobsSet(now(), command.request, 0, {}, error=NO_CHANGE))
+            self._set_limits(command)
         elif isinstance(command, RunProbe):
             self._channel.send(ProbeDone(now(), command.request, command.probe, error=NO_CHANGE))
         elif isinstance(command, Profile):
@@ -247,7 +257,8 @@ class ServerWatch:
         progress = lambda detail: self._channel.send(Progress(now(), "starting", detail))  # noqa: E731
         self._reader, families = await until_answered(self._page or self._url, self._wait_s, progress, self._find)
         await self._ask_facts(families)
-        self._channel.send(Started(now(), {}, {}))
+        if not self._knobs:
+            self._channel.send(Started(now(), {}, {}))
         self._say_models(families)
         while True:
             await self._read()
@@ -318,6 +329,15 @@ class ServerWatch:
         names = [engine.name for engine in engines_on(families)] or [self._reader.engine if isinstance(self._reader, JsonReader) else ""]
         facts = complete(facts, ("the metrics page", {"engine": names[0] or None}))
         processes = await asyncio.to_thread(processes_at, self._page or self._url)
+        self._give_back()
+        self._limits = find_limits(processes)
+        if self._limits is not None:
+            facts = complete(facts, (SCHEDULER, {name: float(limit) for name, limit in self._limits.chosen.items()}))
+        if self._limits is not None or self._knobs:
+            self._knobs = {**self._limits.chosen} if self._limits is not None else {}
+            of_engines = {"live_limit.engines": float(self._limits.engines)} if self._limits is not None else {}
+            live = {live_limit_fact(name): float(limit) for name, limit in self._knobs.items()}
+            self._channel.send(Started(now(), self._knobs, live | of_engines))
         if (facts, processes) != (self._facts, self._processes):
             self._facts, self._processes = facts, processes
             self._channel.send(ServerKnown(now(), facts, processes))
@@ -329,6 +349,46 @@ class ServerWatch:
             self._note(f"{len(models)} models on the page, added up: {_list(models)}; --model NAME takes one")
         if len(found) > 1:
             self._note(f"several engines on the page, added up: {', '.join(engine.title for engine in found)}")
+
+    # --- limits that change while the server runs -----------------------------------------------------------
+
+    def _set_limits(self, command: SetKnobs) -> None:
+        """Put the limits of a side of a trial in force. The requests that run then still belong to the other side for a while."""
+        error: str | None = NO_CHANGE
+        if self._limits is not None and command.changes.keys() <= self._limits.chosen.keys():
+            knobs = {**self._knobs, **command.changes}
+            try:
+                self._limits.set(knobs)
+            except OSError as problem:
+                error = f"the limits of the server could not be written: {problem.strerror}"
+            else:
+                error, self._knobs, self._arm = None, knobs, command.arm
+                self._settled_t = now() + settle_s(self._e2e_s())
+        self._channel.send(KnobsSet(now(), command.request, self._index, self._knobs, error=error))
+
+    def _e2e_s(self) -> float | None:
+        """The mean time of a request, since the start of the server."""
+        totals = self._last.totals if self._last is not None else {}
+        return totals["e2e_s_sum"] / totals["e2e_s_count"] if totals.get("e2e_s_count") else None
+
+    async def _renew_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                in_time = self._limits is None or self._limits.renew()
+            except OSError:
+                in_time = False
+            if not in_time and self._arm:
+                self._arm = 0  # the trial misses its steps, and ends
+                self._channel.send(
+                    Note(now(), "the limits of the server ended by themselves: gpuconsole was held up for seconds", "warning")
+                )
+
+    def _give_back(self) -> None:
+        """Let the server have the values of its start, and end the trial that was under way."""
+        if self._limits is not None:
+            self._limits.close()
+        self._limits, self._arm = None, 0
 
     # --- readings -------------------------------------------------------------------------------------------
 
@@ -362,7 +422,8 @@ class ServerWatch:
             value, old = state.totals.get(name, 0.0), before.totals.get(name, 0.0)
             return round(value - old if value >= old else value)
 
-        step = Step(self._index, state.t, state.t - before.t, gained("requests"), gained("generation_tokens"), ())
+        kind = COUNTS if before.t >= self._settled_t else SETTLING
+        step = Step(self._index, state.t, state.t - before.t, gained("requests"), gained("generation_tokens"), (), arm=self._arm, kind=kind)
         self._index += 1
         self._channel.send(Steps(state.t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))
 

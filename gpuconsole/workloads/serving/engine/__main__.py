@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--live-limits", action="store_true", help="let `gpuconsole watch` change the limits of the scheduler")
     args = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
@@ -39,6 +40,8 @@ async def serve(args: argparse.Namespace) -> None:
         from gpuconsole.workloads.serving.engine.build import build
 
     server = build(args.knobs, args.device, args.seed, lambda text: print(f"progress {text}", flush=True))
+    if args.live_limits:
+        server.offer_limits(args.knobs)
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", args.port)

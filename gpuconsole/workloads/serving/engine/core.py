@@ -77,6 +77,8 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._chunked = chunked
+        self.own_limits: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Smaller limits for a time (gpuconsole_caps.OwnLimits): sequences, tokens; 0: none."""
         self._free = blocks
         self._prefixes = prefixes
 
@@ -109,11 +111,13 @@ class Scheduler:
 
     def plan(self, now: float) -> Iteration:
         """The next iteration. Its sequences hold the blocks that the iteration needs."""
-        plan, budget = Iteration(), self._max_num_batched_tokens
+        seats, tokens = self.own_limits()
+        plan, budget = Iteration(), min(self._max_num_batched_tokens, tokens or self._max_num_batched_tokens)
+        seats = min(self._max_num_seqs, seats or self._max_num_seqs)
         for sequence in list(self.running):
             if sequence in self.running:  # an earlier sequence may have preempted this sequence
                 budget -= self._advance(sequence, budget, plan)
-        while self.waiting and self._seats and len(self.running) < self._max_num_seqs and budget > 0 and not plan.preempted:
+        while self.waiting and self._seats and len(self.running) < seats and budget > 0 and not plan.preempted:
             if not self._admit(self.waiting[0], budget, now):
                 break
             sequence = self.waiting.popleft()

@@ -22,8 +22,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gpuconsole.model.knobs.serving import embedded_limits
 from gpuconsole.workloads.serving.engine.core import Busy, Core, Iteration, Sequence, TooLong
 from gpuconsole.workloads.serving.http import SERVER_KEY
+from gpuconsole.workloads.serving.in_vllm.gpuconsole_caps import OwnLimits
 
 # --- metrics, with the names that vLLM 0.32 uses on /metrics -------------------------------------------------
 
@@ -201,6 +203,12 @@ class Server:
             self._core.iterate()
             for _ in range(PASSES):
                 await asyncio.sleep(0)
+
+    def offer_limits(self, knobs: Mapping[str, Any]) -> None:
+        """Let `gpuconsole watch` change the limits of the scheduler while the server runs. Raises OSError."""
+        limits = embedded_limits(dict(knobs))
+        tokens = limits["max_num_batched_tokens"] if knobs["enable_chunked_prefill"] else 0
+        self._core.scheduler.own_limits = OwnLimits(limits["max_num_seqs"], tokens).read
 
     # --- from the engine ------------------------------------------------------------------------------------
 

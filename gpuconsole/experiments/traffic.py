@@ -1,0 +1,208 @@
+"""Statistics of a trial under the traffic of other clients: what the server did in each block, whether the blocks had the same load, and the verdict.
+
+The clients decide how much comes. So the tokens per second of a block say little of the server: where it keeps up, they are the load. The figure that
+decides is the time of an output token, waiting included: request-seconds in the server (running and waiting) over the tokens of the block. If twice as
+many requests come to a server with room, both double. In a closed loop its inverse is the throughput of one client (Little's law: Little 1961). vLLM's
+authors call the same figure of a whole run normalized latency (Kwon et al. 2023). It needs no request to end within the block.
+
+The load of a pair of blocks is the same where the arrivals per second are (the clients do not wait for answers), or where the number of requests in the
+server is (each client waits for its answer, so a faster server gets more). Arrivals are the requests that left, and the growth of those inside: all from
+the server's own counters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, MINIMUM_EFFECT, Pairs, joint_interval
+from gpuconsole.model.experiments import Speedup, Verdict
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.wire.events import ServerState
+
+LEFT = ("requests", "requests_aborted", "requests_failed")
+"""Counts of requests that left the server."""
+DECIDES = "time_per_token_s"
+PRIMARY = (DECIDES, "tokens_per_s")
+FIGURES = (*PRIMARY, "ttft_s", "itl_s")
+"""The figures that are compared: their intervals hold together."""
+WORDS = {DECIDES: "time of a token, waiting included", "tokens_per_s": "tokens/s", "ttft_s": "TTFT", "itl_s": "ITL"}
+SAME_LOAD, SAME_MEAN_LOAD = math.log(1.5), math.log(1.1)
+"""The load of two blocks, and the mean load of all blocks of both sides, may differ by these factors."""
+MOST_COST = math.log(1.1)
+"""A change that makes another figure more than a tenth worse, as far as known, is no win."""
+SEEN = 0.02
+"""A limit matters if it binds in so many readings, or for so many iterations, of the blocks."""
+LEAST_READINGS = 5
+LEAST_TOKENS = 20
+
+
+class TrafficBlock(NamedTuple):
+    """What the server did in a block. `inside`: requests that run or wait, mean; `most_inside`: the numbers at the readings. `iterations`: their count up to
+    each bound of tokens, and the whole count under infinity. Means in seconds; None where nothing was counted."""
+
+    seconds: float
+    arrivals: float
+    inside: float
+    readings: tuple[float, ...]
+    tokens: float
+    ttft_s: float | None
+    itl_s: float | None
+    iterations: Mapping[float, float]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Each figure as the logarithm of a speed: more is better."""
+        figures = {"tokens_per_s": math.log(self.tokens / self.seconds), DECIDES: math.log(self.tokens / (self.inside * self.seconds))}
+        return figures | {name: -math.log(value) for name in ("ttft_s", "itl_s") if (value := getattr(self, name))}
+
+
+def block_of(states: Sequence[ServerState]) -> TrafficBlock | None:
+    """The block of these successive readings; None where they are too few, or the server did too little. Raises ValueError where it does not report what is needed,
+    and where it restarted between them."""
+    if len(states) < LEAST_READINGS:
+        return None
+    first, last = states[0], states[-1]
+    if any(later.totals.get(name, 0.0) < value for before, later in itertools.pairwise(states) for name, value in before.totals.items()):
+        raise ValueError("the server restarted during the trial")
+    needed = {"requests_running", "requests_waiting"}
+    if not needed <= first.gauges.keys() or "generation_tokens" not in first.totals or not any(name in first.totals for name in LEFT):
+        raise ValueError("the server does not report its running and waiting requests, its tokens and its answers")
+    readings = tuple(state.gauges["requests_running"] + state.gauges["requests_waiting"] for state in states)
+    inside = statistics.fmean((before + after) / 2 for before, after in itertools.pairwise(readings))
+
+    def gained(name: str) -> float:
+        return last.totals.get(name, 0.0) - first.totals.get(name, 0.0)
+
+    def mean(name: str) -> float | None:
+        count = gained(f"{name}_count")
+        return gained(f"{name}_sum") / count if count > 0 else None
+
+    tokens, seconds = gained("generation_tokens"), last.t - first.t
+    if tokens < LEAST_TOKENS or inside <= 0 or seconds <= 0:
+        return None
+    arrivals = max(0.0, sum(map(gained, LEFT)) + readings[-1] - readings[0])
+    old = dict(first.buckets.get("iteration_tokens", ()))
+    iterations = {bound: count - old.get(bound, 0.0) for bound, count in last.buckets.get("iteration_tokens", ())}
+    if iterations:
+        iterations[math.inf] = gained("iteration_tokens_count")
+    return TrafficBlock(seconds, arrivals, inside, readings, tokens, mean("ttft_s"), mean("itl_s"), iterations)
+
+
+# --- pairs of blocks -----------------------------------------------------------------------------------------
+
+
+class TrafficPair(NamedTuple):
+    """A pair of blocks. `first`: the arm of the first of them."""
+
+    first: int
+    blocks: Mapping[int, TrafficBlock]
+
+    @property
+    def arrivals(self) -> float:
+        """The logarithm of the arrivals per second with the change over those without it. Half a request is added to each: none may have come."""
+        before, changed = ((self.blocks[arm].arrivals + 0.5) / self.blocks[arm].seconds for arm in (BASELINE, CHANGED))
+        return math.log(changed / before)
+
+    @property
+    def inside(self) -> float:
+        return math.log(self.blocks[CHANGED].inside / self.blocks[BASELINE].inside)
+
+    @property
+    def same_load(self) -> bool:
+        return min(abs(self.arrivals), abs(self.inside)) <= SAME_LOAD
+
+
+class Judged(NamedTuple):
+    """`effects`: of each figure, how much better it is with the change. `figure`: the one that decides. `verdict`: None while nothing is proven; `reason`: of
+    undecided. `load`: the mean load with the change over that without it. `over`: more blocks would not help."""
+
+    effects: dict[str, Speedup]
+    figure: str
+    verdict: Verdict | None
+    reason: str
+    load: float | None
+    pairs: Pairs
+    compared: int
+    over: bool = False
+
+
+def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: int = 1) -> Judged:
+    """What the blocks show so far. `before`: the values of the changed limits without the change. `engines`: that share the requests."""
+    alike = [pair for pair in pairs if pair.same_load]
+    of_figure = {name: Pairs() for name in FIGURES}
+    for pair in alike:
+        for name, of in of_figure.items():
+            speeds = {arm: block.figures[name] for arm, block in pair.blocks.items() if name in block.figures}
+            if len(speeds) == len(pair.blocks):
+                of.add(pair.first, speeds)
+    intervals = {
+        name: interval
+        for name, of in of_figure.items()
+        if (interval := joint_interval(of.log_ratios, of.null_log_ratios, len(FIGURES))) is not None
+    }
+    effects = {name: Speedup(*(math.exp(min(20.0, max(-20.0, value))) for value in interval)) for name, interval in intervals.items()}
+    means = [statistics.fmean(values) for values in zip(*((pair.arrivals, pair.inside) for pair in alike), strict=True)]
+    load = min(means, key=abs) if means else None
+    figure = next((name for name in PRIMARY if name in intervals and intervals[name][1] > MINIMUM_EFFECT), DECIDES)
+
+    def judged(verdict: Verdict | None, reason: str = "", over: bool = False) -> Judged:
+        return Judged(effects, figure, verdict, reason, None if load is None else math.exp(load), of_figure[figure], len(alike), over)
+
+    if len(pairs) >= MIN_PAIRS and (why := why_no_matter(pairs, changes, before, engines)):
+        return judged("undecided", why, over=True)
+    if len(alike) < MIN_PAIRS or load is None:
+        return judged(None, f"the load differed: {len(alike)} of {len(pairs)} pairs of blocks had the same, and {MIN_PAIRS} are needed")
+    if abs(load) > SAME_MEAN_LOAD:
+        return judged(None, f"the load differed: {_factor(load)} the requests with the change")
+    better = [name for name, (_, low, _) in intervals.items() if low > MINIMUM_EFFECT]
+    worse = [name for name, (_, _, high) in intervals.items() if high < -MINIMUM_EFFECT]
+    dearer = [name for name, (mean, _, _) in intervals.items() if mean < -MOST_COST]
+    if worse and better:
+        return judged("undecided", f"a trade: {_listed(better, intervals)}, but {_listed(worse, intervals)}", over=True)
+    if set(worse) & set(PRIMARY):
+        return judged("worse")
+    if set(better) & set(PRIMARY):
+        return (
+            judged("win")
+            if not dearer
+            else judged(None, f"a trade, it seems: {_listed(better, intervals)}, but {_listed(dearer, intervals)}")
+        )
+    if all(name in intervals and intervals[name][2] < MINIMUM_EFFECT for name in PRIMARY):
+        return judged("no_gain")
+    return judged(None, "the traffic varies more than the limit changes")
+
+
+def why_no_matter(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: int) -> str:
+    """Why the load is too small for the limits to matter; empty where it is not, or where nothing tells."""
+    blocks = [block for pair in pairs for block in pair.blocks.values()]
+    reasons = []
+    for name, value in changes.items():
+        limit = min(float(value), float(before[name]))
+        if name == "max_num_seqs":
+            readings = [reading for block in blocks for reading in block.readings]
+            if sum(reading >= limit * engines for reading in readings) > SEEN * len(readings):
+                return ""
+            reasons.append(
+                f"at most {max(readings):.0f} requests were in the server, below the limit of {limit * engines:.0f} (--max-num-seqs)"
+            )
+        else:
+            bounds = sorted({bound for block in blocks for bound in block.iterations if bound <= limit})
+            whole = sum(block.iterations.get(math.inf, 0.0) for block in blocks)
+            if not bounds or not whole or sum(block.iterations.get(bounds[-1], 0.0) for block in blocks) < (1 - SEEN) * whole:
+                return ""
+            reasons.append(
+                f"nearly all iterations had {bounds[-1]:.0f} tokens or fewer, below the limit of {limit:.0f} (--max-num-batched-tokens)"
+            )
+    return f"the load is too small for the limit to matter: {'; '.join(reasons)}" if reasons else ""
+
+
+def _listed(names: Sequence[str], intervals: Mapping[str, tuple[float, float, float]]) -> str:
+    return ", ".join(f"{WORDS[name]} {_factor(intervals[name][0])} as good" for name in names)
+
+
+def _factor(log_ratio: float) -> str:
+    return f"{math.exp(log_ratio):.2f}x"

@@ -1,0 +1,116 @@
+"""The statistics of a trial under the traffic of other clients: on servers in a loop, steady and bursty, open and closed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from gpuconsole.experiments.block_order import order
+from gpuconsole.experiments.statistics import BASELINE, CHANGED
+from gpuconsole.experiments.traffic import Judged, TrafficPair, block_of, judge
+from gpuconsole.wire.events import ServerState
+from tests.fakes.served_traffic import ServedTraffic
+
+SETTLE_S, BLOCK_S, CAP_S = 1.0, 4.0, 240.0
+TRAFFIC = {
+    "steady": {"rate": 6.0},
+    "bursty": {"rate": 5.0, "bursts": 1.9},
+    "closed": {"users": 16},
+}
+"""Load below what the server can do, bursts of three times the quiet rate, and clients that wait for their answers."""
+
+
+def trial(before: int, after: int, seed: int, **traffic: Any) -> Judged:
+    """The trial of `max_num_seqs`."""
+    server = ServedTraffic(seed, seats=before, **traffic)
+    list(server.run(10))
+    pairs: list[TrafficPair] = []
+    begun = server.now
+    for planned in itertools.islice(order(seed), 60):
+        blocks = {}
+        for block in planned:
+            server.seats = {BASELINE: before, CHANGED: after}[block.arm]
+            list(server.run(SETTLE_S))
+            blocks[block.arm] = block_of(list(server.run(BLOCK_S * block.stretch)))
+        if all(blocks.values()):
+            pairs.append(TrafficPair(planned[0].arm, {arm: block for arm, block in blocks.items() if block is not None}))
+        judged = judge(pairs, {"max_num_seqs": after}, {"max_num_seqs": before})
+        if judged.verdict is not None or server.now - begun > CAP_S:
+            break
+    return judged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("traffic", TRAFFIC)
+def test_the_same_limit_on_both_sides_is_no_win_and_no_loss(traffic: str) -> None:
+    verdicts = [trial(8, 8, seed, **TRAFFIC[traffic]).verdict for seed in range(20)]
+    assert sum(verdict in ("win", "worse") for verdict in verdicts) == 0, verdicts
+
+
+THRASHES = {"fits": 8, "each_s": 0.008, "base_s": 0.01}
+"""More than eight running requests slow each other down, as where a cache overflows: eight at a time are faster than 32."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("traffic", [{"users": 32}, {"rate": 14.0}, {"rate": 11.0, "bursts": 1.5}])
+def test_a_limit_that_helps_is_proven_under_each_traffic(traffic: dict[str, Any]) -> None:
+    verdicts = [(judged := trial(32, 8, seed, **THRASHES, **traffic)).verdict or judged.reason for seed in range(5)]
+    assert verdicts.count("win") >= 4, verdicts
+
+
+@pytest.mark.slow
+def test_a_limit_that_harms_is_worse() -> None:
+    judged = trial(32, 2, 1, users=16)
+    assert judged.verdict == "worse" and judged.effects["time_per_token_s"].high < 1
+
+
+def test_a_load_below_the_limit_is_undecided_with_the_reason() -> None:
+    judged = trial(64, 32, 1, users=4)
+    assert judged.verdict == "undecided"
+    assert judged.reason == "the load is too small for the limit to matter: at most 4 requests were in the server, below the limit of 32 (--max-num-seqs)"
+
+
+def state(t: float, running: float, made: float, ended: float) -> ServerState:
+    totals = {"requests": ended, "generation_tokens": made}
+    return ServerState(t, {"requests_running": running, "requests_waiting": 0.0}, totals)
+
+
+def steady_block(rate: float, inside: float, tokens: float) -> Any:
+    return block_of([state(float(t), inside, 100 + tokens * t, 10 + rate * t) for t in range(9)])
+
+
+def test_arrivals_are_those_that_left_and_the_growth_inside() -> None:
+    block = block_of([state(float(t), 2.0 + t, 100.0 * t, 3.0 * t) for t in range(6)])
+    assert block is not None and block.arrivals == 15 + 5 and block.inside == pytest.approx(4.5)
+
+
+def test_more_tokens_because_more_came_is_no_gain() -> None:
+    """The load with the change is twice as high, in requests that come and in requests inside."""
+    blocks = {BASELINE: steady_block(4, 6, 100), CHANGED: steady_block(8, 12, 200)}
+    judged = judge([TrafficPair(BASELINE, blocks)] * 12, {"max_num_seqs": 8}, {"max_num_seqs": 16})
+    assert judged.verdict is None and judged.reason.startswith("the load differed: 0 of 12 pairs")
+
+
+def test_a_restart_within_a_block_is_said() -> None:
+    states = [state(float(t), 2.0, 100.0 * t, float(t)) for t in range(6)]
+    with pytest.raises(ValueError, match="the server restarted during the trial"):
+        block_of([*states, state(6.0, 2.0, 10.0, 0.0)])
+
+
+def test_a_gain_that_costs_the_first_token_is_a_trade() -> None:
+    def block(inside: float, ttft: float) -> Any:
+        states = [
+            ServerState(
+                float(t),
+                {"requests_running": inside, "requests_waiting": 0.0},
+                {"requests": 4.0 * t, "generation_tokens": 100.0 * t, "ttft_s_sum": 4.0 * t * ttft, "ttft_s_count": 4.0 * t},
+            )
+            for t in range(9)
+        ]
+        return block_of(states)
+
+    pairs = [TrafficPair(BASELINE, {BASELINE: block(10 + n % 2 / 50, 0.1), CHANGED: block(6, 0.3)}) for n in range(12)]
+    judged = judge(pairs, {"max_num_seqs": 4}, {"max_num_seqs": 10})
+    assert judged.verdict == "undecided" and judged.reason.startswith("a trade: time of a token") and "TTFT 0.33x as good" in judged.reason
