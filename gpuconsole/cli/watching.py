@@ -5,8 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
+import shlex
 import sys
 import time
+from collections.abc import Iterable, Sequence
+
+import psutil
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import USAGE, exit_code, on_interrupt
@@ -14,13 +19,17 @@ from gpuconsole.cli.headless import AFTER_TRIAL_S, DEFAULT_DURATION_S, END_S, TI
 from gpuconsole.cli.progress import Progress
 from gpuconsole.cli.session import pause, session
 from gpuconsole.cli.trying import ready, try_now
+from gpuconsole.diagnosis.advice import Advised, advise, restart_words
+from gpuconsole.diagnosis.families.serving import flag_of
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import encode
+from gpuconsole.report.advice import advice_report
 from gpuconsole.report.run.figures import outage, verdict
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
-from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
+from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded, ServerKnown, ServerState
 
 
 class WatchedRun:
@@ -32,6 +41,7 @@ class WatchedRun:
         self._interrupted = asyncio.Event()
         self._progress = Progress(sys.stderr)
         self._down = False
+        self._processes: list[int] = []
 
     def run(self) -> int:
         return asyncio.run(self._main())
@@ -56,6 +66,8 @@ class WatchedRun:
     def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, Note | SamplerEnded):
             self._progress.line(event.text)
+        elif isinstance(event, ServerKnown):
+            self._processes = event.processes
         elif isinstance(event, Requests) and bool(event.down) != self._down:
             self._down = bool(event.down)
             self._progress.line(
@@ -84,6 +96,13 @@ class WatchedRun:
                 return
             await pause(self._interrupted, TICK_S)
 
+    def _advise(self, engine: LiveSession, run: Run) -> None:
+        """Print the flags that are worth a restart, and the command of the best."""
+        record = engine.state.record
+        states = record.serving.states if record is not None and record.serving is not None else ()
+        advised = advise(run, self._args.bounds or (), course_of(states))
+        output.show(advice_report(advised, run, command_of(self._processes, advised, run)))
+
     def _report(self, engine: LiveSession) -> int:
         snapshot = engine.snapshot()
         (run,) = snapshot.runs
@@ -101,6 +120,34 @@ class WatchedRun:
             sys.stdout.buffer.write(encode(snapshot))
         else:
             print(session_text(snapshot, output.paint(sys.stdout)))
+        if self._args.advise:
+            self._advise(engine, run)
         if run.validity is not None and run.validity.verdict != "valid":
             output.problem(f"run {run.id} is {verdict(run)}")
         return exit_code(failed)
+
+
+def course_of(states: Iterable[ServerState]) -> list[tuple[float, float]]:
+    """Running requests, and the mean time between tokens, from one reading to the next."""
+    course = []
+    for before, after in itertools.pairwise(states):
+        count = after.totals.get("itl_s_count", 0.0) - before.totals.get("itl_s_count", 0.0)
+        if count > 0 and "requests_running" in after.gauges:
+            running = (before.gauges.get("requests_running", 0.0) + after.gauges["requests_running"]) / 2
+            course.append((running, (after.totals["itl_s_sum"] - before.totals["itl_s_sum"]) / count))
+    return course
+
+
+def command_of(processes: Sequence[int], advised: Advised, run: Run) -> str:
+    """The command that restarts the server with the best change: its own command line, where its process is on this machine and can be seen; else the flag alone. Empty
+    where nothing is advised."""
+    best = next((entry for entry in advised.advice if entry.code), None)
+    if best is None:
+        return ""
+    ((name, _),) = best.changes.items()
+    engine = str(run.settings.get("server", ""))
+    with contextlib.suppress(psutil.Error, IndexError):
+        words = psutil.Process(processes[0]).cmdline()
+        if engine != "embedded" and any(word.startswith("--") for word in words):
+            return shlex.join(restart_words(words, best.changes, flag_of(engine, name)))
+    return best.code

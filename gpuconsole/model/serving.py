@@ -89,6 +89,36 @@ def parse_objective(text: str) -> Objective:
     return Objective(**bounds)
 
 
+class LatencyBound(msgspec.Struct, frozen=True):
+    """One bound on a latency of all requests, as a server's histograms know it: `figure` is a field of `Summary`, `statistic` a field of `Distribution`."""
+
+    figure: str
+    statistic: str
+    limit_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.figure.removesuffix('_s')}_{self.statistic}"
+
+
+def parse_latency_bounds(text: str) -> tuple[LatencyBound, ...]:
+    """Parse bounds such as `ttft_p99=0.5,itl_mean=0.05`, in seconds. Raises ValueError with one line for the user."""
+    bounds = []
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        figure, _, statistic = name.strip().partition("_")
+        if figure not in ("ttft", "itl", "e2e") or statistic not in ("mean", "p50", "p90", "p95", "p99"):
+            raise ValueError(f"{part!r}: expected ttft_p99=S (ttft, itl or e2e; mean, p50, p90, p95 or p99)")
+        try:
+            limit_s = float(value)
+        except ValueError:
+            raise ValueError(f"{part!r}: {value!r} is not a number of seconds") from None
+        if not limit_s > 0:
+            raise ValueError(f"{part!r}: must be more than 0 s")
+        bounds.append(LatencyBound(f"{figure}_s", statistic, limit_s))
+    return tuple(bounds)
+
+
 # --- what a model server reports about itself, each fact with its source -------------------------------------
 
 WATCHED = "inference.watched"

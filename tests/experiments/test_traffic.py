@@ -69,7 +69,10 @@ def test_a_limit_that_harms_is_worse() -> None:
 def test_a_load_below_the_limit_is_undecided_with_the_reason() -> None:
     judged = trial(64, 32, 1, users=4)
     assert judged.verdict == "undecided"
-    assert judged.reason == "the load is too small for the limit to matter: at most 4 requests were in the server, below the limit of 32 (--max-num-seqs)"
+    assert (
+        judged.reason
+        == "the load is too small for the limit to matter: at most 4 requests were in the server, below the limit of 32 (--max-num-seqs)"
+    )
 
 
 def state(t: float, running: float, made: float, ended: float) -> ServerState:

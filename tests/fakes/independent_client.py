@@ -17,7 +17,6 @@ import time
 
 import aiohttp
 
-
 BURST_S = 3.0
 MODEL = {"model": os.environ["CLIENT_MODEL"]} if "CLIENT_MODEL" in os.environ else {}
 

@@ -45,7 +45,9 @@ class ServedTraffic:
             if self.bursts > 1 and self._next >= self._busy_until:  # a burst and a quiet time follow each other, of some seconds each
                 self._burst = not self._burst
                 self._busy_until = self._next + self._chance.expovariate(1 / 3.0)
-            rate = self.rate * (self.bursts if self._burst else 2 - self.bursts if self.bursts < 2 else 0.1) if self.bursts > 1 else self.rate
+            rate = (
+                self.rate * (self.bursts if self._burst else 2 - self.bursts if self.bursts < 2 else 0.1) if self.bursts > 1 else self.rate
+            )
             self._next += self._chance.expovariate(rate)
 
     def step(self) -> None:
@@ -86,5 +88,7 @@ class ServedTraffic:
             "itl_s_sum": self.itl[0], "itl_s_count": self.itl[1],
         }  # fmt: skip
         return ServerState(
-            self.now, {"requests_running": len(self.running), "requests_waiting": len(self.waiting)}, {k: float(v) for k, v in totals.items()}
+            self.now,
+            {"requests_running": len(self.running), "requests_waiting": len(self.waiting)},
+            {k: float(v) for k, v in totals.items()},
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.rule import CantTell, Case, Interval, Knobs, Suggestion, Threshold
-from gpuconsole.model.knobs.knob import show
+from gpuconsole.model.knobs.knob import Value, show
 
 NOTABLE_QUEUE = 1.0
 """With fewer waiting requests on average there is no queue."""
@@ -86,9 +86,19 @@ FLAGS = {
 def restart(case: Case, changes: Knobs, predicted: Interval | None, why: str) -> Suggestion | None:
     """The suggestion to start the server with another value of one setting; None where the engine has no flag for the setting."""
     ((name, value),) = changes.items()
-    engine = str(case.knobs.get("server", ""))
-    command, flag = COMMANDS.get(engine, "vllm serve ..."), FLAGS[engine].get(name) if engine in FLAGS else f"--{name.replace('_', '-')}"
-    return case.suggest(changes, predicted, why, f"{command} {flag} {show(value)}") if flag else None
+    code = restart_code(str(case.knobs.get("server", "")), name, value)
+    return case.suggest(changes, predicted, why, code) if code else None
+
+
+def flag_of(engine: str, name: str) -> str:
+    """The flag of `engine` for the knob `name`; empty where it has none."""
+    return FLAGS[engine].get(name, "") if engine in FLAGS else f"--{name.replace('_', '-')}"
+
+
+def restart_code(engine: str, name: str, value: Value) -> str:
+    """The command that starts `engine` with another value of one setting; empty where the engine has no flag for the setting."""
+    flag = flag_of(engine, name)
+    return f"{COMMANDS.get(engine, 'vllm serve ...')} {flag} {show(value)}" if flag else ""
 
 
 def open_loop(case: Case) -> bool:

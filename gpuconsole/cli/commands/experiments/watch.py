@@ -10,6 +10,7 @@ from gpuconsole.cli.scenario import check_api_key, check_wait
 from gpuconsole.cli.values import check_url, writable
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, parse_assignment
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.serving import parse_latency_bounds
 from gpuconsole.tui.terminal import why_no_terminal
 
 HELP = "watch a model server that runs already"
@@ -30,6 +31,7 @@ EXAMPLES = """examples:
   gpuconsole watch http://127.0.0.1:8000 --json > session.json
   gpuconsole watch https://models.example.com --api-key-env MY_KEY --record session.jsonl
   gpuconsole watch http://127.0.0.1:8000 --headless --try max_num_seqs=32
+  gpuconsole watch http://127.0.0.1:8000 --advise --slo ttft_p99=0.5 --duration 300
   gpuconsole watch http://10.0.0.2:8000 --metrics-url http://10.0.0.2:9400/metrics --model llama
 """
 
@@ -39,6 +41,19 @@ OPTIONS = (
     options.HEADLESS._replace(help="no screen: progress on stderr, the summary on stdout"),
     options.SNAPSHOT,
     options.TRY._replace(help="try a lower limit (max_num_seqs, max_num_batched_tokens) under the traffic that comes; it is taken back"),
+    Option(
+        "--advise",
+        "rank flags by a model of the batch, and print the command of the restart (implies --headless)",
+        refused={"--json": "prints for people; --snapshot FILE writes the figures"},
+    ),
+    Option(
+        "--slo",
+        "with --advise: latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99",
+        "ttft_p99=S,itl_mean=S",
+        parse_latency_bounds,
+        refused={"no --advise": "goes with --advise"},
+        dest="bounds",
+    ),
     options.JSON._replace(help="print the snapshot on stdout, and nothing else there (implies --headless)"),
     Group("the server", options.WATCHED_SERVER),
     options.WATCHING_ON_SCREEN,
@@ -63,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     writable(args, "--snapshot")
     writable(args, "--record")
     args.watch = "yes"
-    if args.headless or args.json:
+    if args.headless or args.json or args.advise:
         from gpuconsole.cli.watching import WatchedRun
 
         return WatchedRun(args, tries).run()
