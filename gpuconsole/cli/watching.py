@@ -141,7 +141,7 @@ def course_of(states: Iterable[ServerState]) -> list[tuple[float, float]]:
 def command_of(processes: Sequence[int], advised: Advised, run: Run) -> str:
     """The command that restarts the server with the best change: its own command line, where its process is on this machine and can be seen; else the flag alone. Empty
     where nothing is advised."""
-    best = next((entry for entry in advised.advice if entry.code), None)
+    best = next((entry for entry in advised.advice if entry.code and entry.meets != "no"), None)
     if best is None:
         return ""
     ((name, _),) = best.changes.items()

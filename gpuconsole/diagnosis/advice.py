@@ -26,7 +26,7 @@ NEEDED = {
     "server.ttft_s": "the time to the first token",
     "server.sequence_limit": "the limit of running sequences",
 }
-FACTORS = (0.25, 0.5, 0.75, 1.5, 2.0, 4.0)
+FACTORS = (0.25, 0.5, 0.75, 1.5, 2.0, 4.0, 8.0, 16.0)
 FULL = 0.95
 LEAST_POINTS, LEAST_SPREAD = 20, 0.2
 EITHER = (0.0, 1.0)
@@ -93,7 +93,8 @@ def growth(course: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _of_limits(run: Run, now: Mapping[str, float], objective: Sequence[LatencyBound], share: tuple[float, float]) -> list[Advice]:
     """The advice about the limit of sequences, for several values of it."""
     limit, running, waiting = now["server.sequence_limit"], now["server.requests_running"], now["server.requests_waiting"]
-    inside, found = running + waiting, []
+    inside, found = running + waiting, list[Advice]()
+    present_bounds = [(bound, _present(run, bound)) for bound in objective]
     for factor in FACTORS:
         value = max(1, round(limit * factor))
         most = running * FULL / now["server.kv_cache_usage_ratio"] if now.get("server.kv_cache_usage_ratio") else math.inf
@@ -103,8 +104,8 @@ def _of_limits(run: Run, now: Mapping[str, float], objective: Sequence[LatencyBo
         ends = [_with(now, then, part) for part in share]
         bounds = []
         for bound in objective:
-            present, mean = _present(run, bound), now.get(f"server.{bound.figure}")
-            if present is not None and mean:
+            present, mean = _present(run, bound), _with(now, running, 1.0)[bound.figure]  # as the model has it: only its changes count
+            if present is not None and mean > 0:
                 figures = sorted(present * end[bound.figure] / mean for end in ends)
                 bounds.append((bound, present, figures[0], figures[1]))
         rates = sorted(end["tokens"] for end in ends)
@@ -113,8 +114,8 @@ def _of_limits(run: Run, now: Mapping[str, float], objective: Sequence[LatencyBo
             "unknown" if not known else "yes" if all(high <= bound.limit_s for bound, _, _, high in bounds)
             else "perhaps" if all(low <= bound.limit_s for bound, _, low, _ in bounds) else "no"
         )  # fmt: skip
-        if not objective and rates[1] < 1.02:
-            continue  # without an objective, only more tokens are worth a restart
+        if rates[1] < 1.02 and all(present is not None and present <= bound.limit_s for bound, present in present_bounds):
+            continue  # where the objective is kept, and without one, only more tokens are worth a restart
         why = f"{then:.0f} requests run in place of {running:.0f}, and {max(0.0, inside - then):.0f} wait in place of {waiting:.0f}"
         code = restart_code(str(run.settings.get("server", "")), "max_num_seqs", value)
         found.append(Advice({"max_num_seqs": value}, why, meets, (rates[0], rates[1]), tuple(bounds), code))

@@ -32,8 +32,8 @@ FIGURES = (*PRIMARY, "ttft_s", "itl_s")
 WORDS = {DECIDES: "time of a token, waiting included", "tokens_per_s": "tokens/s", "ttft_s": "TTFT", "itl_s": "ITL"}
 SAME_LOAD, SAME_MEAN_LOAD = math.log(1.5), math.log(1.1)
 """The load of two blocks, and the mean load of all blocks of both sides, may differ by these factors."""
-MOST_COST = math.log(1.1)
-"""A change that makes another figure more than a tenth worse, as far as known, is no win."""
+MOST_COST = math.log(1.25)
+"""A change that makes another figure a fifth worse, as far as known, is no win."""
 SEEN = 0.02
 """A limit matters if it binds in so many readings, or for so many iterations, of the blocks."""
 LEAST_READINGS = 5
@@ -161,7 +161,7 @@ def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: 
     better = [name for name, (_, low, _) in intervals.items() if low > MINIMUM_EFFECT]
     worse = [name for name, (_, _, high) in intervals.items() if high < -MINIMUM_EFFECT]
     dearer = [name for name, (mean, _, _) in intervals.items() if mean < -MOST_COST]
-    if worse and better:
+    if worse and set(better) & set(PRIMARY):
         return judged("undecided", f"a trade: {_listed(better, intervals)}, but {_listed(worse, intervals)}", over=True)
     if set(worse) & set(PRIMARY):
         return judged("worse")

@@ -24,6 +24,8 @@ BLOCK_S = (4.0, 20.0)
 """Bounds of the shortest block, in seconds."""
 REQUESTS_LONG, ARRIVALS = 2.0, 12.0
 """A block lasts as long as two requests, and as twelve requests take to come."""
+LONGER, MOSTLY_ALIKE = 1.5, 0.75
+"""Blocks grow by this factor after a pair, while fewer than so many pairs had the same load: a longer block holds more of the ups and downs of the traffic."""
 LATE_S = 20.0
 """A block that has so much less time than planned has lost its readings."""
 LOOK_S = 1.0
@@ -96,6 +98,8 @@ class TrafficTrial:
                     idle += 1
                 judged = judge(pairs, trial.changes, self._values[1], int(self._run.facts.get("live_limit.engines", 1)))
                 reason = judged.reason
+                if judged.compared < MOSTLY_ALIKE * len(pairs):
+                    self._block_s = min(BLOCK_S[1], LONGER * self._block_s)
                 log_ratios, nulls = judged.pairs.log_ratios, judged.pairs.null_log_ratios
                 trial = msgspec.structs.replace(
                     trial,

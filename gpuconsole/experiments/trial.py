@@ -59,7 +59,7 @@ class TrialLimits(msgspec.Struct, frozen=True):
     cap_s: float = 20.0
     loader_cap_s: float = 30.0
     serving_cap_s: float = 60.0
-    traffic_cap_s: float = 240.0
+    traffic_cap_s: float = 300.0
 
 
 USUAL = TrialLimits()
