@@ -1,6 +1,7 @@
 """Trials of a live limit on a watched server, while an independent client sends the load: A/A trials without a false win, and limits that harm or help.
 
     python -m benchmarks.watched_traffic [--trials 10] [--traffic steady bursty] [--cap 90] [--keep]
+    python -m benchmarks.watched_traffic --simulated 200      the statistics alone, on servers in a loop, without time
     python -m benchmarks.watched_traffic --url http://127.0.0.1:8000 --limit 8 --rate 2 --tokens 64 ...      a server that runs already, started with our scheduler class
 
 The server is the embedded one in a process of its own, unless --url names another. The client is another process, which knows nothing of gpuconsole. An A/A trial
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import subprocess
@@ -30,6 +32,8 @@ from gpuconsole.experiments.trial import TrialLimits
 from gpuconsole.model.experiments import Trial
 from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import TrialUpdate
+from tests.experiments.test_traffic import THRASHES
+from tests.fakes.served_traffic import trial
 
 BURSTS = 1.8
 """In a burst of about three seconds, so many times the mean rate come; between bursts a fifth of it."""
@@ -96,6 +100,29 @@ def row(trial: Trial, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SIMULATED: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "A/A, steady": (8, 8, {"rate": 6.0}),
+    "A/A, bursty": (8, 8, {"rate": 5.0, "bursts": 1.9}),
+    "A/A, clients that wait": (8, 8, {"users": 16}),
+    "A/A, steady, near the limit": (3, 3, {"rate": 4.0, "base_s": 0.012}),
+    "A/A, bursty, near the limit": (3, 3, {"rate": 4.0, "bursts": 1.8, "base_s": 0.012}),
+    "8 in place of 32 helps, steady": (32, 8, {**THRASHES, "rate": 14.0}),
+    "8 in place of 32 helps, bursty": (32, 8, {**THRASHES, "rate": 11.0, "bursts": 1.8}),
+    "2 in place of 32 harms, steady": (32, 2, {"rate": 8.0}),
+    "2 in place of 32 harms, bursty": (32, 2, {"rate": 8.0, "bursts": 1.8}),
+}
+"""Both limits, and the traffic of each case."""
+
+
+def simulated(count: int) -> list[dict[str, Any]]:
+    rows = []
+    for name, (before, after, traffic) in SIMULATED.items():
+        verdicts = collections.Counter(trial(before, after, seed, **traffic).verdict or "undecided" for seed in range(count))
+        rows.append({"case": name, "trials": count, **verdicts})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10, help="of each traffic")
@@ -109,15 +136,23 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=40)
     parser.add_argument("--url", default="")
     parser.add_argument("--set", type=json.loads, default={}, help="further settings of the embedded server, as JSON")
+    parser.add_argument("--simulated", type=int, default=0, metavar="N", help="N trials of each case on servers in a loop")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
+    if args.simulated:
+        found = simulated(args.simulated)
+        if args.keep:
+            keep("watched-traffic-simulated", {"trials": found})
+        return
     changed = args.changed or args.limit
     rows: list[dict[str, Any]] = []
     for traffic in args.traffic:
         name = f"{traffic}, {args.limit} and {changed}"
-        with contextlib.nullcontext(args.url) if args.url else server(max(args.limit, changed), **args.set) as url:
-            with client(url, traffic, args.rate, args.users, args.tokens, args.prompt):
-                rows += asyncio.run(trials(url, args.limit, changed, args.trials, args.cap, name))
+        with (
+            contextlib.nullcontext(args.url) if args.url else server(max(args.limit, changed), **args.set) as url,
+            client(url, traffic, args.rate, args.users, args.tokens, args.prompt),
+        ):
+            rows += asyncio.run(trials(url, args.limit, changed, args.trials, args.cap, name))
     verdicts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("win", "worse", "no_gain", "undecided")}
     print(json.dumps(verdicts))
     if args.keep:

@@ -30,7 +30,7 @@ PRIMARY = (DECIDES, "tokens_per_s")
 FIGURES = (*PRIMARY, "ttft_s", "itl_s")
 """The figures that are compared: their intervals hold together."""
 WORDS = {DECIDES: "time of a token, waiting included", "tokens_per_s": "tokens/s", "ttft_s": "TTFT", "itl_s": "ITL"}
-SAME_LOAD, SAME_MEAN_LOAD = math.log(1.5), math.log(1.1)
+SAME_LOAD, SAME_MEAN_LOAD = math.log(2.0), math.log(1.1)
 """The load of two blocks, and the mean load of all blocks of both sides, may differ by these factors."""
 MOST_COST = math.log(1.25)
 """A change that makes another figure a fifth worse, as far as known, is no win."""

@@ -32,10 +32,10 @@ def kill(url: str) -> None:
 
 
 @contextlib.contextmanager
-def embedded_server(**changes: Any) -> Iterator[str]:
-    """The address of a small embedded server, in a process of its own."""
+def embedded_server(*flags: str, **changes: Any) -> Iterator[str]:
+    """The address of a small embedded server, in a process of its own, started with `flags`."""
     knobs = {**find_scenario("serve-chat").knobs_for("cpu"), "d_model": 64, "n_layer": 1, **changes}
-    words = [sys.executable, "-m", "gpuconsole.workloads.serving.engine", "--knobs", json.dumps(knobs)]
+    words = [sys.executable, "-m", "gpuconsole.workloads.serving.engine", "--knobs", json.dumps(knobs), *flags]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

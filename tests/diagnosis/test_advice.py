@@ -9,7 +9,16 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.serving import WATCHED, parse_latency_bounds
 
-QUEUE = {"requests_running": 16.0, "requests_waiting": 16.0, "itl_s": 0.02, "ttft_s": 1.2, "queue_s": 1.1, "e2e_s": 2.2, "sequence_limit": 16.0, "kv_cache_usage_ratio": 0.3}
+QUEUE = {
+    "requests_running": 16.0,
+    "requests_waiting": 16.0,
+    "itl_s": 0.02,
+    "ttft_s": 1.2,
+    "queue_s": 1.1,
+    "e2e_s": 2.2,
+    "sequence_limit": 16.0,
+    "kv_cache_usage_ratio": 0.3,
+}
 
 
 def watched(signals: dict[str, float], ttft_p99: float = 2.0) -> Run:
@@ -43,11 +52,15 @@ def test_the_course_of_the_run_tells_how_much_the_time_of_a_token_grows_with_the
 
 
 def test_a_full_cache_holds_no_larger_batch() -> None:
-    assert not [entry for entry in advise(watched({**QUEUE, "kv_cache_usage_ratio": 0.97}), ()).advice if int(entry.changes["max_num_seqs"]) > 16]
+    assert not [
+        entry for entry in advise(watched({**QUEUE, "kv_cache_usage_ratio": 0.97}), ()).advice if int(entry.changes["max_num_seqs"]) > 16
+    ]
 
 
 def test_a_server_that_does_not_report_its_limit_gets_no_prediction_and_the_reason() -> None:
-    advised = advise(watched({name: value for name, value in QUEUE.items() if name != "sequence_limit"}), parse_latency_bounds("ttft_p99=0.5"))
+    advised = advise(
+        watched({name: value for name, value in QUEUE.items() if name != "sequence_limit"}), parse_latency_bounds("ttft_p99=0.5")
+    )
     assert advised.lacks == "not reported: the limit of running sequences" and advised.advice == []
 
 
@@ -62,7 +75,10 @@ def test_an_idle_server_needs_no_flag() -> None:
         ("vllm serve m --max-num-seqs 32 --port 1", "vllm serve m --max-num-seqs 64 --port 1"),
         ("vllm serve m --max_num_seqs=32", "vllm serve m --max-num-seqs=64"),
         ("vllm serve m --api-key secret --tokenizer t", "vllm serve m --api-key ... --tokenizer t --max-num-seqs 64"),
-        ("vllm serve m --hf-token=secret --max-num-batched-tokens 9", "vllm serve m --hf-token=... --max-num-batched-tokens 9 --max-num-seqs 64"),
+        (
+            "vllm serve m --hf-token=secret --max-num-batched-tokens 9",
+            "vllm serve m --hf-token=... --max-num-batched-tokens 9 --max-num-seqs 64",
+        ),
     ],
 )
 def test_the_command_of_the_restart_is_its_own_with_the_new_value_and_no_key(words: str, expected: str) -> None:
@@ -71,5 +87,5 @@ def test_the_command_of_the_restart_is_its_own_with_the_new_value_and_no_key(wor
 
 @pytest.mark.parametrize("text", ["ttft=0.5", "ttft_p99", "ttft_p99=x", "ttft_p99=0", "tpot_p99=1"])
 def test_a_bad_objective_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="ttft|tpot"):
+    with pytest.raises(ValueError, match=r"ttft|tpot"):
         parse_latency_bounds(text)

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 
 from gpuconsole.experiments.restart_effect import NO_RESTART, judge_restart
 from gpuconsole.session.history import History
-from gpuconsole.wire.events import Hello, ServerState
+from gpuconsole.wire.events import AnyEvent, Hello, ServerState
 
 HOUR = 3600.0
 
 
-def hours(before: float, after: float, *, load: float = 1.0, faster: float = 1.0, seed: int = 1, every: float = 5.0) -> History:
+def hours(before: float, after: float, **more: float) -> History:
+    history = History()
+    for event in hours_of_events(before, after, **more):  # type: ignore[arg-type]
+        history.add(event)
+    return history
+
+
+def hours_of_events(
+    before: float, after: float, *, load: float = 1.0, faster: float = 1.0, seed: int = 1, every: float = 5.0
+) -> Iterator[AnyEvent]:
     """A server that restarts after `before` hours and runs `after` hours more, then with `load` times the requests and each token `faster` times as fast. The
     requests per second rise and fall with a period of an hour and at random, and a token takes longer where more requests come."""
-    chance, history = random.Random(seed), History()
-    history.add(Hello(t=0.0, role="recording", pid=1, version="1", wall_time=1_780_000_200.0))
+    chance = random.Random(seed)
+    yield Hello(t=0.0, role="recording", pid=1, version="1", wall_time=1_780_000_200.0)
     names = ("requests", "prompt_tokens", "generation_tokens", "ttft_s_sum", "ttft_s_count", "itl_s_sum", "itl_s_count")
     totals, slow, restarted = dict.fromkeys(names, 0.0), 1.0, False
     for step in range(int((before + after) * HOUR / every)):
@@ -36,8 +46,7 @@ def hours(before: float, after: float, *, load: float = 1.0, faster: float = 1.0
             totals[f"{name}_sum"] += mean * count
             totals[f"{name}_count"] += count
         inside = rate * 105 * token_s
-        history.add(ServerState(t, {"requests_running": inside, "requests_waiting": 0.0}, dict(totals)))
-    return history
+        yield ServerState(t, {"requests_running": inside, "requests_waiting": 0.0}, dict(totals))
 
 
 def test_a_faster_server_is_better_although_the_load_rises_and_falls() -> None:
@@ -50,6 +59,7 @@ def test_a_slower_server_is_worse() -> None:
     assert judge_restart(hours(5, 5, faster=0.7)).verdict == "worse"
 
 
+@pytest.mark.slow
 def test_the_same_server_is_no_win_and_no_loss() -> None:
     verdicts = [judge_restart(hours(3, 3, seed=seed, every=10.0)).verdict for seed in range(20)]
     assert sum(verdict in ("win", "worse") for verdict in verdicts) <= 1, verdicts  # the level of the interval is 1 in 20

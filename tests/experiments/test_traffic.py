@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 
-from gpuconsole.experiments.block_order import order
 from gpuconsole.experiments.statistics import BASELINE, CHANGED
-from gpuconsole.experiments.traffic import Judged, TrafficPair, block_of, judge
+from gpuconsole.experiments.traffic import TrafficPair, block_of, judge
 from gpuconsole.wire.events import ServerState
-from tests.fakes.served_traffic import ServedTraffic
+from tests.fakes.served_traffic import trial
 
-SETTLE_S, BLOCK_S, CAP_S = 1.0, 4.0, 300.0
 TRAFFIC = {
     "steady": {"rate": 6.0},
     "bursty": {"rate": 5.0, "bursts": 1.9},
     "closed": {"users": 16},
 }
 """Load below what the server can do, bursts of three times the quiet rate, and clients that wait for their answers."""
-
-
-def trial(before: int, after: int, seed: int, **traffic: Any) -> Judged:
-    """The trial of `max_num_seqs`."""
-    server = ServedTraffic(seed, seats=before, **traffic)
-    list(server.run(10))
-    pairs: list[TrafficPair] = []
-    begun, block_s = server.now, BLOCK_S
-    for planned in itertools.islice(order(seed), 60):
-        blocks = {}
-        for block in planned:
-            server.seats = {BASELINE: before, CHANGED: after}[block.arm]
-            list(server.run(SETTLE_S))
-            blocks[block.arm] = block_of(list(server.run(block_s * block.stretch)))
-        if all(blocks.values()):
-            pairs.append(TrafficPair(planned[0].arm, {arm: block for arm, block in blocks.items() if block is not None}))
-        judged = judge(pairs, {"max_num_seqs": after}, {"max_num_seqs": before})
-        if judged.compared < 0.75 * len(pairs):
-            block_s = min(20.0, 1.5 * block_s)
-        if judged.verdict is not None or server.now - begun > CAP_S:
-            break
-    return judged
 
 
 @pytest.mark.slow
@@ -101,8 +76,8 @@ def test_arrivals_are_those_that_left_and_the_growth_inside() -> None:
 
 
 def test_more_tokens_because_more_came_is_no_gain() -> None:
-    """The load with the change is twice as high, in requests that come and in requests inside."""
-    blocks = {BASELINE: steady_block(4, 6, 100), CHANGED: steady_block(8, 12, 200)}
+    """The load with the change is two and a half times as high, in requests that come and in requests inside."""
+    blocks = {BASELINE: steady_block(4, 6, 100), CHANGED: steady_block(10, 15, 250)}
     judged = judge([TrafficPair(BASELINE, blocks)] * 12, {"max_num_seqs": 8}, {"max_num_seqs": 16})
     assert judged.verdict is None and judged.reason.startswith("the load differed: 0 of 12 pairs")
 

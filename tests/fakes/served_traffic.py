@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from gpuconsole.experiments.block_order import order
+from gpuconsole.experiments.statistics import BASELINE, CHANGED
+from gpuconsole.experiments.traffic import Judged, TrafficPair, block_of, judge
 from gpuconsole.wire.events import ServerState
 
 READ_S = 0.5
@@ -92,3 +97,28 @@ class ServedTraffic:
             {"requests_running": len(self.running), "requests_waiting": len(self.waiting)},
             {k: float(v) for k, v in totals.items()},
         )
+
+
+SETTLE_S, BLOCK_S, CAP_S = 1.0, 4.0, 300.0
+
+
+def trial(before: int, after: int, seed: int, **traffic: Any) -> Judged:
+    """A trial of `max_num_seqs` on such a server, with the blocks of a real one (`experiments/traffic_trial.py`)."""
+    server = ServedTraffic(seed, seats=before, **traffic)
+    list(server.run(10))
+    pairs: list[TrafficPair] = []
+    begun, block_s = server.now, BLOCK_S
+    for planned in itertools.islice(order(seed), 60):
+        blocks = {}
+        for block in planned:
+            server.seats = {BASELINE: before, CHANGED: after}[block.arm]
+            list(server.run(SETTLE_S))
+            blocks[block.arm] = block_of(list(server.run(block_s * block.stretch)))
+        if all(blocks.values()):
+            pairs.append(TrafficPair(planned[0].arm, {arm: block for arm, block in blocks.items() if block is not None}))
+        judged = judge(pairs, {"max_num_seqs": after}, {"max_num_seqs": before})
+        if judged.compared < 0.75 * len(pairs):
+            block_s = min(20.0, 1.5 * block_s)
+        if judged.verdict is not None or server.now - begun > CAP_S:
+            break
+    return judged

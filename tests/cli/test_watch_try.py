@@ -1,0 +1,129 @@
+"""`gpuconsole watch --try` and `--advise` through the real command line, under the traffic of a client that knows nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.wire.events import encode
+from gpuconsole.workloads.serving.live_limits import LEASE_S
+from tests.cli.test_watch import answered, client, embedded_server
+from tests.conftest import Cli
+from tests.experiments.test_restart_effect import hours_of_events
+from tests.pty.test_watch import page_of
+from tests.waiting import wait_until
+
+LIVE = "--live-limits"
+
+
+def running(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics") as page:
+        return float(next(line.split()[-1] for line in page.read().decode().splitlines() if line.startswith("vllm:num_requests_running{")))
+
+
+@pytest.mark.slow
+def test_a_limit_is_tried_under_the_traffic_and_no_request_is_ours(cli: Cli, tmp_path: Path) -> None:
+    with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 10, 48, seconds=200) as load:
+        done = cli("watch", url, "--headless", "--duration", "6", "--try", "max_num_seqs=1", "--snapshot", str(tmp_path / "s.json"), timeout=400)
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: running(url) > 4)
+        seen = json.loads(load.communicate()[0])
+        assert answered(url) == len(seen["requests"]), "the server has answered the requests of the client, and no others"
+    (trial,) = json.loads((tmp_path / "s.json").read_text())["trials"]
+    assert (trial["verdict"], trial["method"], trial["figure"]) == ("worse", "live traffic", "time_per_token_s"), trial
+    assert trial["effects"]["tokens_per_s"]["high"] < 1 and not trial.get("kept")
+    assert "the server has its limits of the start again" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_load_below_the_limit_ends_undecided_with_the_reason(cli: Cli) -> None:
+    with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 3, 48, seconds=120):
+        done = cli("watch", url, "--headless", "--duration", "6", "--try", "max_num_seqs=16", timeout=400)
+    assert "undecided: the load is too small for the limit to matter: at most 3 requests were in the server" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_the_limit_goes_back_when_the_console_dies_or_hangs(ends: int) -> None:
+    """Every request runs again soon after, and the server has never stopped."""
+    words = [sys.executable, "-m", "gpuconsole", "watch", "URL", "--headless", "--duration", "6", "--try", "max_num_seqs=1"]
+    with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 10, 48, seconds=90):
+        console = subprocess.Popen(
+            [url if word == "URL" else word for word in words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            wait_until(lambda: running(url) == 1, 60)
+            if ends == signal.SIGSTOP:  # all of it, as when a machine is out of memory
+                for pid in [console.pid, *(int(child) for child in children(console.pid))]:
+                    os.kill(pid, ends)
+            else:
+                console.send_signal(ends)
+            begun = time.monotonic()
+            wait_until(lambda: running(url) > 4, 30)
+            assert time.monotonic() - begun < LEASE_S + 5
+        finally:
+            for pid in [*(int(child) for child in children(console.pid)), console.pid]:
+                os.kill(pid, signal.SIGKILL)
+            console.wait()
+
+
+def children(pid: int) -> list[str]:
+    return subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.slow
+def test_a_server_without_live_limits_says_what_turns_them_on(cli: Cli) -> None:
+    with embedded_server() as url, client(url, 3, 48, seconds=30):
+        done = cli("watch", url, "--headless", "--duration", "4", "--try", "max_num_seqs=2")
+    assert "trial: max_num_seqs: gpuconsole did not start this server" in done.stderr and "--scheduler-cls" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_limit_above_that_of_the_start_needs_a_restart(cli: Cli) -> None:
+    with embedded_server(LIVE, max_num_seqs=8) as url, client(url, 3, 48, seconds=30):
+        done = cli("watch", url, "--headless", "--duration", "4", "--try", "max_num_seqs=64")
+    assert "a running server takes at most the value of its start, 8; restart the server with the new value" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["--try", "max_num_seqs=2"], "--try: --apply-top and --try go with --headless"),
+        (["--headless", "--try", "dtype=float16"], "a running server has no setting 'dtype'"),
+        (["--headless", "--slo", "ttft_p99=1"], "--slo goes with --advise"),
+        (["--advise", "--slo", "ttft=1"], "expected ttft_p99=S"),
+        (["--advise", "--json"], "--advise prints for people"),
+    ],
+)
+def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None:
+    done = cli("watch", "http://127.0.0.1:1", *words)
+    assert done.returncode == 2 and mistake.removeprefix("--try: ") in done.stderr and done.stdout == ""
+
+
+@pytest.mark.slow
+def test_the_flags_of_a_server_are_ranked_and_the_restart_is_written(cli: Cli) -> None:
+    with page_of("vllm", "capped") as url:
+        done = cli("watch", url, "--advise", "--slo", "e2e_p99=4", "--duration", "8")
+    advice = done.stdout.partition("\nadvice\n")[2]
+    assert "e2e_p99 below 4.00 s; now" in advice and ": missed" in advice
+    assert "vllm serve ... --max-num-seqs " in advice and "gpuconsole explain FOLDER --restart" in advice
+
+
+def test_a_restart_is_judged_by_the_recorded_hours(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "hours.jsonl"
+    file.write_bytes(b"".join(encode(event) + b"\n" for event in hours_of_events(3, 3, faster=1.6, every=10.0)))
+    done = cli("explain", str(file), "--restart")
+    assert done.returncode == 0 and done.stdout.startswith("The restart at ") and done.stdout.splitlines()[0].endswith(": better"), (
+        done.stdout
+    )
+    assert "time of a token, waiting included" in done.stdout and "3.0 h before" in done.stdout
+    nothing = cli("explain", str(file), "--restart", "--at", "not a time")
+    assert nothing.returncode == 2
