@@ -32,6 +32,8 @@ FIGURES = (*PRIMARY, "ttft_s", "itl_s")
 WORDS = {DECIDES: "time of a token, waiting included", "tokens_per_s": "tokens/s", "ttft_s": "TTFT", "itl_s": "ITL"}
 SAME_LOAD, SAME_MEAN_LOAD = math.log(2.0), math.log(1.1)
 """The load of two blocks, and the mean load of all blocks of both sides, may differ by these factors."""
+EXPLAINS = 0.25
+"""A difference of the mean load of a quarter of the effect, in logarithms, does not explain the effect."""
 MOST_COST = math.log(1.25)
 """A change that makes another figure a fifth worse, as far as known, is no win."""
 SEEN = 0.02
@@ -156,7 +158,8 @@ def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: 
         return judged("undecided", why, over=True)
     if len(alike) < MIN_PAIRS or load is None:
         return judged(None, f"the load differed: {len(alike)} of {len(pairs)} pairs of blocks had the same, and {MIN_PAIRS} are needed")
-    if abs(load) > SAME_MEAN_LOAD:
+    effect = max((abs(intervals[name][0]) for name in PRIMARY if name in intervals), default=0.0)
+    if abs(load) > max(SAME_MEAN_LOAD, EXPLAINS * effect):
         return judged(None, f"the load differed: {_factor(load)} the requests with the change")
     better = [name for name, (_, low, _) in intervals.items() if low > MINIMUM_EFFECT]
     worse = [name for name, (_, _, high) in intervals.items() if high < -MINIMUM_EFFECT]
