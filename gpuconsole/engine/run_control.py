@@ -257,6 +257,8 @@ class RunControl:
     async def set_knobs(self, changes: Knobs) -> None:
         """Apply live changes without proof. Raises SessionError."""
         record, worker = self.running()
+        if record.run.watched:
+            raise SessionError("a server that is only watched keeps no change: try the limit, and restart the server with it")
         changes = _effective(changes, record.run)
         if not record.run.applies_live(changes):
             raise SessionError(f"{describe_changes(changes)} needs a restart of the worker: try it as a trial")

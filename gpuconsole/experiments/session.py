@@ -107,6 +107,8 @@ class LiveSession(Engine, SessionApi):
     async def tune(self, budget_s: float = TUNE_S) -> Certificate:
         """See SessionApi. `budget_s`: seconds for the whole tuning session."""
         record, _ = self.control.running()
+        if record.run.watched:
+            raise SessionError("a server that is only watched is not tuned: try one limit at a time")
         if self.control.lock.changing:
             raise Busy("a trial, a change or a profile is under way: wait for its end")
         return await self._tuning.run(record.run.scenario, self.control.overrides, budget_s)

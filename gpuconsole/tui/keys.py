@@ -93,8 +93,8 @@ def tuning(view: View) -> bool:
 
 
 def _may_change(view: View) -> bool:
-    """Whether a run is active that changes can be tried on: of servers that are watched, those that take limits while they run."""
-    return _running(view) and not (view.run is not None and view.run.watched and not view.run.knobs)
+    """Whether a run is active that keeps changes: a server that is only watched keeps none."""
+    return _running(view) and not (view.run is not None and view.run.watched)
 
 
 def _may_tune(view: View) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_watch import client, embedded_server
 from tests.pty.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -41,3 +42,19 @@ def test_a_dead_address_is_on_the_screen_in_words(tmp_path: Path) -> None:
         terminal.wait_for("nothing listens at 127.0.0.1:1")
         terminal.press("q")
         terminal.wait_exit()
+
+
+def test_enter_tries_a_limit_under_the_traffic_and_gives_it_back(tmp_path: Path) -> None:
+    """A cache of 16 blocks: requests are thrown out, and the rule suggests fewer at a time, which needs no restart of this server."""
+    with (
+        embedded_server("--live-limits", max_num_seqs=16, num_gpu_blocks_override=16) as url,
+        client(url, 12, 100, seconds=200),
+        Terminal("watch", url, cwd=tmp_path) as terminal,
+    ):
+        terminal.wait_for("The KV cache limits this server", "Enter try", "max_num_seqs 16 ->", timeout_s=90)
+        terminal.press("enter")
+        terminal.wait_for("trial ", "max_num_seqs 16", "the first blocks run", timeout_s=60)
+        terminal.press("escape")
+        terminal.wait_for("cancelled", timeout_s=90)
+        terminal.press("q")
+        assert terminal.wait_exit() == 0

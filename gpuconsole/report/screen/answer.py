@@ -327,6 +327,9 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, instal
         return 4, "Wait for the verdict. Steps with and without the change alternate."
     if not facts.active(view):
         return (0, "") if run.is_job else (1, f"This run has ended. {start}")
+    if run.watched and facts.suggestions(view):
+        before = "The server has its limits of the start again. " if view.trials else ""
+        return 3, f"{before}Press {keys['try_selected']}: the limit changes in blocks under the load of its clients, and goes back."
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
         why = "other programs use the cores" if any(one.rule == CONTENTION for one in facts.firing(run)) else "step times vary too much"
         return 3, f"The trial was undecided: {why}. Press {keys['try_selected']} to try again."
