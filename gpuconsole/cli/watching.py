@@ -22,6 +22,7 @@ from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.diagnosis.advice import Advised, advise, restart_words
 from gpuconsole.diagnosis.families.serving import flag_of
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import encode
@@ -87,6 +88,9 @@ class WatchedRun:
             elapsed = time.monotonic() - begun if begun is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
             if tries and begun is not None and ready(view, tries, elapsed > self._duration_s * TRIAL_LATEST):
+                self._progress.line(
+                    f"the trial takes at most {USUAL.traffic_cap_s / 60:.0f} minutes and the rest of its last blocks; Ctrl-C ends it, and the limit goes back"
+                )
                 await try_now(engine, tries, self._interrupted, self._progress.line)
                 self._duration_s, tries = max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S), {}
                 continue

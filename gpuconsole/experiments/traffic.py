@@ -156,6 +156,8 @@ def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: 
 
     if len(pairs) >= MIN_PAIRS and (why := why_no_matter(pairs, changes, before, engines)):
         return judged("undecided", why, over=True)
+    if len(pairs) < MIN_PAIRS:
+        return judged(None, f"{len(pairs)} pairs of blocks are too few: {MIN_PAIRS} are needed")
     if len(alike) < MIN_PAIRS or load is None:
         return judged(None, f"the load differed: {len(alike)} of {len(pairs)} pairs of blocks had the same, and {MIN_PAIRS} are needed")
     effect = max((abs(intervals[name][0]) for name in PRIMARY if name in intervals), default=0.0)

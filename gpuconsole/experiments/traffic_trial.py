@@ -12,11 +12,11 @@ import msgspec
 
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import Block, order
-from gpuconsole.experiments.statistics import resolution
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, resolution
 from gpuconsole.experiments.traffic import LEAST_READINGS, TrafficBlock, TrafficPair, block_of, judge
 from gpuconsole.experiments.trial import MAX_PAIRS, USUAL, Outcome, TrialFailed, TrialLimits
 from gpuconsole.model.experiments import Trial
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, Run
 from gpuconsole.session.run import RunRecord
 
@@ -44,17 +44,13 @@ class TrafficTrial:
         limits: TrialLimits = USUAL,
     ) -> None:
         assert record.serving is not None
-        self._trial, self._run, self._record, self._serving, self._worker, self._on_update = (
-            trial,
-            run,
-            record,
-            record.serving,
-            worker,
-            on_update,
-        )
-        self._values: dict[int, Knobs] = {1: {name: run.knobs[name] for name in trial.changes}, 2: dict(trial.changes)}
-        self._block_s = block_s(run)
         self._cap_s = limits.traffic_cap_s
+        seed = secrets.randbits(32) if trial.order_seed is None else trial.order_seed
+        trial = msgspec.structs.replace(trial, method="live traffic", order_seed=seed, limit_s=self._cap_s)
+        self._trial, self._run, self._worker, self._on_update = trial, run, worker, on_update
+        self._serving = record.serving
+        self._values: dict[int, Knobs] = {BASELINE: {name: run.knobs[name] for name in trial.changes}, CHANGED: dict(trial.changes)}
+        self._block_s = block_s(run)
         self._measuring: asyncio.Task[Trial] | None = None
         self._latest = trial
 
@@ -68,10 +64,10 @@ class TrafficTrial:
         else:
             trial = self._measuring.result()
         try:
-            error = (await self._worker.set_knobs(self._values[1], 0)).error
+            error = (await self._worker.set_knobs(self._values[BASELINE], 0)).error
         except WorkerGone:  # the worker gives the limits back at its end
             error = None
-        if error:
+        if error and trial.error is None:
             trial = msgspec.structs.replace(trial, error=f"the server has lost its limits of the trial by itself: {error}")
         self._on_update(trial)
         return Outcome(trial)
@@ -83,20 +79,20 @@ class TrafficTrial:
 
     async def _measure(self) -> Trial:
         begun = time.monotonic()
-        seed = secrets.randbits(32) if self._trial.order_seed is None else self._trial.order_seed
-        trial = msgspec.structs.replace(self._trial, method="live traffic", order_seed=seed, limit_s=self._cap_s)
+        trial = self._trial
+        assert trial.order_seed is not None
         pairs: list[TrafficPair] = []
         idle = 0
         reason = ""
         try:
-            for planned in itertools.islice(order(seed), MAX_PAIRS):
+            for planned in itertools.islice(order(trial.order_seed), MAX_PAIRS):
                 blocks = {block.arm: await self._measured(block) for block in planned}
                 found = {arm: block for arm, block in blocks.items() if block is not None}
                 if len(found) == len(blocks):
                     pairs.append(TrafficPair(planned[0].arm, found))
                 else:
                     idle += 1
-                judged = judge(pairs, trial.changes, self._values[1], int(self._run.facts.get("live_limit.engines", 1)))
+                judged = judge(pairs, trial.changes, self._values[BASELINE], int(self._run.facts.get("live_limit.engines", 1)))
                 reason = judged.reason
                 if judged.compared < MOSTLY_ALIKE * len(pairs):
                     self._block_s = min(BLOCK_S[1], LONGER * self._block_s)
@@ -117,7 +113,7 @@ class TrafficTrial:
                 self._on_update(trial)
                 if judged.verdict is not None:
                     return msgspec.structs.replace(trial, state="done", verdict=judged.verdict, reason=reason)
-                if trial.elapsed_s > self._cap_s:
+                if trial.elapsed_s > self._cap_s and len(pairs) + idle >= MIN_PAIRS:
                     break
         except (TrialFailed, WorkerGone) as error:
             return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - begun)
@@ -160,8 +156,3 @@ def block_s(run: Run) -> float:
         REQUESTS_LONG * (e2e.mean if e2e is not None else 0.0), ARRIVALS / rate.mean if rate is not None and rate.mean > 0 else 0.0
     )
     return min(BLOCK_S[1], max(BLOCK_S[0], wanted))
-
-
-def restart_advice(changes: Knobs) -> str:
-    """What keeps a proven change."""
-    return f"{describe_changes(changes)}: restart the server with it to keep it"

@@ -76,7 +76,7 @@ class OwnLimits:
             self._map = mmap.mmap(opened, SIZE)
         finally:
             os.close(opened)
-        atexit.register(_remove, path)
+        atexit.register(_remove_own, path, os.getpid())
 
     def read(self):  # type: ignore[no-untyped-def]
         """The limits of this moment: sequences, tokens; 0: the value of the start."""
@@ -89,6 +89,12 @@ class OwnLimits:
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError):
         os.remove(path)
+
+
+def _remove_own(path: str, pid: int) -> None:
+    """Remove the file at the end of process `pid`: a process that it has forked ends earlier."""
+    if os.getpid() == pid:
+        _remove(path)
 
 
 class Caps:
