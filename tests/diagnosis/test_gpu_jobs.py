@@ -582,6 +582,18 @@ def test_on_a_card_whose_peak_is_not_known_a_low_gpu_util_proves_idle_time(util:
     assert stalled.state == state
 
 
+@pytest.mark.parametrize(("late", "exposed"), [(0.0, 0.3), (0.25, 0.225), (0.6, None)])
+def test_what_a_sharded_model_waits_for_is_told_without_the_steps_in_which_a_host_is_late(late: float, exposed: float | None) -> None:
+    """In those the computation may wait for the late host of another process. Where they are many, nothing is said."""
+    job = gpt(H100, 0.2, BF16_H100, processes=2, knobs={"sharding": "zero3"}, caught_up=late)
+    seen = watched(replace(job, step=phases(job.step_s, comm=0.3, optimizer=0.03)))
+    signal, finding = seen.case.signals.get("comm.exposed_s"), seen.of("comm.exposed")
+    assert finding.state == ("cant_tell" if exposed is None else "fires")
+    assert (signal and signal.value) == (exposed and pytest.approx(exposed * job.step_s, rel=0.01))
+    if late and signal is not None:
+        assert "without the 25 % of the steps" in signal.source
+
+
 def test_without_gpm_the_confidence_in_launches_is_low() -> None:
     assert watched(JOBS["launch-bound, no GPM"].job).of("host.launch_bound").confidence == "low"
     assert watched(JOBS["launch-bound, GPM"].job).of("host.launch_bound").confidence == "high"

@@ -12,6 +12,7 @@ import statistics
 from gpuconsole.diagnosis.signals.collectives import LATE_BEFORE, collective_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Exchange
+from gpuconsole.model.text import percent
 from gpuconsole.session.exchanges import LEAST, Exchanges, in_common
 from gpuconsole.session.run import RunRecord
 
@@ -21,8 +22,8 @@ HIDDEN = 0.01
 """Share of step time. Below it the exposed time says nothing about the link."""
 AT_LEAST = 0.10
 """Share of step time from which rules call communication exposed (families/comm.py)."""
-HOST_LATE = 0.2
-"""Share of steps at whose end the GPU has no work left. A host that is the limit in so many steps, or waits for the GPU in them, is not always ahead."""
+HOST_LATE = 0.5
+"""Share of steps at whose end the GPU has no work left: the host is the limit in them, or waits for the GPU. From here on nothing is said of what the computation waits for."""
 OF_SHARDED = ("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "comm.bytes_per_step")
 TIMER = "DistributedDataParallel's own timer"
 
@@ -51,15 +52,31 @@ def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict
 def _of_account(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
     """What the account tells of the collectives that the training thread calls. With FSDP the host, or on a GPU the stream of the computation, waits
     for some of them within the passes: their time is a lower bound, which says something only where it is large. On a GPU it does so only where the hosts
-    are ahead: else a process waits for the late host of another one."""
+    are ahead: else a process waits for the late host of another one. So steps with a late host are left out, and where they are many nothing is said."""
     passive = _of_collectives(record, signals)
     if record.run.knobs.get("sharding") == "ddp":
         return passive
-    large = "comm.exposed_s" in passive and passive["comm.exposed_s"].value >= AT_LEAST * signals["step_s"].value
+    if "comm.exposed_s" not in passive:
+        return {}
     late = signals["host.caught_up_ratio"].value if "host.caught_up_ratio" in signals else 1.0
-    if not large or (signals["is_gpu"].value and late >= HOST_LATE):
+    if signals["is_gpu"].value:
+        if late >= HOST_LATE:
+            return {}
+        passive |= _without_late_hosts(passive, late)
+    if passive["comm.exposed_s"].value < AT_LEAST * signals["step_s"].value:
         return {}
     return {name: passive[name] for name in OF_SHARDED if name in passive}
+
+
+def _without_late_hosts(passive: dict[str, Signal], late: float) -> dict[str, Signal]:
+    """The exposed time without the steps, a share `late` of all, in which the computation may have waited for the late host of another process."""
+    exposed, step = passive["comm.exposed_s"], passive["comm.pass_s"]
+    least = (1 - late) * exposed.value
+    source = f"{exposed.source}; without the {percent(late)} of the steps in which a host is not ahead" if late else exposed.source
+    return {
+        "comm.exposed_s": Signal(least, "s", source),
+        "comm.pass_alone_s": Signal(step.value - least, "s", passive["comm.pass_alone_s"].source),
+    }
 
 
 def _of_collectives(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]:
