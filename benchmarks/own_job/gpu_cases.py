@@ -150,7 +150,7 @@ CASES = (
     Case("DDP without NVLink, H100", EXPOSED, "--width 1024 --layers 8 --batch 2 --seq 256", (f"card h100 {NO_NVLINK}",) * 2, 2, common=DDP),
     Case("DDP without NVLink, A100", EXPOSED, "--width 1024 --layers 8 --batch 2 --seq 256", (f"card a100-40 {NO_NVLINK}",) * 2, 2, common=DDP),
     Case("DDP over PCIe, RTX 4090", EXPOSED, "--width 1024 --layers 8 --batch 2 --seq 256", ("card rtx4090",) * 2, 2, common=DDP),
-    Case("exposed all-gather without NVLink, H100", EXPOSED, "--shards fsdp2 --batch 2", (f"card h100 {NO_NVLINK}",) * 2, 2, common=FSDP),
+    Case("exposed all-gather without NVLink, H100", EXPOSED, "--shards fsdp2 --batch 8", (f"card h100 {NO_NVLINK}",) * 2, 2, common=FSDP),
     Case("exposed all-gather without NVLink, A100", EXPOSED, "--shards fsdp2 --batch 2", (f"card a100-40 {NO_NVLINK}",) * 2, 2, common=FSDP),
     Case("exposed all-gather, RTX 4090", EXPOSED, "--shards fsdp2 --batch 2", ("card rtx4090",) * 2, 2, common=FSDP),
     Case("lowered power limit, H100", ("hw.power",), "", ("card h100 power_w=350 default_w=700 demand_w=800",), common=POWER),
