@@ -181,7 +181,7 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
     rows = [spread(width, [("trial ", "accent"), (change, "title"), (effect, "dim")], [("  ", ""), (blocks, "")])]
     if trial.speedup is None:
-        so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
+        so_far = "the first blocks run" if trial.method in ("live ABBA", "live traffic") else "a second process starts"
         so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
         expected = f"   {predicted(trial.predicted)}" if trial.predicted else ""
         return fill([*rows, line(width, (f"  measured   {so_far}", "dim"), (expected, "dim"))], width, height)
