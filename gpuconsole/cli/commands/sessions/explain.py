@@ -15,7 +15,7 @@ from gpuconsole.experiments.restart_effect import judge_restart
 from gpuconsole.report.incident import incident_report, restart_report
 from gpuconsole.wire.recording import RecordingError
 
-HELP = "say what happened at a latency peak or a restart of a server"
+HELP = "say what happened at a latency peak, or at a restart"
 DESCRIPTION = """Find a latency peak in a recording of a model server, or in a ring of recordings, and name what changed with it: preemptions, longer prompts,
 more requests, clocks, restarts, other processes, ... each with figures; or say that nothing did.
 
