@@ -15,8 +15,8 @@ from gpuconsole.model.serving import WATCHED
 
 SIZE = re.compile(r"([1-9][0-9]*)GB")
 """The name of a table such as `[gpu.80GB]`."""
-ROUNDING = 0.9
-"""A card belongs to a size if it has at least this share of it: product names round, and ECC takes a part."""
+ROUNDING = 0.92
+"""A card belongs to a size if it has at least this share of it: product names round, and ECC takes a part. 128 GB are no 141 GB."""
 
 Group = Literal["start here", "training", "input", "memory", "several GPUs", "serving", "calibration"]
 """What a scenario is about."""

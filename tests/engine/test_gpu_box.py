@@ -68,10 +68,10 @@ def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) 
 def test_the_screen_shows_the_values_of_gpm_for_one_and_for_many_gpus(script: Script, tmp_path: Path, gpus: int) -> None:
     script.write(f"gpus {gpus}", *GPM)
     with Terminal(cwd=tmp_path, env=without_torch(tmp_path)) as terminal:
-        terminal.wait_for("what to press", "H200", "78 %", timeout_s=30)
+        terminal.wait_for("GPU-Util", "H200", "78 %", timeout_s=30)
         terminal.press("i")
         terminal.wait_for("gpu.sm_active_ratio", "78.5 %", "31.0 %", "42.0 %", timeout_s=30)
         terminal.press("q")
-        terminal.wait_for("what to press")
+        terminal.wait_for("GPU-Util")
         terminal.press("q")
         assert terminal.wait_exit() == 0

@@ -25,18 +25,18 @@ def found(state: SessionState) -> list[Fault]:
 def test_memory_errors_from_before_the_start_are_old() -> None:
     assert found(started(0.0, 0.0)) == []
     assert found(started(4.0, 4.0)) == [Fault("4 ECC errors before", is_new=False)]
-    assert found(started(4.0, 5.0)) == [Fault("1 ECC error"), Fault("4 before", is_new=False)]
-    assert found(started(4.0, 0.0, 1.0)) == [Fault("1 ECC error")], "a reset of the GPU clears the count"
+    assert found(started(4.0, 5.0)) == [Fault("1 ECC error", breaks=True), Fault("4 before", is_new=False)]
+    assert found(started(4.0, 0.0, 1.0)) == [Fault("1 ECC error", breaks=True)], "a reset of the GPU clears the count"
 
 
 def test_an_xid_stays_with_its_gpu_when_the_sampler_starts_again() -> None:
     state = started()
     state.apply(Xid(110.0, "gpu:0", 79))
-    assert found(state) == [Fault("XID 79", True, 10.0)]
+    assert found(state) == [Fault("XID 79", True, 10.0, breaks=True)]
     state.apply(DeviceLost(111.0, "gpu:0", "GPU is lost"))
     for uuid in ("", "A"):  # it has no handle for a while
         state.apply(Devices(112.0, [Device("gpu:0", "H200", uuid=uuid)]))
-        assert found(state) == [Fault("XID 79", True, 10.0)]
+        assert found(state) == [Fault("XID 79", True, 10.0, breaks=True)]
     state.apply(Devices(113.0, [Device("gpu:0", "H200", uuid="A")]))
     state.apply(Devices(114.0, [Device("gpu:0", "H200", uuid="B")]))
     assert found(state) == [], "another GPU has this number now"
