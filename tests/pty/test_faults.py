@@ -72,7 +72,7 @@ def test_permission_taken_away(box: tuple[Script, Terminal]) -> None:
     terminal.press("i")
     terminal.wait_for("gpu.hbm_used_bytes", "no permission")
     terminal.press("q")
-    terminal.wait_for("what to press")
+    terminal.wait_for("device  state")
     assert_alive(terminal)
 
 
@@ -123,7 +123,7 @@ def test_hostile_names_reach_the_terminal_as_text_only(fake_library: Path, tmp_p
             terminal.press("enter")
             terminal.wait_for("\\x1b]52", timeout_s=20)
             terminal.press("q", "q")  # back to the table, back to the overview
-            terminal.wait_for("what to press")
+            terminal.wait_for("device  state")
             assert_alive(terminal)
             for hostile in (b"\x1b]52", b"\x1b]0;owned", "\u202e".encode()):
                 assert hostile not in terminal.raw
@@ -163,7 +163,7 @@ WATCHING_BYTES = 60e6
 def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Path) -> None:
     """The spare worker, with torch imported, ends some time after the scenario picker was closed."""
     with Terminal(cwd=tmp_path, module="tests.pty.brief_spare") as terminal:
-        terminal.wait_for("what to press")
+        terminal.wait_for("device  state")
         terminal.press("s")
         terminal.wait_for("train-gpt")
         console = psutil.Process(terminal.process.pid)

@@ -55,6 +55,8 @@ SWITCH_S = 0.000101
 stack must be read by then. Python keeps whole microseconds, and cuts: 100 µs that a program reads and sets again are 99 µs then, 101 µs stay 101 µs."""
 SPELL_S, REST_S = 0.2, 0.8
 """Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
+MOST_OF_A_CORE, LONGEST_REST_S = 0.004, 10.0
+"""Share of a core that samples may take at the low rate. Where many threads make a spell dearer, the rest after it is longer, up to so many seconds."""
 FIRST_S = 3.0
 """Seconds without rest at the start: a job of some seconds has samples too."""
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
@@ -219,9 +221,11 @@ class Sampler:
 
     def _sample_until_woken(self, wake: Any) -> None:
         """Sample for a spell, rest, and so on. All pauses are random, so that they do not follow a rhythm of the program."""
+        rest_s = REST_S
         while self._wanted:
-            if not self.fast and wake.acquire(True, REST_S * (0.5 + self._random.random())):
+            if not self.fast and wake.acquire(True, rest_s * (0.5 + self._random.random())):
                 return
+            begun_s = time.thread_time()
             try:
                 self._others.look({self._thread, _thread.get_ident()})
                 until = time.perf_counter() + SPELL_S
@@ -230,6 +234,7 @@ class Sampler:
                         return
             finally:
                 self.cpu_s = time.thread_time()
+            rest_s = min(LONGEST_REST_S, max(REST_S, (self.cpu_s - begun_s) / MOST_OF_A_CORE - SPELL_S))
 
     def _sample_later(self, wake: Any) -> bool:
         """Wait, then take a sample. Returns whether the thread is to end."""
