@@ -151,7 +151,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(fake_library:
 def test_heat_is_shown_in_the_title(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("gpus 8", *GPM, "gpu 6 clocks_reasons 72")
-    terminal.wait_for("gpu:6: clocks cut by the hardware: heat")
+    terminal.wait_for("gpu:6: heat slowdown")
     assert_alive(terminal)
 
 
@@ -163,7 +163,7 @@ WATCHING_BYTES = 60e6
 def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Path) -> None:
     """The spare worker, with torch imported, ends some time after the scenario picker was closed."""
     with Terminal(cwd=tmp_path, module="tests.pty.brief_spare") as terminal:
-        terminal.wait_for("device  state")
+        terminal.wait_for("what to press")
         terminal.press("s")
         terminal.wait_for("train-gpt")
         console = psutil.Process(terminal.process.pid)
