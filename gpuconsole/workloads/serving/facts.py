@@ -45,8 +45,9 @@ async def ask_facts(session: aiohttp.ClientSession, url: str, families: Iterable
         (CACHE_INFO, _of_cache_info(families)),
         (SGLANG_TOKENS, _of_sglang_metrics(families)),
     ]
-    # An unknown engine is asked everything, because only its answers show what it is.
-    wanted = [endpoint for endpoint in ENDPOINTS if engine in ("", *endpoint.engines)]
+    # An unknown engine is asked everything, because only its answers show what it is. So is one whose list of models did not come in time: several engines
+    # have the names of vLLM's metrics.
+    wanted = [endpoint for endpoint in ENDPOINTS if not listed or engine in ("", *endpoint.engines)]
     for answers in await asyncio.gather(*(_first(session, url, endpoint) for endpoint in wanted)):
         answered += answers
     return merge(answered)

@@ -196,6 +196,10 @@ class Joined:
         return ServerState(state.t, state.gauges, totals, buckets)
 
 
+MOST_ASKED = 4
+"""How often a server is asked for settings that it has not told: most engines do not tell the limit of running sequences."""
+
+
 class ServerWatch:
     """One server, watched from its first answer until Stop."""
 
@@ -213,6 +217,7 @@ class ServerWatch:
         self._over = asyncio.Event()
         self._reader: Reader
         self._facts = ServerFacts()
+        self._asked = 0
         self._processes: list[int] = []
         self._limits: LiveLimits | None = None
         self._knobs: Knobs = {}
@@ -325,6 +330,7 @@ class ServerWatch:
 
     async def _ask_facts(self, families: list[Metric]) -> None:
         """Send what the server says of its settings, where that is new."""
+        self._asked += 1
         facts = await ask_facts(self._session, self._url, families)
         names = [engine.name for engine in engines_on(families)] or [self._reader.engine if isinstance(self._reader, JsonReader) else ""]
         facts = complete(facts, ("the metrics page", {"engine": names[0] or None}))
@@ -404,7 +410,8 @@ class ServerWatch:
         state = self._joined.continued(state, parts_on(families, self._model) if families else 1)
         before, self._last = self._last, state
         restarted = before is not None and any(state.totals.get(name, total) < total for name, total in before.totals.items())
-        if self._down or restarted:
+        is_busy = self._facts.max_num_seqs is None and self._asked < MOST_ASKED  # a busy server may have answered too late
+        if self._down or restarted or is_busy:
             await self._ask_facts(families)
         if restarted:
             self._channel.send(Note(now(), "the server has restarted: its counters began again", "warning"))
