@@ -273,7 +273,7 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.press("S", "/", *"precision", "enter")
         terminal.wait_for("filter: precision", "changes numerics", "losses and weights differ")
         terminal.press("enter")
-        terminal.wait_for("enter takes the value")
+        terminal.wait_for("Enter accept")
         terminal.press(*["\x7f"] * 4, *"bf16", "enter")
         terminal.wait_for("fp32 -> bf16 (changes numerics): a applies, v tries")
         terminal.press("v")
