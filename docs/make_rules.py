@@ -48,7 +48,6 @@ SUBJECTS = {
 }
 GUIDES = {
     "training": "a job of your own, see [Your own training job](../own-job.md)",
-    "watched": "`gpuconsole watch`, see [Model servers](../serving.md#a-server-that-runs-already)",
     "serving": "a server that runs already, see [Model servers](../serving.md)",
 }
 NO_GPU = " Those runs used CPUs and a simulated GPU, no real GPU."
@@ -70,7 +69,12 @@ SURVEY = '\n"survey" is the project\'s survey of published diagnosis rules, with
 NO_SETTING = "The rule suggests no setting. Where the cure is known, the text of the finding names it.\n"
 SETTINGS = """The finding may suggest a change of these settings. `Enter` tries a suggestion, and the trial measures its effect. The column "takes effect" is about the
 built-in scenarios; for {}.
-
+"""
+WATCHED = """The finding may suggest a change of these settings, which are flags of the server. gpuconsole changes no server that it only watches, with one exception: `Enter`
+tries a lower limit on a vLLM server that was started with [our scheduler class](../serving.md#a-limit-tried-on-the-traffic-of-your-own-users). The column
+"takes effect" is about the built-in scenarios.
+"""
+TABLE = """
 | setting | meaning | values | takes effect | also changes |
 |---|---|---|---|---|
 """
@@ -132,7 +136,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def settings(rule: Rule) -> Iterable[str]:
-    yield SETTINGS.format(GUIDES[rule.subject]) if rule.knobs else NO_SETTING
+    yield (WATCHED if rule.subject == "watched" else SETTINGS.format(GUIDES[rule.subject])) + TABLE if rule.knobs else NO_SETTING
     yield from (row(CATALOGUE[name]) for name in rule.knobs)
 
 

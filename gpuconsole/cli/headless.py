@@ -10,7 +10,9 @@ import shlex
 import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from gpuconsole.cli import output
@@ -44,24 +46,15 @@ TRIAL_LATEST = 0.75
 So it is with a profile, which begins as soon as the run is steady."""
 
 
-class HeadlessRun:
-    """One run from start to summary. `run` returns the exit code."""
+class HeadlessWork(ABC):
+    """Measures one run without a terminal, from its start to its summary. `run` returns the exit code."""
 
-    def __init__(self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, serves: bool = False) -> None:
-        """`serves`: the scenario runs a model server, which needs no warm training worker."""
+    def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._serves = serves
-        self._knobs = knobs
-        self._tries = tries
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
-        self._wait_s: float = args.wait or 0.0
-        self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if (args.nnodes or 1) > 1 else 0.0)
-        if args.url:  # a server that runs already has nothing to load
-            self._patience_s = min(self._duration_s, PATIENCE_REMOTE_S) + START_REMOTE_S + self._wait_s
         self._interrupted = asyncio.Event()
         self._progress = Progress(sys.stderr)
         self._down_since: float | None = None
-        self._doubt = "valid"
 
     def run(self) -> int:
         return asyncio.run(self._main())
@@ -69,14 +62,29 @@ class HeadlessRun:
     async def _main(self) -> int:
         on_interrupt(self._interrupted.set)
         try:
-            async with session(self._args, prepare=self._listen, warm=not self._serves) as engine:
-                await engine.start(self._args.scenario, self._knobs)
+            async with self._session() as engine:
+                await self._start(engine)
                 await self._measure(engine)
-                with contextlib.suppress(TimeoutError):  # the worker was killed then, and the run is closed
+                with contextlib.suppress(TimeoutError):  # a worker that does not end is killed, and the run is closed all the same
                     await asyncio.wait_for(engine.end_run("stopped" if self._interrupted.is_set() else "finished"), END_S)
                 return self._report(engine)
         finally:
             self._progress.done()
+
+    def _session(self) -> AbstractAsyncContextManager[LiveSession]:
+        return session(self._args, prepare=self._listen)
+
+    @abstractmethod
+    async def _start(self, engine: LiveSession) -> None:
+        """Start the run."""
+
+    @abstractmethod
+    async def _measure(self, engine: LiveSession) -> None:
+        """Return when the duration is over, the run has ended, or the user interrupts."""
+
+    @abstractmethod
+    def _report(self, engine: LiveSession) -> int:
+        """Print and write the result. Returns the exit code."""
 
     def _listen(self, engine: LiveSession) -> None:
         for note in engine.state.notes:
@@ -90,13 +98,50 @@ class HeadlessRun:
             self._report_outage(event)
 
     def _report_outage(self, event: Requests) -> None:
-        """A line when the server stops to answer, and a line when it answers again."""
+        """Print a line when the server stops to answer, and a line when it answers again."""
         if event.down:
             self._down_since = event.down_since or event.t
             self._progress.line(f"gpuconsole: the server does not answer: {visible(event.down)}")
         elif self._down_since is not None:
             self._progress.line(f"gpuconsole: the server answers again after {event.t - self._down_since:.0f} s")
             self._down_since = None
+
+    def _write(self, engine: LiveSession, snapshot: Snapshot) -> bool:
+        """Write the snapshot that the options ask for, and print the session. Returns whether the file could be written."""
+        written = True
+        if self._args.snapshot is not None:
+            try:
+                engine.export(self._args.snapshot)
+            except SessionError as error:
+                output.problem(str(error))
+                written = False
+        if self._args.json:
+            sys.stdout.buffer.write(encode(snapshot))
+        else:
+            print(session_text(snapshot, output.paint(sys.stdout)))
+        return written
+
+
+class HeadlessRun(HeadlessWork):
+    """A run of a scenario."""
+
+    def __init__(self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, serves: bool = False) -> None:
+        """`serves`: the scenario runs a model server, which needs no warm training worker."""
+        super().__init__(args)
+        self._serves = serves
+        self._knobs = knobs
+        self._tries = tries
+        self._wait_s: float = args.wait or 0.0
+        self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if (args.nnodes or 1) > 1 else 0.0)
+        if args.url:  # a server that runs already has nothing to load
+            self._patience_s = min(self._duration_s, PATIENCE_REMOTE_S) + START_REMOTE_S + self._wait_s
+        self._doubt = "valid"
+
+    def _session(self) -> AbstractAsyncContextManager[LiveSession]:
+        return session(self._args, prepare=self._listen, warm=not self._serves)
+
+    async def _start(self, engine: LiveSession) -> None:
+        await engine.start(self._args.scenario, self._knobs)
 
     def _report_doubt(self, view: View) -> None:
         """A line with the reasons when the figures of the run become degraded or invalid. An outage has lines of its own."""
@@ -108,7 +153,6 @@ class HeadlessRun:
             self._progress.line(f"gpuconsole: the numbers are {verdict(view.run)}")
 
     async def _measure(self, engine: LiveSession) -> None:
-        """Returns when the duration is over, the run has ended, or the user interrupts."""
         first_step: float | None = None
         begun = time.monotonic()
         tried = not (self._args.apply_top or self._tries)
@@ -150,18 +194,9 @@ class HeadlessRun:
     def _report(self, engine: LiveSession) -> int:
         snapshot = engine.snapshot()
         failed = any(run.state == "failed" for run in snapshot.runs)
-        if self._args.snapshot is not None:
-            try:
-                engine.export(self._args.snapshot)
-            except SessionError as error:
-                output.problem(str(error))
-                failed = True
-        if self._args.json:
-            sys.stdout.buffer.write(encode(snapshot))
-        else:
-            print(session_text(snapshot, output.paint(sys.stdout)))
-            if self._args.profile and shutil.which("nsys"):
-                print(f"nsys: {nsys_command(self._args.scenario, self._knobs, engine.device().id)}")
+        failed = not self._write(engine, snapshot) or failed
+        if not self._args.json and self._args.profile and shutil.which("nsys"):
+            print(f"nsys: {nsys_command(self._args.scenario, self._knobs, engine.device().id)}")
         report_baselines(engine)
         failed = failed or bool(self._args.save_baseline and engine.baselines.failed)
         if self._args.fail_on_regression:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import itertools
 import shlex
-import sys
 import time
 from collections.abc import Iterable, Sequence
 
 import psutil
 
 from gpuconsole.cli import output
-from gpuconsole.cli.exits import USAGE, exit_code, on_interrupt
-from gpuconsole.cli.headless import AFTER_TRIAL_S, DEFAULT_DURATION_S, END_S, TICK_S, TRIAL_LATEST
-from gpuconsole.cli.progress import Progress
-from gpuconsole.cli.session import pause, session
+from gpuconsole.cli.exits import USAGE, exit_code
+from gpuconsole.cli.headless import AFTER_TRIAL_S, TICK_S, TRIAL_LATEST, HeadlessWork
+from gpuconsole.cli.session import pause
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.diagnosis.advice import Advised, advise, restart_words
 from gpuconsole.diagnosis.families.serving import flag_of
@@ -25,58 +22,28 @@ from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import encode
 from gpuconsole.report.advice import advice_report
 from gpuconsole.report.run.figures import outage, verdict
-from gpuconsole.report.session import session_text
-from gpuconsole.session.api import SessionError
-from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded, ServerKnown, ServerState
+from gpuconsole.wire.events import AnyEvent, ServerKnown, ServerState
 
 
-class WatchedRun:
-    """A server from the first reading to the summary. `run` returns the exit code."""
+class WatchedRun(HeadlessWork):
+    """A server that others load, from the first reading to the summary."""
 
     def __init__(self, args: argparse.Namespace, tries: Knobs) -> None:
-        self._args, self._tries = args, tries
-        self._duration_s: float = args.duration or DEFAULT_DURATION_S
-        self._interrupted = asyncio.Event()
-        self._progress = Progress(sys.stderr)
-        self._down = False
+        super().__init__(args)
+        self._tries = tries
         self._processes: list[int] = []
 
-    def run(self) -> int:
-        return asyncio.run(self._main())
-
-    async def _main(self) -> int:
-        on_interrupt(self._interrupted.set)
-        try:
-            async with session(self._args, prepare=self._listen) as engine:
-                await engine.start(self._args.url, {})
-                await self._watch(engine)
-                with contextlib.suppress(TimeoutError):  # the worker was killed then, and the run is closed
-                    await asyncio.wait_for(engine.end_run("stopped" if self._interrupted.is_set() else "finished"), END_S)
-                return self._report(engine)
-        finally:
-            self._progress.done()
-
-    def _listen(self, engine: LiveSession) -> None:
-        for note in engine.state.notes:
-            output.note(note)
-        engine.listeners.append(self._on_event)
+    async def _start(self, engine: LiveSession) -> None:
+        await engine.start(self._args.url, {})
 
     def _on_event(self, event: AnyEvent) -> None:
-        if isinstance(event, Note | SamplerEnded):
-            self._progress.line(event.text)
-        elif isinstance(event, ServerKnown):
+        super()._on_event(event)
+        if isinstance(event, ServerKnown):
             self._processes = event.processes
-        elif isinstance(event, Requests) and bool(event.down) != self._down:
-            self._down = bool(event.down)
-            self._progress.line(
-                f"gpuconsole: the server does not answer: {event.down}" if self._down else "gpuconsole: the server answers again"
-            )
 
-    async def _watch(self, engine: LiveSession) -> None:
-        """Return when the duration is over, the run has ended, or the user interrupts."""
+    async def _measure(self, engine: LiveSession) -> None:
         begun: float | None = None
         tries = self._tries
         while not self._interrupted.is_set():
@@ -114,16 +81,7 @@ class WatchedRun:
             output.problem(run.error or "nothing could be read")
             return USAGE
         failed = run.validity is not None and run.validity.verdict == "invalid"
-        if self._args.snapshot is not None:
-            try:
-                engine.export(self._args.snapshot)
-            except SessionError as error:
-                output.problem(str(error))
-                failed = True
-        if self._args.json:
-            sys.stdout.buffer.write(encode(snapshot))
-        else:
-            print(session_text(snapshot, output.paint(sys.stdout)))
+        failed = not self._write(engine, snapshot) or failed
         if self._args.advise:
             self._advise(engine, run)
         if run.validity is not None and run.validity.verdict != "valid":

@@ -1,13 +1,13 @@
 """Statistics of a trial under the traffic of other clients: what the server did in each block, whether the blocks had the same load, and the verdict.
 
-The clients decide how much comes. So the tokens per second of a block say little of the server: where it keeps up, they are the load. The figure that
-decides is the time of an output token, waiting included: request-seconds in the server (running and waiting) over the tokens of the block. If twice as
-many requests come to a server with room, both double. In a closed loop its inverse is the throughput of one client (Little's law: Little 1961). vLLM's
+The clients decide how many requests come. So the tokens per second of a block say little about the server: a server that keeps up has the rate of the load.
+The figure that decides is the time of an output token, waiting included: request-seconds in the server (running and waiting) over the tokens of the block.
+If twice as many requests come to a server with room, the request-seconds and the tokens both double. In a closed loop its inverse is the throughput of one client (Little's law: Little 1961). vLLM's
 authors call the same figure of a whole run normalized latency (Kwon et al. 2023). It needs no request to end within the block.
 
-The load of a pair of blocks is the same where the arrivals per second are (the clients do not wait for answers), or where the number of requests in the
-server is (each client waits for its answer, so a faster server gets more). Arrivals are the requests that left, and the growth of those inside: all from
-the server's own counters.
+Two blocks have the same load in either of two cases. Clients that do not wait for answers: the arrivals per second are the same. Clients that wait for their
+answers, so that a faster server gets more requests: the number of requests in the server is the same. Arrivals are the requests that left the server, plus
+the growth of the requests in the server. All of these come from the server's own counters.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ MUCH_MEMORY = 2 * 2**30
 (912 MB on an idle A100: rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek pull request 113)."""
 LOWERED = 0.99
 """A power limit below this share of the board's default was set by a person. At its default a cap is normal at full load (the rule hw.power)."""
-OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 137})
-"""XIDs that a fault of a program causes, after which the GPU works (NVIDIA's catalogue of XIDs: user application faults)."""
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
+"""XIDs that an error of a program causes. The GPU still works after them (NVIDIA's device plugin for Kubernetes ignores these in its health check)."""
 NO_SAMPLE = "no sample yet"
 NOT_LISTED = "its processes are not known"
 

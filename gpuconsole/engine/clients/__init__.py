@@ -55,7 +55,7 @@ def read_runs(path: Path, data: bytes) -> Snapshot:
 
 
 def read_results(data: bytes) -> list[Result]:
-    """The results in the bytes of a file: one or more. Raises ClientFileError."""
+    """Return the results that the bytes of a file hold: one or more. Raises ClientFileError."""
     if not data.strip():
         raise ClientFileError(f"the file is empty; allowed: {ALLOWED}")
     objects = _objects(finite_json(data))

@@ -98,7 +98,7 @@ def read(fields: Fields) -> Result:
 
 
 def read_records(records: Sequence[Fields]) -> Result:
-    """The result of single requests; those of the warm-up do not count. Raises ClientFileError."""
+    """Return the result of single requests. Requests of the warm-up do not count. Raises ClientFileError."""
     metas = [record.inner("metadata") for record in records]
     counted = [(record, meta) for record, meta in zip(records, metas, strict=True) if meta.text("benchmark_phase") in ("profiling", "")]
     if not counted:

@@ -1,7 +1,7 @@
 """What a client measured, in the words of this program; and the run that reports and comparisons read.
 
-The rates, and the means and percentiles that the client has printed, are kept as they are: the user knows them. Times of single requests, where a file has
-them, add what the client has not printed, and the series from which intervals are computed.
+The rates, means and percentiles that the client printed are not computed again: the user knows these figures. If a file has the times of single requests,
+two things are computed from these times: the figures that the client did not print, and the series for intervals.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ LIVE_KNOBS = tuple(knob.name for knob in SERVING_KNOBS if knob.lowered_live)
 """Limits of the scheduler that can change while the server runs (see `Knob.live_limit`)."""
 
 LIVE_FLAG = "--scheduler-cls gpuconsole.workloads.serving.in_vllm.gpuconsole_caps.scheduler"
-"""The flag of a vLLM whose limits `gpuconsole watch` can lower while it runs."""
+"""The flag that a vLLM server needs at its start, so that `gpuconsole watch` can lower its limits later."""
 
 
 def embedded_limits(knobs: Knobs) -> dict[str, int]:

@@ -207,8 +207,8 @@ LEAST_TRACE = 10
 """Cells of a history; a shorter one says nothing and is left out. A GPU has as many histories as there is room for, side by side below their names."""
 FEW = 2
 MOST_FAULTS, MOST_REASON = 26, 48
-"""Cells that faults, and the reason why a figure is missing, take at most from the columns. Of more than FEW GPUs, one reason leaves
-the columns of the others."""
+"""Cells that are kept free, at most, for faults and for the reason why a figure is missing. With more than FEW GPUs, only LEAST_REASON cells are kept free for
+a reason: the reason of one GPU must not remove the columns of all GPUs."""
 LEAST_REASON = 24
 """Cells for the reason why a state is not known. With fewer, the reason stands in place of the figures."""
 LEAST_ROWS_FOR_GAP = 3
@@ -256,8 +256,8 @@ def gpu_table(
     at = next((n for n, gpu in enumerate(ordered) if gpu.id == choice.selected), 0)
     offset = follow(choice.offset, at, most, len(ordered)) if choice.selected else max(0, min(choice.offset, len(ordered) - most))
     listed = ordered[offset : offset + most]
-    found = {gpu.id: faults(view, gpu.id) for gpu in gpus}
-    longest = min(MOST_FAULTS, max((len(_fault_words(view, of_gpu)) for of_gpu in found.values()), default=0))
+    faults_of = {gpu.id: faults(view, gpu.id) for gpu in gpus}
+    longest = min(MOST_FAULTS, max((len(_fault_words(view, of_gpu)) for of_gpu in faults_of.values()), default=0))
     below = each >= ROWS_BELOW
     measures = {gpu.id: activity_column(view, [gpu.id]) for gpu in gpus}
     reason = min(
@@ -274,7 +274,7 @@ def gpu_table(
     titles = TRACE_GAP.join(_trace_title(column, high, cells, span_s) for column, high in zip(traces, highest, strict=True))
     rows = [_heads(layout, choice, remarks, "" if below else titles, width)]
     for gpu in listed:
-        start, whole = _begin(view, gpu, states[gpu.id], layout, found[gpu.id], remarks, width)
+        start, whole = _begin(view, gpu, states[gpu.id], layout, faults_of[gpu.id], remarks, width)
         why = "" if whole else _remark(view, gpu.id, states[gpu.id], measures[gpu.id])
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, highest, strict=True)]  # one scale for all GPUs
         histories = list(zip(past[gpu.id], tops, strict=True))
@@ -318,15 +318,17 @@ def _heads(layout: _Layout, choice: GpuChoice, remarks: int, titles: str, width:
     return line(width, *heads, (titles, "dim"))
 
 
-def _begin(view: View, gpu: Device, state: GpuState, layout: _Layout, found: Sequence[Fault], remarks: int, width: int) -> tuple[Row, bool]:
+def _begin(
+    view: View, gpu: Device, state: GpuState, layout: _Layout, gpu_faults: Sequence[Fault], remarks: int, width: int
+) -> tuple[Row, bool]:
     """The beginning of a line, up to the histories; and whether it is the whole line, because there are no figures."""
     start: Row = [(fit(gpu.id, layout.ids) + "  ", "accent" if gpu.id == view.device else "")]
     if layout.names:
         name = "" if unreadable(view, gpu.id) else plain(facts.short_name(gpu.name))
         start.append((fit(name, layout.names) + "  ", "dim"))
-    if instead := _instead_of_figures(view, gpu.id, state, found, width - layout.used):
+    if instead := _instead_of_figures(view, gpu.id, state, gpu_faults, width - layout.used):
         return [*start, instead], True
-    new = [fault for fault in found if fault.is_new]
+    new = [fault for fault in gpu_faults if fault.is_new]
     doing: Segment = (state.words, STYLES.get(state.kind, ""))
     if new and not remarks:
         doing = (_fault_words(view, new[:1], seconds=False), "alert")
@@ -338,7 +340,7 @@ def _begin(view: View, gpu: Device, state: GpuState, layout: _Layout, found: Seq
     start.append((GAP if layout.used <= width else "", ""))
     if remarks:
         room = TRACE_GAP if layout.used + remarks + len(TRACE_GAP) <= width else ""
-        start += [(fit(_fault_words(view, found), remarks), "alert" if new else "dim"), (room, "")]
+        start += [(fit(_fault_words(view, gpu_faults), remarks), "alert" if new else "dim"), (room, "")]
     return start, False
 
 
@@ -348,18 +350,18 @@ def _is_hot(view: View, column: DeviceColumn, gpu: str) -> bool:
     return column.hot and value is not None and top is not None and value >= top
 
 
-def _instead_of_figures(view: View, gpu: str, state: GpuState, found: Sequence[Fault], room: int) -> Segment | None:
+def _instead_of_figures(view: View, gpu: str, state: GpuState, gpu_faults: Sequence[Fault], room: int) -> Segment | None:
     """What stands in place of the figures of a GPU that has none, or whose state has a reason that does not fit into the `room` beside them."""
     if state.kind == "lost" or unreadable(view, gpu):
-        errors = "".join(f"; {_fault_words(view, [fault])}" for fault in found if fault.t is not None)
+        errors = "".join(f"; {_fault_words(view, [fault])}" for fault in gpu_faults if fault.t is not None)
         return plain(state.text) + errors, "alert"
     return (plain(state.text), "dim") if state.kind == "n/a" and room < LEAST_REASON else None
 
 
-def _fault_words(view: View, found: Iterable[Fault], seconds: bool = True) -> str:
+def _fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) -> str:
     """`XID 79 12:50:02, heat slowdown`. `seconds`: whether a time has them."""
     words = []
-    for fault in found:
+    for fault in gpu_faults:
         moment = ""
         if fault.t is not None and view.wall:
             at = datetime.datetime.fromtimestamp(view.wall - view.now + fault.t)

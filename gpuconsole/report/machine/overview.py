@@ -27,7 +27,7 @@ TALL = 28
 MOST_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 ROWS_FOR_ALL = 8
-"""So many GPUs have a line each, on every screen that has the rows. More have a map above the table, where not all lines fit."""
+"""Up to this number of GPUs, each GPU has a line if the screen has the rows. With more GPUs, a map stands above the table if not all lines fit."""
 LEAST_LINES = 3
 LEAST_FOR_REST = 16
 """Rows with which the headline may take a second row."""

@@ -151,6 +151,7 @@ READING = (
     ("rank", "One of several processes that train together. Step time without communication is the rank's own; the rest is waiting for other ranks."),
     ("SM, GPU-Util", "SM: the share of time in which an SM had work, averaged over all SMs. GPU-Util of nvidia-smi: the share of time in which any kernel ran. One small kernel on one SM makes 100 % of it."),
     ("551/700 W, 49/87°", "Power and its limit; the temperature, and that at which the hardware lowers its clocks."),
+    ("mem rw, RSS, K", "Of a process: the share of time in which it reads or writes device memory; its host memory; its kind, compute (C) or graphics (G)."),
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
     ("CPU (no GPU: ...)", "All numbers belong to the host. No number is GPU data."),
     ("throughput", "Since the start of the work. ▼ marks a change: on trial, kept or reverted. Lines show where a trial begins and ends; 'changed' marks its blocks with the change. Green: with a change that was kept."),

@@ -125,14 +125,14 @@ def _trouble(view: View) -> list[Segment]:
 def _worst_fault(view: View) -> list[Segment]:
     """The worst fault of a GPU, and how many GPUs have another one: lost GPUs, then faults by their order."""
     gpus = [device.id for device in view.devices if device.is_gpu and not device.is_mig]
-    found = [(0, f"{gpu} lost: {plain(view.lost[gpu])}") for gpu in gpus if gpu in view.lost]
+    by_rank = [(0, f"{gpu} lost: {plain(view.lost[gpu])}") for gpu in gpus if gpu in view.lost]
     for gpu in gpus:
         new = [fault for fault in faults(view, gpu) if fault.is_new and gpu not in view.lost]
-        found += [(1 if new[0].breaks else 2, f"{gpu}: {new[0].words}")] if new else []
-    if not found:
+        by_rank += [(1 if new[0].breaks else 2, f"{gpu}: {new[0].words}")] if new else []
+    if not by_rank:
         return []
-    more = f", {len(found) - 1} more with a fault" if len(found) > 1 else ""
-    return [(min(found)[1] + more, "alert")]
+    more = f", {len(by_rank) - 1} more with a fault" if len(by_rank) > 1 else ""
+    return [(min(by_rank)[1] + more, "alert")]
 
 
 def _activity(view: View) -> list[Segment]:

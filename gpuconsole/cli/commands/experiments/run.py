@@ -55,7 +55,7 @@ OPTIONS = (
     options.DURATION,
     options.HEADLESS._replace(help="no screen: progress on stderr, the summary on stdout"),
     options.SNAPSHOT,
-    options.JSON._replace(help="print the snapshot on stdout, and nothing else there (implies --headless)"),
+    options.JSON._replace(help="print only the snapshot on stdout (implies --headless)"),
     options.APPLY_TOP,
     options.TRY,
     options.SAVE_BASELINE,

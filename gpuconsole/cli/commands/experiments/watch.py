@@ -54,7 +54,7 @@ OPTIONS = (
         refused={"no --advise": "goes with --advise"},
         dest="bounds",
     ),
-    options.JSON._replace(help="print the snapshot on stdout, and nothing else there (implies --headless)"),
+    options.JSON._replace(help="print only the snapshot on stdout (implies --headless)"),
     Group("the server", options.WATCHED_SERVER),
     options.WATCHING_ON_SCREEN,
 )
