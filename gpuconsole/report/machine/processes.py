@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpuconsole.model import units
 from gpuconsole.model.machine import Process
 from gpuconsole.model.text import cell_width, cut, plain
-from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans
+from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans, wrap
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -227,7 +227,7 @@ def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, 
     layout = _layout(view, width, entries)
     if not entries:
         return text_lines([row for text in _why_empty(view, choice) for row in paragraph(text, width)])
-    notes = [line(width, (text, "dim")) for text in _missing(view)]
+    notes = [line(width, (part, "dim")) for text in _missing(view) for part in wrap(text, max(8, width))]
     return Lines(
         [identity(entry.process) if entry.process is not None else None for entry in entries],
         lambda n, selected: _line(entries[n], selected, layout, wall),

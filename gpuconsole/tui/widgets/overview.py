@@ -27,7 +27,7 @@ PURPOSES = {
 """The keys that help when nothing runs, the most useful first."""
 COMMANDS = (
     Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
-    Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a running model server"),
+    Hint("gpuconsole watch http://localhost:8000", "", "a model server that runs already"),
     Hint("gpuconsole --demo", "", "a recorded session: find, try, keep"),
 )
 
