@@ -88,6 +88,8 @@ device shows it."""
 CORES = DeviceColumn("cores busy", "host.cores_busy", lead="cores busy")
 RUN_QUEUE_DELAY = DeviceColumn("run-queue delay", "host.run_queue_delay_ratio", short="run queue", full=1.0, lead="waiting for a core")
 HOST_MEMORY = DeviceColumn("memory", "host.memory_used_bytes", top="host.memory_total_bytes", lead="memory")
+LOAD = DeviceColumn("load average", "host.load_average_1min", short="load", lead="load")
+SWAP = DeviceColumn("swap", "host.swap_used_bytes", top="host.swap_total_bytes", lead="swap", if_positive=True)
 DISK = DeviceColumn("disk", "host.disk_read_bytes_per_s", "host.disk_write_bytes_per_s", ("r", "w"))
 NET = DeviceColumn("net", "host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s", ("rx", "tx"))
 

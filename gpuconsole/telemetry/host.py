@@ -1,6 +1,6 @@
-"""Reads the metrics of the host: cores, pressure, memory, disk and network (psutil and /proc/pressure).
+"""Reads the metrics of the host: cores, load, pressure, memory, swap, disk and network (psutil, /proc/pressure and /proc/meminfo).
 
-In a container, the memory is that of the container.
+In a container, the memory is that of the container, and the load and the swap space are those of the whole machine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ PRESSURE = {
     "host.io_pressure_ratio": Path("/proc/pressure/io"),
     "host.memory_pressure_ratio": Path("/proc/pressure/memory"),
 }
+WHOLE_MACHINE = ("host.load_average_1min", "host.swap_used_bytes", "host.swap_total_bytes")
+MEMORY = Path("/proc/meminfo")
 _ONE_READING = "a rate needs two readings"
 _WENT_BACK = "the counter of the system decreased"
 _LOOPBACK = "lo"
@@ -67,6 +69,10 @@ class HostSource:
             "host.memory_total_bytes": float(total),
         }
         values.update(self._rates())
+        try:
+            values.update(_whole_machine())
+        except _Missing as missing:
+            self._reasons.update(dict.fromkeys(WHOLE_MACHINE, str(missing)))
         samples: Readings = [Sample(t=t, device=HOST, values=values)]
         samples += [Sample(t=t, device=f"{HOST}:{core}", values={"host.core_busy_ratio": busy}) for core, busy in enumerate(cores)]
         return samples
@@ -116,6 +122,21 @@ def _cumulative() -> tuple[dict[str, float], dict[str, str]]:
         except _Missing as missing:
             reasons.update(dict.fromkeys(names, str(missing)))
     return counters, reasons
+
+
+def _whole_machine() -> dict[str, float]:
+    """The load average and the swap space of the machine; a container has none of its own. Raises _Missing."""
+    try:
+        # Not psutil.swap_memory(): it prints a warning where a container hides /proc/vmstat.
+        fields = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
+        total, free = (int(fields[name].split()[0]) * 1024 for name in ("SwapTotal", "SwapFree"))
+        return {
+            "host.load_average_1min": os.getloadavg()[0],
+            "host.swap_used_bytes": float(total - free),
+            "host.swap_total_bytes": float(total),
+        }
+    except (OSError, ValueError, KeyError, IndexError):
+        raise _Missing(f"{MEMORY} or the load average cannot be read") from None
 
 
 def waited_s(path: Path) -> float:

@@ -573,24 +573,25 @@ def test_the_values_of_log_records_belong_to_logging() -> None:
 
 
 def test_a_loop_of_thousands_of_short_operators_is_named() -> None:
-    """Measured on a cell of an LSTM that runs step by step: 5 099 operators in 16 ms; nn.LSTM has 4.3 times the rate."""
-    place = Signal(0.38, "ratio", "614 stack samples: in functions of the program within the passes: model.py:18 ByHand.forward")
+    """Measured on a cell of an LSTM that runs step by step: 5 117 operators in 14 ms; nn.LSTM has 4.1 times the rate. In seven runs the samples gave the
+    loop 23 to 33 % of a step."""
     known = {
-        "stack.function_python_ratio": 0.3,
+        "is_gpu": 0.0,
+        "stack.function_python_ratio": 0.16,
         "stack.function_waits_ratio": 0.0,
         "stack.no_grad_ratio": 0.0,
-        "step_s": 0.0178,
+        "step_s": 0.0142,
         "forward_ratio": 0.38,
-        "backward_ratio": 0.53,
+        "backward_ratio": 0.54,
     }
-    signals = {name: Signal(value, "", "") for name, value in known.items()} | {
-        "stack.function_ratio": place,
-        "is_gpu": Signal(0.0, "", ""),
-    }
-    for operators, state in ((5099.0, "fires"), (500.0, "clear")):
-        finding = check("host.slow_function", Case({}, signals | {"operators_per_step": Signal(operators, "", "")}, is_job=True))
+    where = "614 stack samples: most of them in: ByHand.forward at model.py:18, called by model.py:32 Tagger.forward, in the"
+    cases = [(5117.0, 0.23, "forward pass", "fires"), (5117.0, 0.33, "forward pass", "fires"), (500.0, 0.33, "forward pass", "clear")]
+    for operators, share, part, state in [*cases, (5117.0, 0.1, "forward pass", "clear"), (5117.0, 0.33, "loss", "clear")]:
+        signals = {name: Signal(value, "", "") for name, value in known.items()}
+        signals |= {"stack.function_ratio": Signal(share, "ratio", f"{where} {part}"), "operators_per_step": Signal(operators, "", "")}
+        finding = check("host.slow_function", Case({}, signals, is_job=True))
         assert finding.state == state, finding
-        assert state == "clear" or "model.py:18 ByHand.forward" in finding.summary
+        assert state == "clear" or ("ByHand.forward at model.py:18" in finding.summary and 1 / (1 - finding.recoverable_ratio) < 2)
 
 
 def test_a_processor_that_becomes_slower_is_no_program_that_slows_down() -> None:

@@ -102,7 +102,20 @@ def test_no_pressure_files_and_no_disks_are_reasons_and_not_zero(tmp_path: Path,
         "host.net_rx_bytes_per_s": "no network interface but loopback",
         "host.net_tx_bytes_per_s": "no network interface but loopback",
     }
-    assert values.keys() == {"host.cores_busy", "host.memory_used_bytes", "host.memory_total_bytes"}
+    assert values.keys() == {"host.cores_busy", "host.memory_used_bytes", "host.memory_total_bytes", *host.WHOLE_MACHINE}
+
+
+def test_load_and_swap_are_those_of_the_kernel_or_have_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal:  100 kB\nSwapTotal:   3072 kB\nSwapFree:    1024 kB\n")
+    monkeypatch.setattr(host, "MEMORY", memory)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.25, 9.0, 9.0))
+    values = read_twice(host.HostSource(), 0.01)["cpu"]
+    assert [values[name] for name in host.WHOLE_MACHINE] == [1.25, 2 * 2**20, 3 * 2**20]
+    memory.write_text("MemTotal:  100 kB\n")
+    source = host.HostSource()
+    assert not read_twice(source, 0.01)["cpu"].keys() & set(host.WHOLE_MACHINE)
+    assert all(str(memory) in source.unavailable()["cpu"][name] for name in host.WHOLE_MACHINE)
 
 
 def test_a_counter_that_goes_back_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ GPU_VALUES = {
 }  # fmt: skip
 HOST_VALUES = {
     "host.cores_busy": 3.2, "host.run_queue_delay_ratio": 0.18, "host.memory_used_bytes": 5.1 * 2**30, "host.memory_total_bytes": 16.0 * 2**30,
+    "host.load_average_1min": 4.12, "host.swap_used_bytes": 1.5 * 2**30, "host.swap_total_bytes": 8.0 * 2**30,
     "host.disk_read_bytes_per_s": 0.0, "host.disk_write_bytes_per_s": 1.2e6, "host.net_rx_bytes_per_s": 420.0, "host.net_tx_bytes_per_s": 1800.0,
 }  # fmt: skip
 

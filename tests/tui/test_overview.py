@@ -20,6 +20,7 @@ from gpuconsole.session.gpu_state import gpu_states
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
+from gpuconsole.tui.screens.scenarios import occupied
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
 from tests.tui.fake_gpu_box import Body, BoxSession, box, idle, sick
@@ -291,6 +292,19 @@ def test_a_gpu_with_a_fault_that_breaks_work_is_not_free() -> None:
     }
     of_a_program = msgspec.structs.replace(shown, xids={"gpu:4": (31, shown.now - 60)})
     assert gpu_states(of_a_program, gpus)["gpu:4"].kind == "free"
+
+
+def test_the_list_of_scenarios_says_that_its_gpu_is_in_use_and_which_is_free() -> None:
+    crowded = idle(box(3))
+    gpus = [device.id for device in crowded.devices if device.is_gpu]
+    still = {
+        series_key(name, gpus[2]): 0.0 for name in ("gpu.sm_active_ratio", "gpu.utilization_ratio", "gpu.processes", "gpu.hbm_used_bytes")
+    }
+    others = tuple(process for process in crowded.processes if process.device != gpus[2])
+    shown = msgspec.structs.replace(crowded, processes=others, latest=crowded.latest | still, device=gpus[0])
+    users = sum(process.device == gpus[0] for process in others)
+    assert occupied(shown) == f", in use: {users} processes; {gpus[2]} is free: gpuconsole --device {gpus[2]}"
+    assert occupied(msgspec.structs.replace(shown, device=gpus[2])) == ""
 
 
 def test_the_corner_names_the_worst_fault_and_counts_the_others() -> None:

@@ -11,7 +11,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, shaded, spark, wrap
-from gpuconsole.report.machine.columns import GAP, named
+from gpuconsole.report.machine.columns import GAP, fitting, named
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.fleet import all_fleet_rows, paint_fleet
 from gpuconsole.report.machine.gpus import MOST_SPARK_ROWS, GpuChoice, GpuTable, gpu_table, order_in_words, same_name
@@ -33,6 +33,7 @@ LEAST_FOR_REST = 16
 """Rows with which the headline may take a second row."""
 HOST_FIGURES = 58
 """Cells of the figures of the host, before the history of its cores."""
+HOST_BELOW = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.LOAD, device_columns.SWAP)
 LEAST_PROCESSES = 4
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
@@ -251,9 +252,11 @@ def _host_below(view: View, host: Device, history: History, ids: int, trace: tup
     traced = bool(cores) and height > 1
     used, cells = trace if trace[1] and trace[0] >= HOST_FIGURES else (HOST_FIGURES, max(0, width - HOST_FIGURES))
     *above, base = shaded(spark(history(cores[0].key, cells), height - 1, cores[0].high)) if traced else [[]]
-    name = [plain(facts.short_name(host.name))] if (used if traced else width) >= WIDE else []
-    figures = GAP.join([*name, *named(view, (device_columns.CORES, device_columns.HOST_MEMORY), host.id)])
-    text = line(used if traced else width, fit(host.id, ids), f"  {figures}")
+    room = used if traced else width
+    figures, name = fitting(named(view, HOST_BELOW, host.id), room - ids), plain(facts.short_name(host.name))
+    if fitting([name], room - ids - sum(len(GAP) + cell_width(text) for text in figures)):
+        figures.insert(0, name)
+    text = line(room, fit(host.id, ids), *(GAP + figure for figure in figures))
     return [*([blank(width)] if traced else []), *(line(width, " " * used, *texts) for texts in above), line(width, *text, *base)]
 
 

@@ -24,7 +24,7 @@ class Notes(Dataset):
 
 def main():
     torch.manual_seed(0)
-    loader = DataLoader(Notes(), batch_size=128, shuffle=True, num_workers=2)
+    loader = DataLoader(Notes(), batch_size=16, shuffle=True, num_workers=2)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for x, y in loader:
