@@ -40,7 +40,7 @@ def live_engine(args: argparse.Namespace) -> LiveSession:
         dcgm=dcgm(args),
         keeps=keeps,
         nodes=launch_of(args),
-        serving=ServingChoice(server_options(args), getattr(args, "slo", None)),
+        serving=ServingChoice(server_options(args), getattr(args, "slo", None), getattr(args, "bounds", None) or ()),
     )
     if getattr(args, "probe", False):
         engine.diagnosis.may_probe_jobs = True

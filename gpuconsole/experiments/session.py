@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run, RunState
+from gpuconsole.model.serving import LatencyBound
 from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.session.run import LIVE_STEPS
 from gpuconsole.session.state import SessionState
@@ -64,7 +65,7 @@ class LiveSession(Engine, SessionApi):
         self.control.on_close.append(self.baselines.ended)
         self.services.append(self.baselines.run)
         self.before_close.append(self.baselines.settled)
-        self._trials = Trials(self.control, self.state, self.emit)
+        self._trials = Trials(self.control, self.state, self.emit, serving.bounds if serving is not None else ())
         self._tuning = TuningSession(self, self.emit)
 
     async def close(self) -> None:
@@ -123,8 +124,11 @@ class LiveSession(Engine, SessionApi):
 class Trials:
     """Tries changes on the current run of `control`, one at a time."""
 
-    def __init__(self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None]) -> None:
-        self._control, self._state, self._emit = control, state, emit
+    def __init__(
+        self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None], objective: Sequence[LatencyBound] = ()
+    ) -> None:
+        """`objective`: the latencies of a watched server that the user wants kept."""
+        self._control, self._state, self._emit, self._objective = control, state, emit, objective
         self._trial: LiveTrial | TrafficTrial | None = None
         self._asked: asyncio.Task[Trial] | None = None
         """The latest trial from the moment in which it was asked for."""
@@ -204,7 +208,7 @@ class Trials:
             number, effect = str(len(self._state.trials) + 1), run.effect(changes)
             trial = Trial(number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect)
             if run.watched:
-                self._trial = TrafficTrial(trial, run, record, worker, self._report, limits)
+                self._trial = TrafficTrial(trial, run, record, worker, self._report, limits, self._objective)
             else:
                 self._trial = LiveTrial(trial, run, control, self._report, keep=keep, limits=limits)
             try:

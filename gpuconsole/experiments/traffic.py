@@ -18,9 +18,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gpuconsole.experiments.objective import Gained, Latencies, all_meet, in_words, measured
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, MINIMUM_EFFECT, Pairs, joint_interval
-from gpuconsole.model.experiments import Speedup, Verdict
+from gpuconsole.model.experiments import BoundMeasured, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.serving import LatencyBound
+from gpuconsole.session.serving import OF_HISTOGRAMS
 from gpuconsole.wire.events import ServerState
 
 LEFT = ("requests", "requests_aborted", "requests_failed")
@@ -44,7 +47,7 @@ LEAST_TOKENS = 20
 
 class TrafficBlock(NamedTuple):
     """What the server did in a block. `inside`: requests that run or wait, mean; `most_inside`: the numbers at the readings. `iterations`: their count up to
-    each bound of tokens, and the whole count under infinity. Means in seconds; None where nothing was counted."""
+    each bound of tokens, and the whole count under infinity. Means in seconds; None where nothing was counted. `latencies`: what the histograms of the server gained."""
 
     seconds: float
     arrivals: float
@@ -54,6 +57,7 @@ class TrafficBlock(NamedTuple):
     ttft_s: float | None
     itl_s: float | None
     iterations: Mapping[float, float]
+    latencies: Latencies
 
     @property
     def figures(self) -> dict[str, float]:
@@ -87,11 +91,18 @@ def block_of(states: Sequence[ServerState]) -> TrafficBlock | None:
     if tokens < LEAST_TOKENS or inside <= 0 or seconds <= 0:
         return None
     arrivals = max(0.0, sum(map(gained, LEFT)) + readings[-1] - readings[0])
-    old = dict(first.buckets.get("iteration_tokens", ()))
-    iterations = {bound: count - old.get(bound, 0.0) for bound, count in last.buckets.get("iteration_tokens", ())}
+
+    def up_to(name: str) -> dict[float, float]:
+        old = dict(first.buckets.get(name, ()))
+        return {bound: count - old.get(bound, 0.0) for bound, count in last.buckets.get(name, ())}
+
+    iterations = up_to("iteration_tokens")
     if iterations:
         iterations[math.inf] = gained("iteration_tokens_count")
-    return TrafficBlock(seconds, arrivals, inside, readings, tokens, mean("ttft_s"), mean("itl_s"), iterations)
+    latencies = {
+        name: Gained(gained(f"{name}_sum"), count, up_to(name)) for name in OF_HISTOGRAMS if (count := gained(f"{name}_count")) > 0
+    }
+    return TrafficBlock(seconds, arrivals, inside, readings, tokens, mean("ttft_s"), mean("itl_s"), iterations, latencies)
 
 
 # --- pairs of blocks -----------------------------------------------------------------------------------------
@@ -120,7 +131,7 @@ class TrafficPair(NamedTuple):
 
 class Judged(NamedTuple):
     """`effects`: of each figure, how much better it is with the change. `figure`: the one that decides. `verdict`: None while nothing is proven; `reason`: of
-    undecided. `load`: the mean load with the change over that without it. `over`: more blocks would not help."""
+    undecided, and of a verdict by the objective. `load`: the mean load with the change over that without it. `objective`: its bounds on both sides."""
 
     effects: dict[str, Speedup]
     figure: str
@@ -129,11 +140,12 @@ class Judged(NamedTuple):
     load: float | None
     pairs: Pairs
     compared: int
-    over: bool = False
+    objective: tuple[BoundMeasured, ...] = ()
 
 
-def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: int = 1) -> Judged:
-    """What the blocks show so far. `before`: the values of the changed limits without the change. `engines`: that share the requests."""
+def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: int = 1, objective: Sequence[LatencyBound] = ()) -> Judged:
+    """What the blocks show so far. `before`: the values of the changed limits without the change. `engines`: that share the requests. `objective`: what the user
+    wants kept: with it, a change wins only if it keeps all bounds."""
     alike = [pair for pair in pairs if pair.same_load]
     of_figure = {name: Pairs() for name in FIGURES}
     for pair in alike:
@@ -151,11 +163,14 @@ def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: 
     load = min(means, key=abs) if means else None
     figure = next((name for name in PRIMARY if name in intervals and intervals[name][1] > MINIMUM_EFFECT), DECIDES)
 
-    def judged(verdict: Verdict | None, reason: str = "", over: bool = False) -> Judged:
-        return Judged(effects, figure, verdict, reason, None if load is None else math.exp(load), of_figure[figure], len(alike), over)
+    bounds = measured(objective, *([pair.blocks[arm].latencies for pair in alike] for arm in (BASELINE, CHANGED)))
+
+    def judged(verdict: Verdict | None, reason: str = "") -> Judged:
+        ratio = None if load is None else math.exp(load)
+        return Judged(effects, figure, verdict, reason, ratio, of_figure[figure], len(alike), bounds)
 
     if len(pairs) >= MIN_PAIRS and (why := why_no_matter(pairs, changes, before, engines)):
-        return judged("undecided", why, over=True)
+        return judged("undecided", why)
     if len(pairs) < MIN_PAIRS:
         return judged(None, f"{len(pairs)} pairs of blocks are too few: {MIN_PAIRS} are needed")
     if len(alike) < MIN_PAIRS or load is None:
@@ -163,22 +178,56 @@ def judge(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: 
     effect = max((abs(intervals[name][0]) for name in PRIMARY if name in intervals), default=0.0)
     if abs(load) > max(SAME_MEAN_LOAD, EXPLAINS * effect):
         return judged(None, f"the load differed: {_factor(load)} the requests with the change")
-    better = [name for name, (_, low, _) in intervals.items() if low > MINIMUM_EFFECT]
-    worse = [name for name, (_, _, high) in intervals.items() if high < -MINIMUM_EFFECT]
+    return judged(*_under(bounds, *_by_figures(intervals), intervals))
+
+
+Intervals = Mapping[str, tuple[float, float, float]]
+
+
+def _by_figures(intervals: Intervals) -> tuple[Verdict | None, str]:
+    """The verdict without an objective, and its reason."""
+    better, worse = _better(intervals), _worse(intervals)
     dearer = [name for name, (mean, _, _) in intervals.items() if mean < -MOST_COST]
     if worse and set(better) & set(PRIMARY):
-        return judged("undecided", f"a trade: {_listed(better, intervals)}, but {_listed(worse, intervals)}", over=True)
+        return "undecided", f"a trade: {_listed(better, intervals)}, but {_listed(worse, intervals)}"
     if set(worse) & set(PRIMARY):
-        return judged("worse")
+        return "worse", ""
     if set(better) & set(PRIMARY):
-        return (
-            judged("win")
-            if not dearer
-            else judged(None, f"a trade, it seems: {_listed(better, intervals)}, but {_listed(dearer, intervals)}")
-        )
+        return (None, f"a trade, it seems: {_listed(better, intervals)}, but {_listed(dearer, intervals)}") if dearer else ("win", "")
     if all(name in intervals and intervals[name][2] < MINIMUM_EFFECT for name in PRIMARY):
-        return judged("no_gain")
-    return judged(None, "the traffic varies more than the limit changes")
+        return "no_gain", ""
+    return None, "the traffic varies more than the limit changes"
+
+
+def _under(bounds: Sequence[BoundMeasured], verdict: Verdict | None, reason: str, intervals: Intervals) -> tuple[Verdict | None, str]:
+    """The verdict with the user's objective: what begins to keep it wins, what breaks it is worse, and no other change wins that does not keep it."""
+    if not bounds:
+        return verdict, reason
+    before, after = all_meet([bound.before_meets for bound in bounds]), all_meet([bound.after_meets for bound in bounds])
+    words = "; ".join(map(in_words, bounds))
+    if (before, after) == ("no", "yes"):
+        worse = _worse(intervals)
+        return "win", f"meets the objective: {words}" + (f"; the price: {_listed(worse, intervals)}" if worse else "")
+    if (before, after) == ("yes", "no"):
+        return "worse", f"breaks the objective: {words}"
+    if verdict is None:
+        return None, reason
+    if verdict == "win" and after == "yes":
+        return "win", f"keeps the objective: {words}"
+    figures = reason or (
+        _listed(_better(intervals) or _worse(intervals), intervals) if verdict != "no_gain" else "no difference in tokens/s"
+    )
+    if "unknown" in (before, after) and (after != "no" or before != "no"):
+        return None, f"the objective is not proven: {words}; {figures}"
+    return ("undecided", f"{figures}, but the objective is missed: {words}") if verdict == "win" else (verdict, reason)
+
+
+def _better(intervals: Intervals) -> list[str]:
+    return [name for name, (_, low, _) in intervals.items() if low > MINIMUM_EFFECT]
+
+
+def _worse(intervals: Intervals) -> list[str]:
+    return [name for name, (_, _, high) in intervals.items() if high < -MINIMUM_EFFECT]
 
 
 def why_no_matter(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, engines: int) -> str:
@@ -205,7 +254,7 @@ def why_no_matter(pairs: Sequence[TrafficPair], changes: Knobs, before: Knobs, e
     return f"the load is too small for the limit to matter: {'; '.join(reasons)}" if reasons else ""
 
 
-def _listed(names: Sequence[str], intervals: Mapping[str, tuple[float, float, float]]) -> str:
+def _listed(names: Sequence[str], intervals: Intervals) -> str:
     return ", ".join(f"{WORDS[name]} {_factor(intervals[name][0])} as good" for name in names)
 
 

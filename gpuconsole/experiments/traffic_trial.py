@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from gpuconsole.experiments.trial import MAX_PAIRS, USUAL, Outcome, TrialFailed,
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, Run
+from gpuconsole.model.serving import LatencyBound
 from gpuconsole.session.run import RunRecord
 
 BLOCK_S = (4.0, 20.0)
@@ -42,9 +43,11 @@ class TrafficTrial:
         worker: WorkerHandle,
         on_update: Callable[[Trial], None],
         limits: TrialLimits = USUAL,
+        objective: Sequence[LatencyBound] = (),
     ) -> None:
+        """`objective`: the latencies that the user wants kept."""
         assert record.serving is not None
-        self._cap_s = limits.traffic_cap_s
+        self._cap_s, self._objective = limits.traffic_cap_s, objective
         seed = secrets.randbits(32) if trial.order_seed is None else trial.order_seed
         trial = msgspec.structs.replace(trial, method="live traffic", order_seed=seed, limit_s=self._cap_s)
         self._trial, self._run, self._worker, self._on_update = trial, run, worker, on_update
@@ -92,7 +95,8 @@ class TrafficTrial:
                     pairs.append(TrafficPair(planned[0].arm, found))
                 else:
                     idle += 1
-                judged = judge(pairs, trial.changes, self._values[BASELINE], int(self._run.facts.get("live_limit.engines", 1)))
+                engines = int(self._run.facts.get("live_limit.engines", 1))
+                judged = judge(pairs, trial.changes, self._values[BASELINE], engines, self._objective)
                 reason = judged.reason
                 if judged.compared < MOSTLY_ALIKE * len(pairs):
                     self._block_s = min(BLOCK_S[1], LONGER * self._block_s)
@@ -103,6 +107,7 @@ class TrafficTrial:
                     figure=judged.figure,
                     effects={name: effect for name, effect in judged.effects.items() if name != judged.figure},
                     load_ratio=judged.load,
+                    objective=judged.objective,
                     blocks=2 * len(pairs),
                     log_ratios=tuple(log_ratios),
                     null_log_ratios=tuple(nulls),

@@ -101,6 +101,22 @@ class Rhythm(msgspec.Struct, frozen=True):
     clock: Clock = "wall"
 
 
+Meets = Literal["yes", "no", "unknown"]
+Range = tuple[float, float | None]
+
+
+class BoundMeasured(msgspec.Struct, frozen=True):
+    """A bound of the user's objective (`ttft_p99`, at most `limit_s`) on both sides of a trial. `before_s`, `after_s`: the figure without and with the change, as
+    far as the server's histogram tells: the bounds of its bucket, of which the upper one may be open; None where nothing was counted. `unknown`: the interval, or the bucket, has the limit inside."""
+
+    name: str
+    limit_s: float
+    before_s: Range | None
+    after_s: Range | None
+    before_meets: Meets
+    after_meets: Meets
+
+
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
@@ -119,7 +135,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     within the blocks; the intervals use at least this deviation. `stalls_from`: the trial would have seen a stall in one of this number of
     steps, or a more frequent stall, on both sides; 0: not known. `by_steps`: the rates are steps per second, because the number of samples
     in a step is not known. Of a trial under the traffic of a server's own clients: `figure` is the name of what `speedup` is about, `effects` are those of
-    the other figures (more is better: latencies are inverted), and `load_ratio` is the load with the change over that without it.
+    the other figures (more is better: latencies are inverted), and `load_ratio` is the load with the change over that without it. `objective`: the bounds that the user wants kept (`--slo`).
     """
 
     id: str
@@ -159,6 +175,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     figure: str = ""
     effects: dict[str, Speedup] = {}
     load_ratio: float | None = None
+    objective: tuple[BoundMeasured, ...] = ()
 
     @property
     def of_traffic(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuconsole.experiments.objective import in_words
 from gpuconsole.experiments.traffic import WORDS
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
@@ -67,9 +68,8 @@ def verdict(trial: Trial) -> str:
         else RESULTS.get(trial.verdict or "", UNFINISHED)
     )
     if trial.of_traffic:
-        return {"win": "better: restart the server with it", "worse": "worse", "no_gain": "no difference"}.get(
-            trial.verdict or "", UNFINISHED
-        )
+        words = {"win": "better: restart the server with it", "worse": "worse", "no_gain": "no difference"}
+        return f"{words.get(trial.verdict or '', UNFINISHED)}{f'; {trial.reason}' if trial.reason else ''}"
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
     return f"{result}: {'kept' if trial.kept else 'reverted'}"
@@ -146,6 +146,8 @@ def _of_traffic(trial: Trial) -> list[Line]:
     lines = [Line([(f"the figure is the {WORDS.get(trial.figure, trial.figure)}; above 1: better with the change", "dim")], indent=2)]
     for name, effect in trial.effects.items():
         lines.append(Line([(f"{WORDS[name]} ", "dim"), (units.measured(effect.estimate, effect.low, effect.high), "")], indent=2))
+    if "objective" not in trial.reason:  # the reason of the verdict names it
+        lines += [Line([("objective ", "dim"), (in_words(bound), "")], indent=2) for bound in trial.objective]
     if trial.load_ratio is not None:
         lines.append(Line([(f"load with the change: {units.speedup(trial.load_ratio).strip()} of that without it", "dim")], indent=2))
     return [*lines, Line([("the server has its limits of the start again", "dim")], indent=2)] if trial.state != "running" else lines

@@ -63,7 +63,9 @@ def test_a_limit_is_tried_under_the_traffic_and_no_request_is_ours(tmp_path: Pat
 @pytest.mark.slow
 def test_a_load_below_the_limit_ends_undecided_with_the_reason(cli: Cli) -> None:
     with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 3, 48, seconds=120):
-        done = cli("watch", url, "--headless", "--duration", "6", "--try", "max_num_seqs=16", timeout=400)
+        words = ("--headless", "--duration", "6", "--try", "max_num_seqs=16", "--slo", "e2e_p50=60")
+        done = cli("watch", url, *words, timeout=400)
+    assert "objective e2e_p50 at most 60.0 s: " in done.stdout and "with the change (" in done.stdout
     assert "undecided: the load is too small for the limit to matter: at most 3 requests were in the server" in done.stdout
 
 

@@ -12,7 +12,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.model.serving import Objective
+from gpuconsole.model.serving import LatencyBound, Objective
 from gpuconsole.session.api import SessionError
 from gpuconsole.telemetry.other_gpus import torch_version
 
@@ -23,10 +23,11 @@ def no_torch() -> str:
 
 
 class ServingChoice(msgspec.Struct, frozen=True):
-    """`options` go to the serving worker (see `Start.options`). `objective`: the latencies that requests must keep."""
+    """`options` go to the serving worker (see `Start.options`). `objective`: the latencies that requests must keep. `bounds`: those that a watched server must keep."""
 
     options: dict[str, str] = {}
     objective: Objective | None = None
+    bounds: tuple[LatencyBound, ...] = ()
 
     @property
     def elsewhere(self) -> bool:

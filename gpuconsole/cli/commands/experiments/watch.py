@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   gpuconsole watch http://127.0.0.1:8000 --json > session.json
   gpuconsole watch https://models.example.com --api-key-env MY_KEY --record session.jsonl
   gpuconsole watch http://127.0.0.1:8000 --headless --try max_num_seqs=32
+  gpuconsole watch http://127.0.0.1:8000 --headless --try max_num_seqs=32 --slo ttft_p99=0.5
   gpuconsole watch http://127.0.0.1:8000 --advise --slo ttft_p99=0.5 --duration 300
   gpuconsole watch http://10.0.0.2:8000 --metrics-url http://10.0.0.2:9400/metrics --model llama
 """
@@ -48,10 +49,10 @@ OPTIONS = (
     ),
     Option(
         "--slo",
-        "with --advise: latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99",
+        "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99. A limit that is tried wins only if it keeps them; --advise ranks by them",
         "ttft_p99=S,itl_mean=S",
         parse_latency_bounds,
-        refused={"no --advise": "goes with --advise"},
+        refused={"headless, no --advise, no --try": "goes with --advise, --try NAME=VALUE or the screen"},
         dest="bounds",
     ),
     options.JSON._replace(help="print only the snapshot on stdout (implies --headless)"),
