@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuconsole.model.profile import OP_CLASSES, OP_MIX, SYNC_GAPS
+from gpuconsole.model.serving import CLIENT_WAIT
 
 NO_CONSENT = "waits for your permission (P, or --probe): a probe makes passes that the job did not ask for"
 """Why a probe has not run in a job of the user's own."""
+ASKS_FIRST = "waits for your permission (P, or --probe): it sends a few requests to the server"
+"""Why the probe of a watched server has not run."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ PROBES = (
     Probe("exchange_sizes", ("comm.exchange_large_s", "comm.bus_bytes_per_s")),
     Probe("concurrency_step", ("probe.concurrency_gain",)),
     Probe("prefix_reuse", ("probe.prefix_cut_gain", "probe.prefix_salt_ratio")),
+    Probe(CLIENT_WAIT, ("probe.before_engine_s",)),
 )
 """Probes that settle one cause come first; probes that search for hidden causes come later."""
 

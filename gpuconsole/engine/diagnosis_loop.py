@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuconsole.diagnosis.claims import share_out
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
-from gpuconsole.diagnosis.probes import ADDS_WORDS, ALWAYS, DECISIVE, NO_CONSENT, PASSIVE
+from gpuconsole.diagnosis.probes import ADDS_WORDS, ALWAYS, ASKS_FIRST, DECISIVE, NO_CONSENT, PASSIVE
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
@@ -146,16 +146,19 @@ class DiagnosisLoop:
             wanted = [probe for probe in wanted if probe not in ADDS_WORDS]
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         due = [probe for probe in order if probe not in self._probed]
+        if record is not None and record.run.watched:  # the user asks for each probe
+            self._report_consent(record.run.unavailable, wanted, ASKS_FIRST)
+            return []
         if record is None or not record.run.is_job or self.may_probe_jobs:
             return due
-        self._report_consent(record.run.unavailable, [probe for probe in wanted if probe not in PASSIVE])
+        self._report_consent(record.run.unavailable, [probe for probe in wanted if probe not in PASSIVE], NO_CONSENT)
         return [probe for probe in due if probe in PASSIVE]
 
-    def _report_consent(self, reported: Collection[str], probes: Collection[str]) -> None:
+    def _report_consent(self, reported: Collection[str], probes: Collection[str], why: str) -> None:
         """Report why these probes do not run, each once: a rule that needs one is final without it."""
         for probe in probes:
             if f"probe.{probe}" not in reported:
-                self._emit(ProbeDone(time.monotonic(), 0, probe, error=NO_CONSENT))
+                self._emit(ProbeDone(time.monotonic(), 0, probe, error=why))
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._state.memory_used(record.run.device)

@@ -29,6 +29,7 @@ from gpuconsole.engine.machine.environment import fingerprint, installed_torch, 
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recording import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.folders import sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Process
@@ -207,6 +208,9 @@ class Engine(StateReader):
         if record is not None and record.run.is_job and not self.diagnosis.may_probe_jobs:
             raise SessionError("the profiler in a job of your own needs your permission: P, or --probe")
         return await self.control.profile(steps, rank, self.profile_dir)
+
+    async def probe_server(self) -> dict[str, Signal]:
+        return await self.control.probe_server()
 
     # --- files and signals ----------------------------------------------------------------------------------
 

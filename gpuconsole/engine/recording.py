@@ -218,7 +218,7 @@ class Replay(StateReader, SessionApi):
     async def _refuse_async(self, *_: Any, **__: Any) -> NoReturn:
         raise SessionError(A_RECORDING)
 
-    start = stop = end_run = set_knobs = try_change = keep_trial = tune = profile = revert = keep_baseline = _refuse_async
+    start = stop = end_run = set_knobs = try_change = keep_trial = tune = profile = probe_server = revert = keep_baseline = _refuse_async
     probe_only_for = cancel_trial = end_tuning = signal_process = toggle_recording = _refuse
 
     def export(self, path: Path | None = None) -> Path:

@@ -19,11 +19,13 @@ from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.engine.devices import ChosenDevices, RoomBeside
 from gpuconsole.model.credentials import without_credentials
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario, watched_scenario
+from gpuconsole.model.serving import CLIENT_WAIT
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -365,6 +367,22 @@ class RunControl:
             record, worker = self.running()
             with self.lock.showing("profiler"):
                 return await _profile(worker, steps, rank, record.run.scenario, folder)
+
+    async def probe_server(self) -> dict[str, Signal]:
+        """Send the requests of the probe to the watched server; what they show. Raises SessionError."""
+        record, _ = self.running()
+        if not record.run.watched:
+            raise SessionError("no server is watched: the probes of a run of ours start by themselves")
+        async with self.lock.change():
+            _, worker = self.running()
+            try:
+                with self.lock.showing(CLIENT_WAIT):
+                    answer = await worker.probe(CLIENT_WAIT)
+            except WorkerGone as gone:
+                raise SessionError(str(gone)) from None
+        if answer.error:
+            raise SessionError(f"probe: {answer.error}")
+        return answer.signals
 
 
 async def _profile(worker: WorkerHandle, steps: int, rank: int, scenario: str, folder: Path | None) -> ProfileReport:

@@ -123,6 +123,16 @@ def parse_latency_bounds(text: str) -> tuple[LatencyBound, ...]:
 
 WATCHED = "inference.watched"
 """The workload of a run that watches a server under the load of other clients."""
+CLIENT_WAIT = "client_wait"
+"""The probe of a watched server: requests of ours, after the user has agreed."""
+PROBE_REQUESTS, PROBE_CHARACTERS, PROBE_TOKENS = 5, 256, 32
+"""What it sends: requests one after another, each with a text of so many characters, for so many tokens."""
+PROBE_PAUSE_S = 0.2
+"""After each request: some engines count it only after its end."""
+PROBE_S = 60.0
+"""After this time the probe ends."""
+OURS = "probe.requests"
+"""The signal that counts the requests of ours to a watched server."""
 KNOB_OF = {"engine": "server", "num_blocks_override": "num_gpu_blocks_override"}
 """Facts whose knob has another name."""
 EMBEDDED = "gpuconsole"

@@ -15,7 +15,7 @@ import msgspec
 from gpuconsole.model.certificate import Certificate, Tuning
 from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.experiments import Trial
-from gpuconsole.model.finding import Interval
+from gpuconsole.model.finding import Interval, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.profile import STEPS, ProfileReport
@@ -316,6 +316,10 @@ class SessionApi(Protocol):
 
     async def profile(self, steps: int = STEPS, rank: int = 0) -> ProfileReport:
         """Profile `steps` steps of the current run, and keep the report with the run. `rank`: the process, in a user's job of several. Raises SessionError."""
+        ...
+
+    async def probe_server(self) -> dict[str, Signal]:
+        """Send a few requests to the server that is watched, and return what they show. The caller has asked the user. Raises SessionError."""
         ...
 
     async def revert(self) -> None:

@@ -15,6 +15,7 @@ from textual.widget import AwaitMount
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.job import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import A_RECORDING, PlayerApi, SessionApi, SessionError
@@ -155,11 +156,27 @@ class Actions:
         self._app.run_worker(self._app.leave(0), exit_on_error=False)
 
     def probes(self) -> None:
-        """Ask whether probes may run in the user's own job."""
-        if self._job_runs:
+        """Ask whether probes may run in the user's own job, or whether a watched server gets a few requests."""
+        run = self._api.view().run
+        if run is not None and run.watched:
+            self._probe_server(run)
+        elif self._job_runs:
             self._with_probes(lambda: self.report("probes may run in your job"))
         else:
             self.report("no job of your own runs here")
+
+    def _probe_server(self, run: Run) -> None:
+        """Ask whether the watched server gets a few requests, and send them."""
+        from gpuconsole.report.run.serving import probe_result
+        from gpuconsole.tui.screens.questions import server_probe_question
+
+        if run.state != "running" or self._api.view().recording:
+            self.report("no server is watched now", wrong=True)
+        elif run.server is None or run.server.model is None:
+            self.report("the server does not tell the name of its model: --model NAME", wrong=True)
+        else:
+            send = lambda: self.request(self._api.probe_server(), probe_result)  # noqa: E731
+            self.ask(server_probe_question(run, str(run.server.model.value), send))
 
     def _with_probes(self, go_on: Callable[[], None]) -> None:
         """Go on with what needs probes; ask first where they would run in the user's own job, and the user has not allowed them."""

@@ -77,6 +77,12 @@ def _may_allow_probes(view: View) -> bool:
     return _is_job(view) and _running(view) and bool(probes_waiting(view.run))
 
 
+def _may_probe(view: View) -> bool:
+    """Whether the user may allow probes in a job, or send one to a server that is watched and answers."""
+    watches = view.run is not None and view.run.watched and _running(view) and view.run.state == "running" and not view.down
+    return _may_allow_probes(view) or watches
+
+
 def may_start(view: View) -> bool:
     """Whether a scenario may start: not while the user's own job runs."""
     return not view.recording and not (_is_job(view) and facts.active(view))
@@ -196,10 +202,10 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "probes",
         "P",
-        "allow probes",
-        "Allow probes in a job of your own. A question comes first.",
+        "probe",
+        "Allow probes in a job of your own, or send a few requests to a watched server. A question comes first.",
         ("main",),
-        _may_allow_probes,
+        _may_probe,
     ),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source."),
     Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal.", makes_sense=_has_gpu),

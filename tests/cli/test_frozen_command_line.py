@@ -48,7 +48,7 @@ FROZEN = {
         "scenario --set --budget --allow-training-changes --only --certificate --resume --headless --snapshot --json --summary "
         f"--probe --patch --allow-numerics {SEVERAL_MACHINES} {LOAD} {WATCHING}"
     ),
-    "watch": f"url --duration --headless --snapshot --try --advise --slo --json --model --api-key-env --wait --metrics-url --eco {WATCHING}",
+    "watch": f"url --duration --headless --snapshot --try --probe --advise --slo --json --model --api-key-env --wait --metrics-url --eco {WATCHING}",
     "verify": f"file --measure --json {SEVERAL_MACHINES} {LOAD} {WATCHING}",
 }
 """The words after `gpuconsole` of each command; the console itself is the command without a name."""

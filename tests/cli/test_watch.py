@@ -123,6 +123,44 @@ def test_a_recording_of_a_watched_server_replays_to_the_same_summary(cli: Cli, t
     assert after["summary"]["ttft_s"] == before["summary"]["ttft_s"] and after["scenario"] == before["scenario"]
 
 
+@contextlib.contextmanager
+def slow_proxy(url: str, wait_s: float) -> Iterator[str]:
+    """The address of a proxy before the server at `url`."""
+    words = [sys.executable, "-m", "tests.fakes.slow_proxy", url, str(wait_s)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_probe_names_the_wait_in_a_proxy_and_its_requests_are_counted(cli: Cli) -> None:
+    with embedded_server() as server, slow_proxy(server, 0.6) as url, client(server, 3, 32, seconds=25) as load:
+        done = cli("watch", url, "--json", "--probe", "--duration", "6")
+        seen = json.loads(load.communicate()[0])
+        assert done.returncode == 0, done.stderr
+        assert answered(server) == len(seen["requests"]) + 5, "those of the client, and the five of the probe"
+    assert "probe: 5 requests of ours, 32 tokens each" in done.stderr and "pass before the engine" in done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    assert firing(run) == {"watch.queue_before_engine"}
+    (finding,) = [finding for finding in run["findings"] if finding["rule"] == "watch.queue_before_engine"]
+    values = {entry["signal"]: entry["value"] for entry in finding["evidence"]}
+    assert 0.5 < values["probe.before_engine_s"] <= 0.6 + 0.2 and values["probe.engine_ttft_upper_s"] < 0.5
+    assert run["summary"]["requests"] < len(seen["requests"])
+
+
+@pytest.mark.slow
+def test_a_probe_of_a_quick_server_says_that_nothing_waits_before_it(cli: Cli) -> None:
+    with embedded_server() as url:
+        done = cli("watch", url, "--headless", "--probe", "--duration", "6")
+        assert answered(url) == 5
+    assert "5 requests of ours: a client waits" in done.stdout and "beside no other request" in done.stdout, done.stdout
+    assert "no more than" in done.stdout and "Healthy" in done.stdout
+
+
 def test_a_dead_address_is_one_line_and_exit_code_2(cli: Cli) -> None:
     done = cli("watch", "http://127.0.0.1:1", "--headless", "--quiet")
     assert (done.returncode, done.stdout) == (2, "")

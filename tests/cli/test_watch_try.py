@@ -116,6 +116,7 @@ def test_a_limit_above_that_of_the_start_needs_a_restart(cli: Cli) -> None:
     ("words", "mistake"),
     [
         (["--try", "max_num_seqs=2"], "--try: --apply-top and --try go with --headless"),
+        (["--probe"], "--probe goes with --headless; on the screen, press P"),
         (["--headless", "--try", "dtype=float16"], "a running server has no setting 'dtype'"),
         (["--headless", "--slo", "ttft_p99=1"], "--slo goes with --advise"),
         (["--advise", "--slo", "ttft=1"], "expected ttft_p99=S"),

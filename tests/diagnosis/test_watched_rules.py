@@ -9,11 +9,11 @@ import pytest
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.run import run_signals
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Step, Summary
-from gpuconsole.model.serving import WATCHED, Fact, ServerFacts
+from gpuconsole.model.serving import CLIENT_WAIT, WATCHED, Fact, ServerFacts
 from gpuconsole.session.run import RunRecord
-from gpuconsole.wire.events import RunOpened, ServerKnown, Started, Steps
+from gpuconsole.wire.events import ProbeDone, RunOpened, ServerKnown, Started, Steps
 from gpuconsole.workloads.serving.scraping import engines_on, read_families, server_state
 from tests.fakes.server_pages import CAPPED, Load, busier, page
 
@@ -137,3 +137,48 @@ def test_an_inferred_token_budget_says_so() -> None:
     load = Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5)
     budget = run_signals(watched("vllm", shaky(load, 20, 9, 16, 12)), Summary(), 8, None)["server.token_limit"]
     assert budget.value == 2048 and budget.source == "inferred: 100 % of the iterations have 1024 to 2048 tokens, and none has more"
+
+
+def after_probe(engine: str, load: Load, **values: float) -> Finding:
+    """The conclusion about a queue before the engine, after a probe with these signals."""
+    record = watched(engine, load)
+    signals = {f"probe.{name}": Signal(value, "s", "5 requests of ours") for name, value in values.items()}
+    record.apply(ProbeDone(float(READINGS), 1, CLIENT_WAIT, signals))
+    return next(finding for finding in conclusions(record) if finding.rule == "watch.queue_before_engine")
+
+
+def of_probe(client: float, low: float, high: float, **more: float) -> dict[str, float]:
+    return {
+        "client_ttft_s": client, "engine_ttft_lower_s": low, "engine_ttft_upper_s": high, "before_engine_s": client - high,
+        "before_engine_upper_s": client - low, "chunks": 32, **more,
+    }  # fmt: skip
+
+
+def test_a_page_of_an_engine_alone_cant_tell_what_waits_before_it_and_names_the_probe() -> None:
+    found = next(finding for finding in conclusions(watched("vllm", Load())) if finding.rule == "watch.queue_before_engine")
+    assert (found.state, found.missing) == ("cant_tell", ("probe.before_engine_s",)) and "P asks, and sends a few requests" in found.summary
+
+
+def test_a_probe_names_a_wait_before_the_engine() -> None:
+    found = after_probe("vllm", Load(), **of_probe(0.9, 0.2, 0.2))
+    assert found.state == "fires" and found.summary.startswith(
+        "a client waits 900 ms for its first token, the engine counts 200 ms: 700 ms pass before the engine: look at the network, the proxy"
+    )
+    assert {"probe.before_engine_s", "probe.client_ttft_s"} <= {entry.signal for entry in found.evidence}
+
+
+@pytest.mark.parametrize(
+    ("engine", "values", "state", "words"),
+    [
+        ("vllm", of_probe(0.21, 0.2, 0.2), "clear", "no more than 10.0 ms pass before the engine"),
+        ("vllm", of_probe(0.05, 0.01, 0.02), "clear", "no more than 40.0 ms"),
+        ("vllm", of_probe(2.0, 1.8, 1.85), "clear", "no more than 200 ms"),
+        ("vllm", of_probe(0.9, 0.1, 0.85), "cant_tell", "the engine counts 100 to 850 ms: 50.0 to 800 ms pass before the engine; requests of others hide ours"),
+        ("vllm", of_probe(0.9, 0.1, 0.1, chunks=1), "fires", "the answer comes in one piece: a proxy collects it"),
+        ("lmdeploy", of_probe(0.9, 0.1, 0.1), "fires", "800 ms pass before the engine"),
+        ("llama.cpp", {"client_ttft_s": 0.9}, "cant_tell", "a client waits 900 ms for its first token; the page has no TTFT to compare with"),
+    ],
+)  # fmt: skip
+def test_what_a_probe_shows_of_the_time_before_the_engine(engine: str, values: dict[str, float], state: str, words: str) -> None:
+    found = after_probe(engine, Load(), **values)
+    assert found.state == state and words in found.summary, found.summary

@@ -174,6 +174,13 @@ def test_an_objective_that_the_histogram_cannot_prove_leaves_the_trial_undecided
     assert judged.verdict is None and judged.reason.startswith("the objective is not proven: ") and "1.67x as good" in judged.reason
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("slo", ["ttft_p50=0.02", "ttft_p99=0.1", "ttft_p99=0.25"])
+def test_the_same_limit_on_both_sides_neither_meets_nor_breaks_an_objective(slo: str) -> None:
+    verdicts = [trial(3, 3, seed, parse_latency_bounds(slo), rate=4.0, base_s=0.012).verdict for seed in range(20)]
+    assert sum(verdict in ("win", "worse") for verdict in verdicts) == 0, verdicts
+
+
 def test_a_mean_is_known_without_buckets() -> None:
     judged = judged_under("ttft_mean=0.22", answering(10, *QUICK), answering(6, *TAIL))
     assert (

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuconsole.experiments.block_order import order
 from gpuconsole.experiments.statistics import BASELINE, CHANGED
 from gpuconsole.experiments.traffic import Judged, TrafficPair, block_of, judge
+from gpuconsole.model.serving import LatencyBound
 from gpuconsole.wire.events import ServerState
+from tests.fakes.server_pages import SECONDS
 
 READ_S = 0.5
 
@@ -36,6 +39,8 @@ class ServedTraffic:
     made: int = 0
     ttft: list[float] = field(default_factory=lambda: [0.0, 0])
     itl: list[float] = field(default_factory=lambda: [0.0, 0])
+    first_tokens: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    """TTFT by bucket."""
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
@@ -68,6 +73,7 @@ class ServedTraffic:
             if not request[2]:
                 self.ttft[0] += self.now - request[0]
                 self.ttft[1] += 1
+                self.first_tokens[bisect.bisect_left(SECONDS, self.now - request[0])] += 1
             else:
                 self.itl[0] += took
                 self.itl[1] += 1
@@ -96,13 +102,14 @@ class ServedTraffic:
             self.now,
             {"requests_running": len(self.running), "requests_waiting": len(self.waiting)},
             {k: float(v) for k, v in totals.items()},
+            {"ttft_s": [(bound, float(count)) for bound, count in zip(SECONDS, itertools.accumulate(self.first_tokens), strict=False)]},
         )
 
 
 SETTLE_S, BLOCK_S, CAP_S = 1.0, 4.0, 300.0
 
 
-def trial(before: int, after: int, seed: int, **traffic: Any) -> Judged:
+def trial(before: int, after: int, seed: int, objective: Sequence[LatencyBound] = (), **traffic: Any) -> Judged:
     """A trial of `max_num_seqs` on such a server, with the blocks of a real one (`experiments/traffic_trial.py`)."""
     server = ServedTraffic(seed, seats=before, **traffic)
     list(server.run(10))
@@ -116,7 +123,7 @@ def trial(before: int, after: int, seed: int, **traffic: Any) -> Judged:
             blocks[block.arm] = block_of(list(server.run(block_s * block.stretch)))
         if all(blocks.values()):
             pairs.append(TrafficPair(planned[0].arm, {arm: block for arm, block in blocks.items() if block is not None}))
-        judged = judge(pairs, {"max_num_seqs": after}, {"max_num_seqs": before})
+        judged = judge(pairs, {"max_num_seqs": after}, {"max_num_seqs": before}, objective=objective)
         if judged.compared < 0.75 * len(pairs):
             block_s = min(20.0, 1.5 * block_s)
         if judged.verdict is not None or server.now - begun > CAP_S:

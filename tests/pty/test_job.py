@@ -250,20 +250,20 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
     (tmp_path / "optimizing.py").write_text(OPTIMIZING)
     options = ("--device", "cpu", "--record", "r.jsonl", "--output", "all.txt")
     with Terminal("run", *options, "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
-        terminal.wait_for("P allow probes", timeout_s=90)
+        terminal.wait_for("P probe", timeout_s=90)
         terminal.press("P")
         terminal.wait_for("Allow probes in your job?", "swap_optim", "copies of the parameters", "the same bits as without probes")
         terminal.press("enter")  # the no is selected
-        terminal.wait_for("─ tried", "P allow probes")
+        terminal.wait_for("─ tried", "P probe")
         terminal.press("f")
         terminal.wait_for("Allow probes in your job?", "torch.profiler on a few of the job's own steps")
         terminal.press("escape", "escape")
         terminal.wait_for("─ tried")
-        terminal.press("\x10", *"allow probes", "enter")  # by the command palette
+        terminal.press("\x10", *"probe", "enter")  # by the command palette
         terminal.wait_for("Allow probes in your job?")
         terminal.press("up", "enter")
         terminal.wait_for("─ tried", "probes are allowed in your job")
-        terminal.wait_gone("P allow probes")
+        terminal.wait_gone("P probe")
         recording = tmp_path / "r.jsonl"
         wait_until(lambda: terminal.settle() and "probe P5: optimizer steps on copies" in recording.read_text(), 30, "the probe has run")
         terminal.press("f")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_watch import client, embedded_server
+from tests.cli.test_watch import answered, client, embedded_server
 from tests.pty.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,28 @@ def test_the_screen_shows_what_limits_a_server_and_the_flag_of_its_engine(tmp_pa
         terminal.wait_for("The limit of running sequences is reached", "python -m sglang.launch_server ... --max-running-requests 128")
         text = terminal.wait_for("running 10", "waiting 90", "ITL p50")
         assert "t tune" not in text and "TPOT" not in text, "nothing is changed, and nothing is shown that only a client measures"
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+
+
+def test_a_probe_asks_first_and_no_sends_nothing(tmp_path: Path) -> None:
+    with embedded_server() as url, Terminal("watch", url, cwd=tmp_path) as terminal:
+        terminal.wait_for("has room for more requests", "P probe", timeout_s=60)
+        terminal.press("P")
+        terminal.wait_for("Send requests to the server?", "5 streaming requests", "256 characters", "32 tokens out", "60 s at most")
+        terminal.press("enter")  # the no is selected
+        terminal.wait_gone("Send requests to the server?")
+        assert answered(url) == 0
+        terminal.press("P")
+        terminal.wait_for("Send requests to the server?")
+        terminal.press("up", "enter")
+        terminal.wait_for("probe: a client waits", timeout_s=60)
+        terminal.wait_for("5 requests of ours", "requests of ours: first token after")
+        assert answered(url) == 5
+        terminal.press("d")
+        terminal.wait_for("No queue before the engine")
+        terminal.press("q")
+        terminal.wait_for("P probe")
         terminal.press("q")
         assert terminal.wait_exit() == 0
 

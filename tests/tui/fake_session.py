@@ -11,7 +11,7 @@ import msgspec
 
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
-from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
+from gpuconsole.model.finding import Evidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import series_key
@@ -297,6 +297,10 @@ class FakeSession:
         self._call("profile", *([rank] if rank else []))
         assert self.shown.run is not None and self.shown.run.profile is not None
         return self.shown.run.profile
+
+    async def probe_server(self) -> dict[str, Signal]:
+        self._call("probe_server")
+        return {}
 
     async def revert(self) -> None:
         self._call("revert")

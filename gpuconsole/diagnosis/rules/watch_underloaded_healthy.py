@@ -17,7 +17,7 @@ class WatchUnderloadedHealthy(Rule):
     thresholds = (NO_QUEUE, HALF, watched.QUEUE, watched.WORKS)
     reads = (
         "server.requests_waiting", "server.requests_running", "server.kv_cache_peak_ratio", "server.sequence_limit", "server.front_waiting",
-        "server.queue_s", "server.e2e_s", "server.seats_taken_ratio", "server.preemptions_per_request", "server.forward_ratio",
+        "server.queue_s", "server.e2e_s", "server.seats_taken_ratio", "server.preemptions_per_request", "server.forward_ratio", "probe.client_ttft_s", "probe.client_itl_s",
     )  # fmt: skip
     text = """No request waits, and the slots and the KV cache are less than half in use: the traffic is below what the server can take. Its throughput is that of the
 traffic, and no flag raises it. More clients, or fewer replicas, use the hardware better."""
@@ -26,6 +26,7 @@ traffic, and no flag raises it. More clients, or fewer replicas, use the hardwar
         waiting, running = case.value("server.requests_waiting"), case.value("server.requests_running")
         evidence = case.evidence(("server.requests_waiting", NO_QUEUE), "server.requests_running")
         evidence += case.if_known(("server.kv_cache_peak_ratio", HALF), "server.sequence_limit", "server.front_waiting", "server.queue_s")
+        evidence += case.if_known("probe.client_ttft_s", "probe.client_itl_s")
         if waiting >= NO_QUEUE or watched.queue_ratio(case) >= watched.QUEUE or case.get("server.front_waiting", 0.0) >= NO_QUEUE:
             return self.clear(0.0, evidence, "requests wait")
         limit = case.get("server.sequence_limit", 0.0)
@@ -39,4 +40,6 @@ traffic, and no flag raises it. More clients, or fewer replicas, use the hardwar
         known = bool(limit) and case.has("server.kv_cache_peak_ratio")
         use = "; the server uses " + ", ".join(f"{percent(share)} {name}" for name, share in shares.items()) if shares else ""
         summary = f"{running:.1f} requests run and none waits{use}" if running >= 0.1 else "no request runs: the server is idle"
+        if case.has("probe.client_ttft_s"):
+            summary += f"; {watched.client_words(case.value('probe.client_ttft_s'), case.get('probe.client_itl_s', 0.0))}"
         return self.note(1.0, evidence, summary, confidence=high_if(known))

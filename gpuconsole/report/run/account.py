@@ -12,7 +12,7 @@ from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, row_width
 from gpuconsole.report.parts import Column, Report, Table, labelled, text
-from gpuconsole.report.run.serving import serving_rows
+from gpuconsole.report.run.serving import ours, serving_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
@@ -179,6 +179,8 @@ def _nothing(view: View) -> str:
         return ""
     if view.run.state == "failed":
         return f"the run failed before it completed a {'request' if view.run.serves else 'step'}"
+    if sent := ours(view.run):
+        return f"no requests of others measured yet; {sent}"
     return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (f": {view.stage}" if view.stage else "")
 
 

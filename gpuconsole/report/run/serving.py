@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from gpuconsole.diagnosis.families.watched import PROBED, probe_words
 from gpuconsole.model import units
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Distribution, Run
+from gpuconsole.model.serving import OURS
 from gpuconsole.model.summary_figures import FIGURES, LATENCIES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Row, Segment, line, row_width
@@ -124,12 +129,33 @@ def watched_report(run: Run) -> Report:
     ]
     if means:
         report.append(labelled("mean", f"{GAP.join(means)}   (the server has no histogram)"))
+    if words := probe_report(run):
+        report.append(labelled("probe", words))
     missing = {name.partition(".")[2]: why for name, why in run.unavailable.items() if name.partition(".")[2] in ASKED_OF_SERVERS}
     by_reason: dict[str, list[str]] = {}
     for name, why in missing.items():
         by_reason.setdefault(why, []).append(ASKED_OF_SERVERS[name])
     rows = [f"{', '.join(names)}: {visible(why)}" for why, names in by_reason.items()]
     return [*report, *(labelled(" " if n else units.NA, row, "dim") for n, row in enumerate(rows))]
+
+
+def probe_report(run: Run) -> str:
+    """`5 requests of ours: a client waits 900 ms for its first token, ...`: what the probe of a watched server has sent and shown. Empty where nothing was sent."""
+    if OURS not in run.signals:
+        return ""
+    values = {name: run.signals[name].value for name in PROBED if name in run.signals}
+    return f"{ours(run)}{f': {probe_words(values)}' if values else ''}"
+
+
+def probe_result(signals: Mapping[str, Signal]) -> str:
+    """The result of a probe that has just ended."""
+    return f"probe: {probe_words({name: signal.value for name, signal in signals.items()})}" if signals else "probe: nothing was measured"
+
+
+def ours(run: Run) -> str:
+    """`5 requests of ours`; empty where nothing was sent to a watched server."""
+    count = run.signals[OURS].value if OURS in run.signals else 0
+    return f"{count:.0f} request{'' if count == 1 else 's'} of ours" if count else ""
 
 
 # --- on the main screen -------------------------------------------------------------------------------------
@@ -197,6 +223,8 @@ def _server(view: View, run: Run, width: int) -> Row:
         more.append((f"  {failed} failed" + (f": {visible(cause)}" if cause else ""), "alert"))
     if width < 100 and (requests := figure_text(run, "requests_per_s")):
         more.append((f"  {requests}", ""))
+    if ours(run):
+        more.append((f"  {ours(run)}", "accent"))
     if usage is not None:
         more.append((f"  KV cache {units.percent(usage)}", "alert" if usage >= FULL else ""))
     if preemptions is not None:

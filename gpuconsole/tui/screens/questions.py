@@ -1,4 +1,4 @@
-"""Questions about the user's own job: before the console quits, and before it does something in the job that needs consent."""
+"""Questions: before the console quits, and before it does something in the user's own job, or to a watched server, that needs consent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from gpuconsole.diagnosis.probes import IN_JOB
 from gpuconsole.model.experiments import MOST_LOSS_COST
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import describe_changes
-from gpuconsole.model.units import percent
+from gpuconsole.model.run import Run
+from gpuconsole.model.serving import PROBE_CHARACTERS, PROBE_PAUSE_S, PROBE_REQUESTS, PROBE_S, PROBE_TOKENS
+from gpuconsole.model.text import visible
+from gpuconsole.model.units import duration, percent
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
 from gpuconsole.report.run.profile import OTHERS_WAIT
 from gpuconsole.session.api import SessionApi, View
-from gpuconsole.session.facts import kept_changes
+from gpuconsole.session.facts import active, kept_changes
 from gpuconsole.tui.requests import Requests
 from gpuconsole.tui.screens.base import ListScreen
+from gpuconsole.tui.widgets.bars import TitleBar
 
 LEAVE, END, STAY = "leave", "end", "stay"
 YES, NO = "yes", "no"
@@ -85,24 +89,25 @@ class LeaveScreen(ListScreen):
 
 
 class Question(NamedTuple):
-    """`title` and `about` say what the user is asked for. `yes` and `no` are the answers; `on_yes` is called after the first."""
+    """`title` and `about` say what the user is asked for. `yes` and `no` are the answers; `on_yes` is called after the first. `heading`: what the question is about."""
 
     title: str
     about: Report
     yes: str
     no: str
     on_yes: Callable[[], None]
+    heading: str = "Your job"
 
 
 class ConsentScreen(ListScreen):
     """A question with two answers. Enter takes the selected answer. "No" is selected first, so a user who presses Enter by habit agrees to nothing. Escape means no."""
 
     NAME = "consent"
-    TITLE_TEXT = "Your job"
 
     def __init__(self, api: SessionApi, actions: Requests, question: Question) -> None:
         super().__init__(api, actions)
         self._question = question
+        self._heading = TitleBar(question.heading)
         self.list_zone.select(NO)
 
     def lines(self, width: int, height: int) -> Lines:
@@ -114,7 +119,8 @@ class ConsentScreen(ListScreen):
 
     def show(self, view: View) -> None:
         super().show(view)
-        if self.api.job is None or self.api.job.ended:  # there is nothing left to ask
+        job = self.api.job
+        if job.ended if job is not None else not active(view):  # there is nothing left to ask
             self.dismiss()
 
     def on_choose(self) -> None:
@@ -159,6 +165,40 @@ def probes_question(allow: Callable[[], None]) -> Question:
         text("A model with hooks, or with Python state that a pass would change, is refused with the reason."),
     ]
     return Question("Allow probes in your job?", about, "Allow probes in this job.", "No: only watch.", allow)
+
+
+def server_probe_question(run: Run, model: str, send: Callable[[], None]) -> Question:
+    """Asks whether a few requests may go to the watched server of `run`. `send` is called after a yes."""
+    each_s = run.summary.ttft_s.mean + PROBE_TOKENS * run.summary.itl_s.mean if run.summary.ttft_s and run.summary.itl_s else None
+    takes = (
+        f"about {duration(PROBE_REQUESTS * (each_s + PROBE_PAUSE_S)).strip()} by the latencies that the engine counts now"
+        if each_s
+        else "as long as the server takes"
+    )
+    about: Report = [
+        text(
+            "The metrics page does not show how long a client waits before the engine counts: in the network, a proxy, the API server and its "
+            "tokenizer. Requests from this machine show it."
+        ),
+        BLANK,
+        labelled(
+            "sends",
+            f"{PROBE_REQUESTS} streaming requests, one after another, beside the traffic of the server's clients",
+            column=10,
+            indent=2,
+        ),
+        labelled("to", f"{visible(run.scenario)}, model {visible(model)}", column=10, indent=2),
+        labelled(
+            "each",
+            f"{PROBE_CHARACTERS} characters of text in (about {PROBE_CHARACTERS // 4} tokens), {PROBE_TOKENS} tokens out",
+            column=10,
+            indent=2,
+        ),
+        labelled("takes", f"{takes}, {PROBE_S:.0f} s at most", column=10, indent=2),
+        BLANK,
+        text("Nothing is changed. The server's own metrics count these requests; the figures here leave the time of the probe out."),
+    ]
+    return Question("Send requests to the server?", about, f"Send {PROBE_REQUESTS} requests.", "No: only watch.", send, "The server")
 
 
 def numerics_question(change: str, allow: Callable[[], None]) -> Question:

@@ -1,4 +1,4 @@
-"""Watches a model server that runs already by its metrics page: sends no request to a model, and changes nothing but the limits of a trial that the user asks for.
+"""Watches a model server that runs already by its metrics page: sends no request to a model but those of a probe, and changes nothing but the limits of a trial; the user asks for both.
 
 It reads the metrics page, or what takes its place (SGLang without --enable-metrics, Ollama), and the pages on which a server names its model and
 its settings. The traffic is that of other clients.
@@ -16,16 +16,18 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import aiohttp
+import msgspec
 import psutil
 from prometheus_client.metrics_core import Metric
 from yarl import URL
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.engines import engine_of, engines
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import live_limit_fact
-from gpuconsole.model.run import COUNTS, SETTLING, Step
-from gpuconsole.model.serving import ServerFacts, settle_s
+from gpuconsole.model.run import COUNTS, PROBE, SETTLING, Step
+from gpuconsole.model.serving import CLIENT_WAIT, OURS, Fact, ServerFacts, settle_s
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import (
@@ -46,6 +48,7 @@ from gpuconsole.wire.events import (
     Steps,
     Stop,
 )
+from gpuconsole.workloads.serving.client_wait import ClientWait
 from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
 from gpuconsole.workloads.serving.http import MOST_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
@@ -60,7 +63,8 @@ JSON_EVERY_S = 1.0
 PAGES = tuple(dict.fromkeys(page for engine in engines() for page in engine.pages))
 LOADS, LOADED = "/v1/loads", "/api/ps"
 """JSON that takes the place of a metrics page: of SGLang 0.5.10 and later, and of Ollama."""
-NO_CHANGE = "gpuconsole only watches this server: it sends nothing, and changes nothing but the limits of a server that was started for it"
+NO_CHANGE = "gpuconsole only watches this server: it changes nothing but the limits of a server that was started for it"
+CLIENT_SIGNAL = "probe.before_engine_s"
 MOST_MODELS = 5
 IS_JSON = "is JSON, not a metrics page"
 """Of trtllm-serve: an array of iterations."""
@@ -229,6 +233,11 @@ class ServerWatch:
         self._index = 0
         self._down = ""
         self._said: set[str] = set()
+        self._ours = 0
+        """How many requests of ours went to the model."""
+        self._probing: asyncio.Task[None] | None = None
+        self._probed_t = 0.0
+        """The end of the last probe."""
         self.failed = ""
 
     async def run(self) -> None:
@@ -238,6 +247,8 @@ class ServerWatch:
         await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         renewing.cancel()
+        if self._probing is not None:
+            self._probing.cancel()
         self._give_back()
         if not work.done():
             work.cancel()
@@ -248,13 +259,13 @@ class ServerWatch:
             self.failed = str(problem)
 
     async def serve(self, command: AnyCommand) -> None:
-        """Handle a command from the console: all but Stop, and new limits of a server that takes them, are refused."""
+        """Handle a command from the console: all but Stop, the probe, and new limits of a server that takes them, are refused."""
         if isinstance(command, Stop):
             self._over.set()
         elif isinstance(command, SetKnobs):
             self._set_limits(command)
         elif isinstance(command, RunProbe):
-            self._channel.send(ProbeDone(now(), command.request, command.probe, error=NO_CHANGE))
+            self._probing = asyncio.create_task(self._probe(command))
         elif isinstance(command, Profile):
             self._channel.send(Profiled(now(), command.request, error=NO_CHANGE))
 
@@ -333,7 +344,10 @@ class ServerWatch:
         self._asked += 1
         facts = await ask_facts(self._session, self._url, families)
         names = [engine.name for engine in engines_on(families)] or [self._reader.engine if isinstance(self._reader, JsonReader) else ""]
-        facts = complete(facts, ("the metrics page", {"engine": names[0] or None}))
+        models = models_on(families)
+        facts = complete(facts, ("the metrics page", {"engine": names[0] or None, "model": models[0] if len(models) == 1 else None}))
+        if self._model:
+            facts = msgspec.structs.replace(facts, model=Fact(self._model, "--model"))
         processes = await asyncio.to_thread(processes_at, self._page or self._url)
         self._give_back()
         self._limits = find_limits(processes)
@@ -396,6 +410,41 @@ class ServerWatch:
             self._limits.close()
         self._limits, self._arm = None, 0
 
+    # --- requests of ours, where the user has agreed ----------------------------------------------------------
+
+    async def _probe(self, command: RunProbe) -> None:
+        """Send the requests of the probe, and always an answer."""
+        begun, error = now(), None
+        signals: dict[str, Signal] = {}
+        try:
+            signals = await self._client_wait(command.probe)
+            if CLIENT_SIGNAL not in signals:
+                error = "the metrics page has no TTFT of the requests of ours to compare with"
+        except ValueError as problem:
+            error = visible(str(problem))
+        if self._ours:
+            signals[OURS] = Signal(self._ours, "requests", "sent by gpuconsole in this session")
+        self._probed_t = now()
+        self._channel.send(ProbeDone(self._probed_t, command.request, command.probe, signals, error, self._probed_t - begun))
+
+    async def _client_wait(self, probe: str) -> dict[str, Signal]:
+        """Raises ValueError with one line."""
+        if probe != CLIENT_WAIT:
+            raise ValueError(NO_CHANGE)
+        if self._facts.model is None:
+            raise ValueError("the server does not tell the name of its model: --model NAME")
+        if self._down:
+            raise ValueError(f"the server does not answer: {self._down}")
+
+        async def read() -> ServerState:
+            return (await self._reader.read())[0]
+
+        wait = ClientWait(self._session, self._url, str(self._facts.model.value), read, self._note)
+        try:
+            return await wait.run()
+        finally:
+            self._ours += wait.sent
+
     # --- readings -------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
@@ -429,7 +478,8 @@ class ServerWatch:
             value, old = state.totals.get(name, 0.0), before.totals.get(name, 0.0)
             return round(value - old if value >= old else value)
 
-        kind = COUNTS if before.t >= self._settled_t else SETTLING
+        probes = (self._probing is not None and not self._probing.done()) or before.t < self._probed_t
+        kind = PROBE if probes else COUNTS if before.t >= self._settled_t else SETTLING
         step = Step(self._index, state.t, state.t - before.t, gained("requests"), gained("generation_tokens"), (), arm=self._arm, kind=kind)
         self._index += 1
         self._channel.send(Steps(state.t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))

@@ -10,14 +10,14 @@ from gpuconsole.cli.scenario import check_api_key, check_wait
 from gpuconsole.cli.values import check_url, writable
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, parse_assignment
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
-from gpuconsole.model.serving import parse_latency_bounds
+from gpuconsole.model.serving import PROBE_REQUESTS, parse_latency_bounds
 from gpuconsole.tui.terminal import why_no_terminal
 
 HELP = "watch a model server that runs already"
 DESCRIPTION = """Watch a model server that runs already, under the load of its own clients: what limits it, and which of its flags helps.
 
-It reads the metrics page of the server, and the pages on which the server names its model and its settings. It sends no request to a model, and
-changes nothing, unless you try a limit: a vLLM on this machine that was started with our scheduler class (one flag, see docs/serving.md) takes lower limits
+It reads the metrics page of the server, and the pages on which the server names its model and its settings. It sends no request to a model unless you ask for
+a probe (P, or --probe), and changes nothing, unless you try a limit: a vLLM on this machine that was started with our scheduler class (one flag, see docs/serving.md) takes lower limits
 while it runs. --try changes the limit in random blocks, compares tokens/s and latencies under the traffic that comes, and gives the limit back. Known are vLLM, SGLang, TGI, llama.cpp, TensorRT-LLM (trtllm-serve, Triton), LMDeploy, Ollama, Ray Serve, Dynamo and the server of our
 scenarios. What an engine does not report reads n/a with the reason. URL may also be the address of the metrics page itself.
 
@@ -28,6 +28,7 @@ Exit code 1: the server did not answer for most of the time. Exit code 2: nothin
 EXAMPLES = """examples:
   gpuconsole watch http://127.0.0.1:8000
   gpuconsole watch http://127.0.0.1:8000 --headless --duration 60
+  gpuconsole watch https://models.example.com --api-key-env MY_KEY --headless --probe
   gpuconsole watch http://127.0.0.1:8000 --json > session.json
   gpuconsole watch https://models.example.com --api-key-env MY_KEY --record session.jsonl
   gpuconsole watch http://127.0.0.1:8000 --headless --try max_num_seqs=32
@@ -42,6 +43,12 @@ OPTIONS = (
     options.HEADLESS._replace(help="no screen: progress on stderr, the summary on stdout"),
     options.SNAPSHOT,
     options.TRY._replace(help="try a lower limit (max_num_seqs, max_num_batched_tokens) under the traffic that comes; it is taken back"),
+    Option(
+        "--probe",
+        f"send {PROBE_REQUESTS} small requests of ours, once: how long a client waits before the engine counts",
+        refused={"screen, no --advise": "goes with --headless; on the screen, press P"},
+        dest="probe_server",
+    ),
     Option(
         "--advise",
         "rank flags by a model of the batch, and print the command of the restart (implies --headless)",
