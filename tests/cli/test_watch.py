@@ -138,14 +138,14 @@ def slow_proxy(url: str, wait_s: float) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_probe_names_the_wait_in_a_proxy_and_its_requests_are_counted(cli: Cli) -> None:
-    with embedded_server() as server, slow_proxy(server, 0.6) as url, client(server, 3, 32, seconds=25) as load:
-        done = cli("watch", url, "--json", "--probe", "--duration", "6")
+    with embedded_server() as server, slow_proxy(server, 0.6) as url, client(server, 3, 32, seconds=45) as load:
+        done = cli("watch", url, "--json", "--probe", "--duration", "20")
         seen = json.loads(load.communicate()[0])
         assert done.returncode == 0, done.stderr
         assert answered(server) == len(seen["requests"]) + 5, "those of the client, and the five of the probe"
     assert "probe: 5 requests of ours, 32 tokens each" in done.stderr and "pass before the engine" in done.stderr
     (run,) = json.loads(done.stdout)["runs"]
-    assert firing(run) == {"watch.queue_before_engine"}
+    assert firing(run) == {"watch.queue_before_engine"}, run["findings"]
     (finding,) = [finding for finding in run["findings"] if finding["rule"] == "watch.queue_before_engine"]
     values = {entry["signal"]: entry["value"] for entry in finding["evidence"]}
     assert 0.5 < values["probe.before_engine_s"] <= 0.6 + 0.2 and values["probe.engine_ttft_upper_s"] < 0.5
@@ -155,7 +155,7 @@ def test_a_probe_names_the_wait_in_a_proxy_and_its_requests_are_counted(cli: Cli
 @pytest.mark.slow
 def test_a_probe_of_a_quick_server_says_that_nothing_waits_before_it(cli: Cli) -> None:
     with embedded_server() as url:
-        done = cli("watch", url, "--headless", "--probe", "--duration", "6")
+        done = cli("watch", url, "--headless", "--probe", "--duration", "12")
         assert answered(url) == 5
     assert "5 requests of ours: a client waits" in done.stdout and "beside no other request" in done.stdout, done.stdout
     assert "no more than" in done.stdout and "Healthy" in done.stdout
