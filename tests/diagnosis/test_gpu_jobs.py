@@ -99,6 +99,9 @@ STARVED = replace(
     step=phases(256 / 900, data_wait=0.65, optimizer=0.005),
     counters={"loader.workers_cpu_s": 7.6 * 256 / 900},
 )
+WRITTEN_OUT = gpt(H100, 0.08, BF16_H100, activity=(0.88, 0.06, 0.8))
+WRITTEN_OUT = replace(WRITTEN_OUT, observed={**NO_SYNC, "attention.scores_bytes": 0.6 * 3352e9 * WRITTEN_OUT.step_s})
+"""softmax(q k^T) v operator by operator: its scores take 60 % of the step at the full bandwidth of the memory."""
 LONG = replace(
     gpt(H100, 0.40, BF16_H100, batch=4),
     facts={**GPT_FACTS, "layers": 24.0, "width": 2048.0, "parameters": 1.31e9, "linear_parameters": 1.31e9, "trainable_parameters": 1.31e9},
@@ -141,6 +144,13 @@ JOBS = {
     ),
     "a chain of elementwise operations, no window": Label(
         gpt(H100, 0.05, BF16_H100, activity=(0.77, 0.04, 0.7)), "gpu.elementwise_membw"
+    ),
+    "attention written out": Label(WRITTEN_OUT, "gpu.attention_math"),
+    "attention written out, no GPM": Label(
+        gpt(A100, 0.08, BF16_A100, observed={**NO_SYNC, "attention.scores_bytes": 0.5 * 2039e9 * gpt(A100, 0.08, BF16_A100).step_s}), "gpu.attention_math"
+    ),
+    "attention written out in a small part, and a chain of elementwise operations": Label(
+        replace(WRITTEN_OUT, observed={**NO_SYNC, "attention.scores_bytes": 0.1 * 3352e9 * WRITTEN_OUT.step_s}), "gpu.elementwise_membw"
     ),
     "bf16 convolutions in NCHW": Label(
         replace(
@@ -190,6 +200,7 @@ JOBS = {
     "healthy: bf16 GPT, compiled": Label(COMPILED, "", probes=True),
     "healthy: bf16 GPT, compiled, not probed": Label(COMPILED, ""),
     "healthy: bf16 GPT, eager": Label(EAGER, ""),
+    "healthy: bf16 GPT, eager, fused attention": Label(replace(EAGER, observed={**NO_SYNC, "attention.scores_bytes": 0.0}), ""),
     "healthy: bf16 GPT, eager, much traffic, no window": Label(replace(EAGER, activity=(0.9, 0.2, 0.62)), ""),
     "healthy: reads the loss in each step, GPM": Label(replace(EAGER, caught_up=1.0, observed=ONE_ITEM), ""),
     "healthy: reads the loss in each step, no GPM": Label(syncing(gpt(A100, 0.25, BF16_A100), 2, 0.65), ""),

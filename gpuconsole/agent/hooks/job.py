@@ -704,6 +704,7 @@ class Agent:
                 self._arithmetic.done = True
             if self._arithmetic.done:
                 switch.attempt("settings.read", self._announce)
+                self._send_observed(self._arithmetic.signals or None)
                 self._send_observed(switch.attempt("memory.parts", memory_parts))
                 self._copies = switch.attempt("copies.begin", self._count_copies)
         elif self._copies is not None and self._copies.over():

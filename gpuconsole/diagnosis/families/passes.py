@@ -107,6 +107,15 @@ def embedding_claim(case: Case) -> float:
     return table * (1 - INDEXED * touched)
 
 
+def attention_claim(case: Case) -> float:
+    """Share of the step in which operators on the scores of attention move these through the memory of the GPU, at least: their bytes at the full bandwidth. 0 where the
+    agent has seen no such operators, or runs on a CPU, whose caches may hold them. Raises Missing."""
+    moved = case.get("attention.scores_bytes", 0.0)
+    if not moved or not case.get("is_gpu", 0.0):
+        return 0.0
+    return min(compute_ratio(case), moved / case.value("hw.memory_bytes_per_s") / case.value("step_s"))
+
+
 # --- a healthy run: no phase except the passes takes too much time -------------------------------------------
 
 LIMITS = {

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import passes
-from gpuconsole.diagnosis.rule import Case, Finding, Rule
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
+
+LEFT = (0.1, 1 / 3)
+"""Time of a fused kernel over the time of the plain formula: "3-10x faster than a standard attention implementation" (FlashAttention-2, A100, 512 to 16k tokens)."""
+CERTAIN = 0.20
+"""The bytes are counted and the bandwidth is the datasheet's, so the time is a lower bound. From a fifth of the step on, the cause is beyond doubt."""
 
 
 class GpuAttentionMath(Rule):
@@ -12,13 +17,23 @@ class GpuAttentionMath(Rule):
     clear_title = "Attention costs no avoidable time"
     thresholds = (passes.GAIN,)
     knobs = ("attention",)
-    reads = ("forward_ratio", "loss_ratio", "backward_ratio", "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread")
+    reads = (
+        "forward_ratio", "loss_ratio", "backward_ratio", "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread", "attention.scores_bytes",
+        "hw.memory_bytes_per_s", "step_s", "is_gpu",
+    )  # fmt: skip
     text = """Written out, softmax(q k^T / sqrt d) v stores a T x T matrix of scores per head several times in a pass, and keeps the matrix for the
 backward pass. A fused kernel (FlashAttention and similar, behind torch's scaled_dot_product_attention) works on tiles and stores no scores.
-The rule applies only where attention is `math`. It does not guess: probe P5 runs the same pass both ways, alternately. Longer sequences gain
-more (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
+Where the setting `attention` is `math`, probe P5 runs the same pass both ways, alternately. Longer sequences gain more (on a CPU 1.2x at 256 tokens, 3x at 1024).
+In a user's own job on a GPU, the agent sees the operators of one step: a product of matrices, a softmax over its result, a product with that, and what reads or writes
+the matrix of scores between them and in the backward pass. Their bytes over the bandwidth of the memory are the least time that they take. A model that calls
+scaled_dot_product_attention shows no such operators, unless torch finds no fused kernel for its inputs. A compiled model is not seen.
+What helps: F.scaled_dot_product_attention; nn.MultiheadAttention with need_weights=False; attn_implementation="sdpa" in Hugging Face's models; flex_attention where
+the program changes the scores by more than a mask or a bias that is added."""
+    ignore = "The program uses the attention weights themselves."
 
     def judge(self, case: Case) -> Finding:
+        if case.is_job and "attention" not in case.knobs:
+            return self._seen(case)
         if passes.compute_ratio(case) < passes.GAIN or case.knobs.get("attention") != "math":
             return self.clear(summary="attention runs as one fused kernel, or takes too little of the step")
         fused = passes.Swap(case, "attention_sdpa")
@@ -33,3 +48,28 @@ more (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
         code = "F.scaled_dot_product_attention(q, k, v, is_causal=True)  # is_causal only where the mask is causal: not in BERT or ViT"
         change = case.suggest({"attention": "sdpa"}, fused.predicted, why, code)
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=fused.confidence, suggestions=[change])
+
+    def _seen(self, case: Case) -> Finding:
+        """The conclusion about a job of the user's own: from the operators that the agent has seen."""
+        share = passes.attention_claim(case)
+        if not share:
+            return self.clear(summary="no attention was seen that writes its scores to memory")
+        recoverable = share * (1 - sum(LEFT) / 2)
+        level = recoverable / passes.GAIN
+        evidence = case.evidence("attention.scores_bytes", "hw.memory_bytes_per_s", "step_s")
+        if level < 1:
+            return self.clear(level, evidence)
+        how, _, place = case.signal("attention.scores_bytes").source.partition(": ")[2].partition(" at ")
+        where = f" at {place}" if place else ""
+        moves = f"{case.value('attention.scores_bytes') / 1e9:.3g} GB of scores go through the memory of the GPU in a step, at least {percent(share)} of its time"
+        if how.startswith("torch"):
+            summary = (
+                f"scaled_dot_product_attention{where} runs the plain formula, because no fused kernel takes its inputs: {moves}."
+                " Within torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch says why"
+            )
+        else:
+            summary = (
+                f"attention is written out{where}: {moves}. scaled_dot_product_attention keeps the scores on the chip"
+                ' (nn.MultiheadAttention: need_weights=False; Hugging Face: attn_implementation="sdpa")'
+            )
+        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(share >= CERTAIN))

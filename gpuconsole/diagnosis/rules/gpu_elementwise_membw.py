@@ -34,28 +34,30 @@ class GpuElementwiseMembw(Rule):
     knobs = ("torch_compile",)
     reads = (
         "forward_ratio", "loss_ratio", "backward_ratio", "profile.elementwise_ratio", "profile.normalization_ratio", "profile.reduction_ratio",
-        "optimizer_ratio", "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio", "gpu.dram_active_ratio", "gpu.tensor_active_ratio",
+        "optimizer_ratio", "attention.scores_bytes", "hw.memory_bytes_per_s", "step_s", "is_gpu", "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio", "gpu.dram_active_ratio", "gpu.tensor_active_ratio",
     )  # fmt: skip
     text = """A short profiler window measures which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few FLOPs per
 value, so they take the time of their memory traffic; run one by one, each reads the same values again. Utilisation reads 100 % nevertheless.
 torch.compile generates one kernel for such a chain. The gain is small where matrix products dominate, and may be a loss on a CPU: the trial
 decides. Without a window, the activity of the memory and of the tensor cores
-(GPM, from Hopper on) rules this cause out or names it. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims."""
+(GPM, from Hopper on) rules this cause out or names it. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims,
+and that of operators on the scores of attention, which gpu.attention_math claims."""
 
     def judge(self, case: Case) -> Finding:
         compute = passes.compute_ratio(case)
         if case.knobs.get("torch_compile") != "off":
             return self.clear(summary="the model is compiled already, or cannot be compiled")
         if not case.has(f"profile.{CLASSES[0]}_ratio") and case.has("gpu.dram_active_ratio"):
-            level = case.value("gpu.dram_active_ratio") / (SHARE * ACHIEVED)
+            traffic = case.value("gpu.dram_active_ratio") - passes.attention_claim(case)
+            level = traffic / (SHARE * ACHIEVED)
             if level < 1:
-                return self.clear(
-                    level, case.evidence(("gpu.dram_active_ratio", SHARE * ACHIEVED)), "the memory has too little traffic for that"
-                )
-            if case.get("gpu.tensor_active_ratio", 1.0) < NO_PRODUCTS and case.value("gpu.dram_active_ratio") >= BOUND:
-                return self._from_the_memory(case, compute)
+                evidence = case.evidence(("gpu.dram_active_ratio", SHARE * ACHIEVED)) + case.if_known("attention.scores_bytes")
+                other = " other" if case.get("attention.scores_bytes", 0.0) else ""
+                return self.clear(max(0.0, level), evidence, f"the memory has too little{other} traffic for that")
+            if case.get("gpu.tensor_active_ratio", 1.0) < NO_PRODUCTS and traffic >= BOUND:
+                return self._from_the_memory(case, compute, traffic)
         classes = case.evidence(*(f"profile.{name}_ratio" for name in CLASSES))
-        share = compute * sum(part.value for part in classes) - passes.embedding_claim(case)
+        share = compute * sum(part.value for part in classes) - passes.embedding_claim(case) - passes.attention_claim(case)
         source = "their shares of a pass, times the share of the passes in the step"
         whole = Evidence("elementwise, normalization, reduction", share, "ratio", SHARE.value, source)
         evidence = (whole, *classes, *case.if_known("profile.elementwise_bytes_per_s"))
@@ -69,13 +71,13 @@ decides. Without a window, the activity of the memory and of the tensor cores
         change = case.suggest({"torch_compile": "default"}, gain, WHY, "model = torch.compile(model)")
         return self.fires(level, evidence, summary, recoverable=1 - 1 / gain.middle, confidence=high_if(share >= 0.5), suggestions=[change])
 
-    def _from_the_memory(self, case: Case, compute: float) -> Finding:
-        """The conclusion without a profile: memory is the limit, and tensor cores have hardly any work."""
+    def _from_the_memory(self, case: Case, compute: float, traffic: float) -> Finding:
+        """The conclusion without a profile: memory is the limit, and tensor cores have hardly any work. `traffic`: the memory's activity without the scores of attention."""
         dram = case.value("gpu.dram_active_ratio")
         evidence = case.evidence(
             ("gpu.dram_active_ratio", BOUND), ("gpu.tensor_active_ratio", NO_PRODUCTS), "forward_ratio", "backward_ratio"
         )
-        share = compute * min(1.0, (dram - OF_PRODUCTS) / (OF_CHAINS - OF_PRODUCTS))
+        share = compute * min(1.0, (traffic - OF_PRODUCTS) / (OF_CHAINS - OF_PRODUCTS))
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence)

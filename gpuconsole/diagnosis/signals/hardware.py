@@ -261,6 +261,8 @@ def clock_signals(readings: Readings, card: Device) -> Signals:
     memory = readings.fact("hbm_total_bytes")
     if memory is not None:
         signals["hw.memory_bytes"] = Signal(memory, "B", "NVML")
+    if card.peaks.memory_bytes_per_s:
+        signals["hw.memory_bytes_per_s"] = Signal(card.peaks.memory_bytes_per_s, "B/s", f"peak of the memory, {card.peaks.source}")
     return signals
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from ...clock import now
+from ...loop import Signals
 from ..calls import compiled
 from ..guard import entry, from_outside, switch
 from ..modes import has_modes, modes
 from ..passes import state
 from ..structure import structure
 from ..watch import watch
+from .attention import Scores
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
 
 MODES = "the program has a mode on that would see how its operators are counted"
@@ -91,7 +94,7 @@ class StepCount:
     `recomputed`: those of forward passes that the backward pass repeats (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type
     of the operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out, where it computes the scores for the first
     time; `flops` counts all scores. `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`: operators that wait for the GPU. The host is slower
-    than usual meanwhile, so they wait for less time than usual.
+    than usual meanwhile, so they wait for less time than usual. `scores`: what operators on the scores of attention move.
     """
 
     def __init__(self) -> None:
@@ -105,6 +108,7 @@ class StepCount:
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
         self.waits = Waits()
+        self.scores = Scores()
         self.operators = 0
         self.last_end = now()
         """When the last operator has returned."""
@@ -133,6 +137,8 @@ class StepCount:
                 if packet is not None and packet.__name__ in WAITING_OPERATORS:
                     waited = begun - before if packet.__name__ == AFTER_A_COPY else count.last_end - begun
                     count.note_wait(packet.__name__, args, kwargs or {}, out, waited)
+                if packet is not None and func.namespace == "aten":
+                    count.note_scores(func, args, out, sys._getframe(1))
                 if packet is None or packet.__name__ in PRODUCTS:
                     count.note_special(packet)
                 elif count.flops is not None:
@@ -175,6 +181,11 @@ class StepCount:
         """Count a call of one of WAITING_OPERATORS, if the call has waited for the GPU."""
         if operator_waits(name, args, kwargs, out):
             self.waits.note(seconds, sys._getframe(1))
+
+    @entry("arithmetic.scores")
+    def note_scores(self, operator: Any, args: Any, out: Any, frame: FrameType) -> None:
+        """Count what an operator on the scores of attention moves. `frame`: that of the operator's caller."""
+        self.scores.see(operator, args, out, frame)
 
     def note_special(self, packet: Any) -> None:
         """One of PRODUCTS has run, or an operator that calls others, which are not counted then."""
@@ -256,6 +267,8 @@ class Arithmetic:
         FLOPs: of convolutions, and of each number type. The number of operators, and of those that may multiply and have no formula."""
         self.waits = Waits()
         """The waits of operators in the passes of the counted step."""
+        self.signals: Signals = {}
+        """What the counted step says of attention."""
         self.reason = ""
         self.done = False
         self._count: StepCount | None = None
@@ -279,6 +292,7 @@ class Arithmetic:
             self.facts["operators_per_step"] = float(count.operators)
         if count.flops:
             self._note(count, count.flops, last_samples)
+            self.signals = count.scores.signals()
         if not self.per_sample:
             self.reason = count.reason
         return False
