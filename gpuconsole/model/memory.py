@@ -31,13 +31,13 @@ OWNERS = {
             "activations",
             "activations and other tensors",
             "workload.memory_activations_bytes",
-            "Peak of the job's allocated memory less parameters, gradients and optimizer states",
+            "Peak of the job's allocated memory over the run (since the program reset it, if it does), less parameters, gradients and optimizer states",
         ),
         Owner(
             "cache",
             "cache",
             "workload.memory_cache_bytes",
-            "Memory that torch's allocator has reserved beyond the peak of the allocated memory",
+            "Memory that torch's allocator has reserved beyond the peak of the allocated memory over the run",
         ),
         Owner(
             "unknown",

@@ -26,7 +26,7 @@ class MemFragmentation(Rule):
         "memory.limit_bytes", "is_gpu", "memory.allocated_peak_bytes", "memory.reserved_peak_bytes", "memory.heap_allocated_bytes",
         "memory.heap_reserved_bytes", "memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes",
     )  # fmt: skip
-    text = """The allocator's reserved memory and the memory that tensors use are both known: torch.cuda.memory_stats keeps the peaks of both. On a CPU,
+    text = """The allocator's reserved memory and the memory that tensors use are both known: torch.cuda.memory_stats keeps the peaks of both over the run. On a CPU,
 glibc's mallinfo2 is read during a few passes; its heap holds the whole process with its libraries. The two are compared at the peak, because
 memory that is unused between steps only waits for the next step. If a third is lost, tensors of different sizes are allocated and freed in an order that leaves gaps,
 mostly because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a multiple leaves few sizes.
@@ -44,7 +44,7 @@ On a GPU with less than half of its memory reserved, the finding is a note: the 
         if level < 1:
             return self.clear(level, (reserved, allocated, whole))
         summary = (
-            f"at the peak, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {percent(of_limit)}"
+            f"at the {'peaks of the run' if case.value('is_gpu') else 'peak'}, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {percent(of_limit)}"
             " of the memory limit"
         )
         evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))

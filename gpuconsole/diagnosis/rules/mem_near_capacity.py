@@ -16,7 +16,7 @@ class MemNearCapacity(Rule):
     knobs = ("gradient_checkpointing", "batch_size")
     reads = ("is_gpu", "memory.allocated_peak_bytes", "memory.limit_bytes", "memory.others_bytes", "hw.memory_bytes", "memory_used_ratio")
     ignore = "The run fits into the memory, and its inputs do not grow."
-    text = """A job of ours on a GPU: the peak of the memory that its tensors use, with what the CUDA context and other processes hold, over the size of the device. Memory that torch's allocator only keeps for later does not count: it has room for new tensors. Other runs: device memory
+    text = """A job of ours on a GPU: the peak of the run of the memory that its tensors use, with what the CUDA context and other processes hold, over the size of the device. Memory that torch's allocator only keeps for later does not count: it has room for new tensors. Other runs: device memory
 in use by all processes over its size; on a CPU, host memory that is not available to new programs. On a GPU with the memory of the host, the page cache of the kernel does not count.
 Near the limit, an allocation may fail at the next larger input. On a GPU, the caching allocator also starts to free and retry, which stalls the step."""
 
@@ -40,7 +40,11 @@ def _used(case: Case) -> tuple[float, str, tuple[Evidence, ...]]:
     peak, limit, others = case.value("memory.allocated_peak_bytes"), case.value("memory.limit_bytes"), case.get("memory.others_bytes", 0.0)
     used = (peak + others) / case.get("hw.memory_bytes", limit)  # a limit of the run's own is not the device's memory
     whole = Evidence(
-        "memory needed", used, "ratio", USED.value, "the peak of the tensors with what other processes and the CUDA context hold"
+        "memory needed",
+        used,
+        "ratio",
+        USED.value,
+        "the peak of the tensors over the run, with what other processes and the CUDA context hold",
     )
     known = case.evidence("memory.allocated_peak_bytes", "memory.limit_bytes") + case.if_known("memory.others_bytes", "memory_used_ratio")
-    return used, " at the peak, without the allocator's cache", (whole, *known)
+    return used, " at the peak of the run, without the allocator's cache", (whole, *known)

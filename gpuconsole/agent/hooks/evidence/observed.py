@@ -49,7 +49,7 @@ def peaks(figures: Counted, states: float) -> Signals:
         "memory.limit_bytes": figures.total,
         "memory.others_bytes": figures.others,
     }
-    source = "torch's allocator and the driver, the peaks since the start; activations are what is neither parameter nor gradient nor optimizer state"
+    source = "torch's allocator and the driver, the peaks of the run (since the program reset them, if it does); activations are what is neither parameter nor gradient nor optimizer state"
     return {name: Signal(value, "B", source) for name, value in values.items()}
 
 

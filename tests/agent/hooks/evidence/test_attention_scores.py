@@ -26,9 +26,9 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "has_compiled", lambda: False)
 
 
-def seen(forward: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int = TOKENS, device: str = "meta") -> Signal:
+def seen(forward: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int = TOKENS, batch: int = BATCH) -> Signal:
     """What a forward and a backward pass of an attention in bf16 show."""
-    q, k, v = (torch.empty(BATCH, HEADS, tokens, WIDTH, dtype=torch.bfloat16, device=device, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.empty(batch, HEADS, tokens, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3))
     count = StepCount()
     count.enter()
     loss = forward(q, k, v).sum()
@@ -100,6 +100,7 @@ def test_other_softmaxes_and_small_scores_are_no_attention() -> None:
 
     assert seen(router).value == seen(linear).value == 0
     assert seen(lambda q, k, v: F.softmax(q @ k.transpose(-2, -1), dim=-1) @ v, tokens=256).value == 0
+    assert seen(lambda q, k, v: F.softmax(q @ k.transpose(-2, -1), dim=-1) @ v, tokens=100, batch=300).value == 0, "windows of an image"
 
 
 def test_nested_tensors_have_no_shape_and_no_scores() -> None:
