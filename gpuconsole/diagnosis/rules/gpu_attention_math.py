@@ -32,7 +32,7 @@ the program changes the scores by more than a mask or a bias that is added."""
     ignore = "The program uses the attention weights themselves."
 
     def judge(self, case: Case) -> Finding:
-        if case.is_job and "attention" not in case.knobs:
+        if "attention" not in case.knobs:
             return self._seen(case)
         if passes.compute_ratio(case) < passes.GAIN or case.knobs.get("attention") != "math":
             return self.clear(summary="attention runs as one fused kernel, or takes too little of the step")
