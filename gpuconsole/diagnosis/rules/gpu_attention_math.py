@@ -32,9 +32,10 @@ the program changes the scores by more than a mask or a bias that is added."""
     ignore = "The program uses the attention weights themselves."
 
     def judge(self, case: Case) -> Finding:
+        compute = passes.compute_ratio(case)
         if "attention" not in case.knobs:
             return self._seen(case)
-        if passes.compute_ratio(case) < passes.GAIN or case.knobs.get("attention") != "math":
+        if compute < passes.GAIN or case.knobs.get("attention") != "math":
             return self.clear(summary="attention runs as one fused kernel, or takes too little of the step")
         fused = passes.Swap(case, "attention_sdpa")
         recoverable, evidence = fused.saves, fused.evidence
