@@ -18,7 +18,7 @@ from .evidence import communication
 from .guard import ask, unseen
 from .structure import structure
 from .trackers import open_runs
-from .watch import cell_of, is_program, watch
+from .watch import cell_of, is_program, module_name, watch
 
 DDP = "DistributedDataParallel"
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
@@ -46,7 +46,7 @@ def loop() -> str:
     """The framework whose loop the present step belongs to; empty for a loop of the program's own. Called on the training thread, between two steps."""
     frame = sys._getframe()
     while frame is not None:
-        name = str(dict.get(frame.f_globals, "__name__", ""))
+        name = module_name(frame)
         for module, framework in LOOPS.items():
             if name.startswith(module):
                 return framework

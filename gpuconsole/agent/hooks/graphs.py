@@ -15,7 +15,7 @@ from ..protocol import SETTLING
 from .guard import entry, put, switch, wrappers_without_level
 from .optimizer import end_whole, steppers
 from .recorder import GAP, WHOLE, get_ident
-from .watch import recorder
+from .watch import module_name, recorder
 
 WHOLE_STEPS = "the program replays its steps as CUDA graphs: whole steps are timed, the passes within them are not told apart"
 
@@ -79,7 +79,7 @@ def capture_begins(graph: Any) -> None:
 def _of_compiler() -> bool:
     """Whether torch.compile captures the graph that is captured now. torch.compile captures again after a change of the weights or the settings."""
     frame = sys._getframe(1)
-    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("torch._inductor"):
+    while frame is not None and not module_name(frame).startswith("torch._inductor"):
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None
 

@@ -22,7 +22,7 @@ from .first_steps import first_steps
 from .guard import MARK, entry, from_outside, put, unseen, wrappers_without_level
 from .recorder import BACKWARD, COMM, DATA, EVAL, FORWARD, LOG, OPTIMIZER, SAVE, WITHOUT_GRADIENTS, get_ident
 from .structure import children, has_parameters, inner_modules, parameters_of
-from .watch import is_program, program_frame, recorder, watch
+from .watch import is_program, module_name, program_frame, recorder, watch
 
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Begins, or is part of, the message of an error of torch: of its allocator, of the driver, of cuBLAS."""
@@ -226,7 +226,7 @@ def _name(frame: FrameType) -> str:
 
 def _is_library(frame: FrameType) -> bool:
     """Whether a frame is that of a package other than torch, Python and the agent."""
-    file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    file, package = frame.f_code.co_filename, module_name(frame).partition(".")[0]
     return ("site-packages" in file or "dist-packages" in file) and package not in ("torch", __name__.partition(".")[0])
 
 
@@ -244,7 +244,7 @@ def phase_of(problem: BaseException) -> str:
     phases = set()
     trace = problem.__traceback__
     while trace is not None:
-        module, function = str(trace.tb_frame.f_globals.get("__name__", "")), trace.tb_frame.f_code.co_name
+        module, function = module_name(trace.tb_frame), trace.tb_frame.f_code.co_name
         if module.startswith("torch.autograd") or (module == "torch._tensor" and function == "backward"):
             return "backward"
         if module.startswith("torch.nn.modules"):

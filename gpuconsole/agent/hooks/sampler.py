@@ -46,7 +46,7 @@ from .recorder import (
     ZERO,
 )
 from .threads import BareThread
-from .watch import is_program, place_name, recorder
+from .watch import is_program, module_name, place_name, recorder
 
 EVERY_S = 0.01
 """Mean seconds between two samples. A sample takes about 0.2 ms of a core."""
@@ -324,7 +324,7 @@ class Sampler:
                 break
             code = frame.f_code
             file = code.co_filename
-            if self._belongs(file) or (file in TYPED and dict.get(frame.f_globals, "__name__") == "__main__"):
+            if self._belongs(file) or (file in TYPED and module_name(frame) == "__main__"):
                 line = file, frame.f_lineno or 0, qualified(code)
                 if not lines or lines[-1] != line:  # the frame of a comprehension is that of its function
                     lines.append(line)
@@ -338,7 +338,7 @@ class Sampler:
     def _callee(self, frame: FrameType, callee: str) -> str:
         """Name a library's function. `callee`, the name of the function that it has called, stays where `callee` is of torch: the work of torch counts as torch's,
         whichever library calls torch."""
-        code, module = frame.f_code, str(dict.get(frame.f_globals, "__name__", ""))
+        code, module = frame.f_code, module_name(frame)
         if code.co_name == STACK_OF_ANOMALY[0] and code.co_filename.endswith(STACK_OF_ANOMALY[1]):
             return ANOMALY
         package = module.partition(".")[0]

@@ -138,11 +138,18 @@ def place_name(file: str, line: int) -> str:
     return f"{cell_of(file) or os.path.basename(file)}:{line}"
 
 
+def module_name(frame: FrameType) -> str:
+    """The name of the module whose code a frame runs; empty where it has none. It runs no code of the program: the globals of `exec` may be a class of the program's
+    own, and the name any object."""
+    name = dict.get(frame.f_globals, "__name__")
+    return name if type(name) is str else ""
+
+
 def library_of(frame: FrameType | None, program: FrameType) -> str:
     """The package, other than torch, whose code the line of the program called to make an object."""
     package = ""
     while frame is not None and frame is not program:
-        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        name = module_name(frame).partition(".")[0]
         if name not in ("", "torch", __name__.partition(".")[0], "functools", "contextlib"):
             package = package or name
         frame = frame.f_back

@@ -120,7 +120,7 @@ def largest_wait(probe: Mapping[str, float]) -> float:
 
 
 def probe_words(probe: Mapping[str, float]) -> str:
-    """What the probe has shown, in one clause: `a client waits 900 ms for its first token, the engine counts 200 ms: 700 ms pass before the engine`."""
+    """The result of the probe in one clause: `a client waits 900 ms for its first token, the engine counts 200 ms: 700 ms pass before the engine`."""
     client = units.duration(probe["probe.client_ttft_s"]).strip()
     beside = probe.get("probe.requests_beside")
     beside_words = "" if beside is None else " beside no other request" if beside < 0.5 else f" beside {beside:.0f} others"

@@ -24,11 +24,11 @@ class GpuAttentionMath(Rule):
     text = """Written out, softmax(q k^T / sqrt d) v stores a T x T matrix of scores per head several times in a pass, and keeps the matrix for the
 backward pass. A fused kernel (FlashAttention and similar, behind torch's scaled_dot_product_attention) works on tiles and stores no scores.
 Where the setting `attention` is `math`, probe P5 runs the same pass both ways, alternately. Longer sequences gain more (on a CPU 1.2x at 256 tokens, 3x at 1024).
-In a user's own job on a GPU, the agent sees the operators of one step: a product of matrices, a softmax over its result, a product with that, and what reads or writes
-the matrix of scores between them and in the backward pass. Their bytes over the bandwidth of the memory are the least time that they take. A model that calls
-scaled_dot_product_attention shows no such operators, unless torch finds no fused kernel for its inputs. A compiled model is not seen.
+In a user's own job on a GPU, the agent sees the operators of one step. Attention is a product of matrices, a softmax over the scores, and a product with the result of the softmax.
+The agent counts the bytes of the scores that all operators of the step read and write. These bytes over the bandwidth of the memory are the least time that the operators take.
+A model that calls scaled_dot_product_attention shows no such operators, unless torch finds no fused kernel for its inputs. The agent does not see the operators of a compiled model.
 What helps: F.scaled_dot_product_attention; nn.MultiheadAttention with need_weights=False; attn_implementation="sdpa" in Hugging Face's models; flex_attention where
-the program changes the scores by more than a mask or a bias that is added."""
+the program changes the scores in another way than by a mask or an added bias."""
     ignore = "The program uses the attention weights themselves."
 
     def judge(self, case: Case) -> Finding:
@@ -51,7 +51,7 @@ the program changes the scores by more than a mask or a bias that is added."""
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=fused.confidence, suggestions=[change])
 
     def _seen(self, case: Case) -> Finding:
-        """The conclusion about a job of the user's own: from the operators that the agent has seen."""
+        """The conclusion about a user's own job. It follows from the operators that the agent has seen."""
         share = passes.attention_claim(case)
         if not share:
             return self.clear(summary="no attention was seen that writes its scores to memory")

@@ -41,8 +41,8 @@ def _operator_s(case: Case) -> float | None:
 
 
 def _looped(case: Case) -> float | None:
-    """The share of a step of a loop of short operators in the forward pass, with the part of the backward pass that undoes it: as much of it as of the
-    forward pass. None where the operators are not short, or the function is elsewhere."""
+    """The share of a step that a loop of short operators takes in the forward pass and in the backward pass. The loop has the same share of both passes.
+    None where the operators are not short, or where the function is not in the forward pass."""
     each_s = _operator_s(case)
     if each_s is None or each_s > SHORT or case.value("operators_per_step") < MANY or not _place(case).endswith(" in the forward pass"):
         return None

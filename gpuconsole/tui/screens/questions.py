@@ -89,7 +89,7 @@ class LeaveScreen(ListScreen):
 
 
 class Question(NamedTuple):
-    """`title` and `about` say what the user is asked for. `yes` and `no` are the answers; `on_yes` is called after the first. `heading`: what the question is about."""
+    """`title` and `about` say what the console asks for. `yes` and `no` are the answers. `on_yes` is called after a yes. `heading` names the thing that the question is about."""
 
     title: str
     about: Report

@@ -74,7 +74,11 @@ class ClientWait:
             if request.error.startswith((*NO_ENDPOINT, *NO_KEY)):
                 self.sent -= 1  # it did not reach the model
             if request.error.startswith(NO_KEY):
-                how = "check the variable of --api-key-env" if self._has_key else "name the variable that holds its key with --api-key-env"
+                how = (
+                    "check the key in the variable of --api-key-env"
+                    if self._has_key
+                    else "set --api-key-env to the name of the variable that holds the key of the server"
+                )
                 raise ValueError(f"{self._url} takes no request of ours ({request.error}): {how}")
             if self._answered or not request.error.startswith(NO_ENDPOINT):
                 raise ValueError(f"a request of ours failed: {request.error}")

@@ -148,7 +148,7 @@ def test_the_model_that_the_user_names_is_the_one_that_is_asked() -> None:
 @pytest.mark.parametrize(
     ("answers", "line"),
     [
-        ({"/v1/completions": 401}, "takes no request of ours (HTTP 401: Unauthorized): name the variable that holds its key with --api-key-env"),
+        ({"/v1/completions": 401}, "takes no request of ours (HTTP 401: Unauthorized): set --api-key-env to the name of the variable that holds the key of the server"),
         ({"/v1/completions": 404, "/v1/chat/completions": 404}, "has no /v1/completions and no /v1/chat/completions for a request of ours (HTTP 404: Not Found)"),
         ({"/v1/completions": 500}, "a request of ours failed: HTTP 500: Internal Server Error"),
     ],

@@ -94,7 +94,7 @@ class StepCount:
     `recomputed`: those of forward passes that the backward pass repeats (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type
     of the operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask leaves out, where it computes the scores for the first
     time; `flops` counts all scores. `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`: operators that wait for the GPU. The host is slower
-    than usual meanwhile, so they wait for less time than usual. `scores`: what operators on the scores of attention move.
+    than usual in this step, so these operators wait for less time than usual. `scores`: the bytes that operators on the scores of attention read and write.
     """
 
     def __init__(self) -> None:

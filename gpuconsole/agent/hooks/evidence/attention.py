@@ -13,7 +13,7 @@ from typing import Any
 
 from ...loop import Signals
 from ...protocol import Signal
-from ..watch import place_name
+from ..watch import module_name, place_name
 
 LEAST = 2**24
 """Elements of a matrix of scores. A smaller one may stay in the L2 cache between two operators (32 MB in bf16, twice for what an operator reads and writes; an H100 has 50 MB)."""
@@ -30,13 +30,13 @@ BY_TORCH, WRITTEN_OUT = "torch's scaled_dot_product_attention without a fused ke
 
 def caller(frame: FrameType | None, beside: tuple[str, ...] = BETWEEN) -> FrameType | None:
     """The frame of the innermost code outside of these modules, from `frame` outwards."""
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(beside):
+    while frame is not None and module_name(frame).startswith(beside):
         frame = frame.f_back
     return frame
 
 
 class Scores:
-    """Follows the operators of one step. `bytes`: what they read and wrote, by elements and last dimension of the matrix."""
+    """Finds attention among the operators of one step. `bytes`: how many bytes the operators read and wrote, for each kind of matrix (`kind_of`)."""
 
     def __init__(self) -> None:
         self.bytes = Counter[tuple[int, int]]()

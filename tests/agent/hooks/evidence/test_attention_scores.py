@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,3 +110,17 @@ def test_nested_tensors_have_no_shape_and_no_scores() -> None:
     torch.nested.nested_tensor([torch.zeros(2**12, 2**12, dtype=torch.bfloat16)], layout=torch.strided) * 2
     count.leave()
     assert count.scores.signals()["attention.scores_bytes"].value == 0
+
+
+def test_the_name_of_a_module_runs_no_code_of_the_program() -> None:
+    class Own(dict[str, object]):
+        def get(self, *_: object) -> object:
+            raise AssertionError("the program's own get")
+
+    class Name:
+        def __str__(self) -> str:
+            raise AssertionError("the program's own str")
+
+    frames = Own(frame=sys._getframe, __name__=Name())
+    exec("here = frame()", frames)
+    assert attention.caller(frames["here"], ("nothing",)) is frames["here"]  # type: ignore[arg-type]
