@@ -79,7 +79,7 @@ class ScenariosScreen(ListScreen):
         names = [scenario.name for scenario in self._matching(self.needle)]
         at = f"{names.index(str(self.list_zone.selected)) + 1} of {len(names)}; " if self.list_zone.selected in names else ""
         if device.is_gpu:
-            return f"{at}they run on {device.id} {facts.short_name(device.name)}{occupied(view)}"
+            return f"{at}they run on {device.id}{occupied(view) or f' {facts.short_name(device.name)}'}"
         return f"{at}they run on the CPU (no GPU: {view.no_gpu_reason})"
 
     def show(self, view: View) -> None:
@@ -99,13 +99,13 @@ class ScenariosScreen(ListScreen):
 
 
 def occupied(view: View) -> str:
-    """Who uses the GPU of the first run already, and a GPU that is free. Empty once a run has started: it is one of the users."""
+    """Whether others use the GPU of the first run, and a GPU that is free. Empty once a run has started: it is one of the users."""
     gpus = [device for device in view.devices if device.is_gpu]
     states = gpu_states(view, gpus)
     if view.run is not None or view.device not in states or states[view.device].kind != "busy":
         return ""
     free = next((gpu.id for gpu in whole_gpus(gpus) if states[gpu.id].kind == "free"), "")
-    return f", in use: {states[view.device].words}" + (f"; {free} is free: gpuconsole --device {free}" if free else "")
+    return ", in use" + (f"; {free} is free: --device {free}" if free else "")
 
 
 # --- the rows ------------------------------------------------------------------------------------------------
