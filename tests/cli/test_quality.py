@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +10,13 @@ import pytest
 
 from gpuconsole.workloads.serving.load.quality import fixed_text, passkey_prompt
 from tests.conftest import Cli
+from tests.fakes.processes import address_of
 
 
 @pytest.fixture(scope="module")
 def fake_server() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, "-m", "tests.fakes.model_server"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield process.stdout.readline().split()[1]
-    process.kill()
-    process.wait()
+    with address_of("model_server") as url:
+        yield url
 
 
 def test_a_server_that_reads_finds_every_passkey_and_has_the_perplexity_of_its_scores(cli: Cli, fake_server: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import Cli, Machine
 from tests.fakes.faulty_server import FaultyServer
 from tests.fakes.model_server import ITL_S, KEY, RUNNING, TTFT_S, WAITING
+from tests.fakes.processes import address_of
 from tests.waiting import gone, wait_until
 
 SMALL = [word for knob in ("d_model=64", "n_layer=1") for word in ("--set", knob)]
@@ -28,11 +29,8 @@ PARTS = ("gpuconsole.workloads.serving.worker", "gpuconsole.workloads.serving.en
 @pytest.fixture(scope="module")
 def fake_server() -> Iterator[str]:
     """The address of the scripted server; append a behaviour."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.fakes.model_server"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield process.stdout.readline().split()[1]
-    process.kill()
-    process.wait()
+    with address_of("model_server") as url:
+        yield url
 
 
 def only_run(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

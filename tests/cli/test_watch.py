@@ -19,6 +19,7 @@ import pytest
 
 from gpuconsole.engine.catalog import find_scenario
 from tests.conftest import Cli
+from tests.fakes.processes import address_of
 
 DURATION_S = 10
 
@@ -123,22 +124,9 @@ def test_a_recording_of_a_watched_server_replays_to_the_same_summary(cli: Cli, t
     assert after["summary"]["ttft_s"] == before["summary"]["ttft_s"] and after["scenario"] == before["scenario"]
 
 
-@contextlib.contextmanager
-def slow_proxy(url: str, wait_s: float) -> Iterator[str]:
-    """The address of a proxy before the server at `url`."""
-    words = [sys.executable, "-m", "tests.fakes.slow_proxy", url, str(wait_s)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()[1]
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
 def test_a_probe_names_the_wait_in_a_proxy_and_its_requests_are_counted(cli: Cli) -> None:
-    with embedded_server() as server, slow_proxy(server, 0.6) as url, client(server, 3, 32, seconds=45) as load:
+    with embedded_server() as server, address_of("slow_proxy", server, "0.6") as url, client(server, 3, 32, seconds=45) as load:
         done = cli("watch", url, "--json", "--probe", "--duration", "20")
         seen = json.loads(load.communicate()[0])
         assert done.returncode == 0, done.stderr

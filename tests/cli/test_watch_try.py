@@ -20,7 +20,7 @@ from gpuconsole.workloads.serving.live_limits import LEASE_S
 from tests.cli.test_watch import answered, client, embedded_server
 from tests.conftest import Cli
 from tests.experiments.test_restart_effect import hours_of_events
-from tests.pty.test_watch import page_of
+from tests.fakes.processes import address_of
 from tests.waiting import wait_until
 
 LIVE = "--live-limits"
@@ -130,7 +130,7 @@ def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None
 
 @pytest.mark.slow
 def test_the_flags_of_a_server_are_ranked_and_the_restart_is_written(cli: Cli) -> None:
-    with page_of("vllm", "capped") as url:
+    with address_of("server_pages", "vllm", "capped") as url:
         done = cli("watch", url, "--advise", "--slo", "e2e_p99=4", "--duration", "8")
     advice = done.stdout.partition("\nadvice\n")[2]
     assert "e2e_p99 below 4.00 s; now" in advice and ": missed" in advice

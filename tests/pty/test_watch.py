@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_watch import answered, client, embedded_server
+from tests.fakes.processes import address_of
 from tests.pty.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 
 
-@contextlib.contextmanager
-def page_of(engine: str, state: str) -> Iterator[str]:
-    words = [sys.executable, "-m", "tests.fakes.server_pages", engine, state]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()[1]
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_the_screen_shows_what_limits_a_server_and_the_flag_of_its_engine(tmp_path: Path) -> None:
-    with page_of("sglang", "capped") as url, Terminal("watch", url, cwd=tmp_path) as terminal:
+    with address_of("server_pages", "sglang", "capped") as url, Terminal("watch", url, cwd=tmp_path) as terminal:
         terminal.wait_for("The limit of running sequences is reached", "python -m sglang.launch_server ... --max-running-requests 128")
         text = terminal.wait_for("running 10", "waiting 90", "ITL p50")
         assert "t tune" not in text and "TPOT" not in text, "nothing is changed, and nothing is shown that only a client measures"
