@@ -29,7 +29,7 @@ class Agent:
     def __init__(self, joined: Joined) -> None:
         self._install: ModuleType = importlib.import_module(f"{AGENT}.hooks.install")
         try:
-            self._install.begin_here(joined.folder, joined.token)
+            self._install.begin(joined.folder, joined.token, joined=True)
         except BaseException:
             self.leave(None)
             raise

@@ -16,7 +16,6 @@ from ..protocol import Message
 from . import described, passes
 from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
-from .evidence.steps import iterations, own_updates
 from .guard import switch
 from .optimizer import steppers
 from .recorder import GAP, Recorder, pack
@@ -24,13 +23,12 @@ from .sampler import sampler
 from .stream import StreamClock
 from .watch import recorder, watch
 
-LIGHT_BELOW_S = 0.02
-"""Steps that take longer are never light: their marks cost less than half a percent of them."""
-FULL_SPAN_S, FULL_OF = 0.04, (2, 32)
-"""Mean time between two short steps that are not light, and the bounds of one step in so many: 25 a second give each phase of the steps of the last
-two seconds within half a point of a step where it varies by a tenth from step to step."""
-FULL_STEPS = 32
-"""Steps in a row that are not light at the start, and after a change: the console divides the light steps that follow like these."""
+COUNTED_BELOW_S = 0.0025
+"""Steps that take longer are all marked: a mark costs them less than a percent."""
+MARKED_OF = 4
+"""Of shorter steps, one in so many is marked; the others are only counted."""
+MARKED_AT_FIRST = 32
+"""Steps in a row that are marked at the start, and after a change: the console divides the counted steps that follow like these."""
 MOST_SPANS = 4
 """A step that is to be sampled later than so many of the usual distances is chosen anew."""
 
@@ -48,8 +46,6 @@ class SegmentAccount:
             self.stream = switch.attempt("stream.made", StreamClock, described.device())
         else:
             recorder.read = times.runq_s if times.available else None
-        if own_updates.on:  # the start of such a step is known too late for readings
-            recorder.read = None
         self._mark_s = _cost_of_a_mark()
         self._marks = 0
 
@@ -58,7 +54,7 @@ class SegmentAccount:
         return recorder.index
 
     def fields(self, sending_s: float) -> Message:
-        steps = recorder.take() if steppers.decided or own_updates.confirmed else []
+        steps = recorder.take()
         self._marks += sum(len(step[2]) for step in steps)
         return {
             "packed": pack(steps),
@@ -116,21 +112,18 @@ class StepSampler:
         return self._next
 
 
-class LightSteps:
-    """Decides whether light steps may follow (see `recorder.SELDOM_MARKED`), and how many of them."""
+class CountedSteps:
+    """Decides whether steps may be only counted, and how many of them."""
 
     def __init__(self) -> None:
         self._from = 0
-        """The first step that may be light."""
+        """The first step that may be."""
 
     def every(self, usual_s: float, busy: bool) -> int:
-        """One step in so many is to be marked whole, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
-        passing = passes.state.counting is not None or watch.keep_inputs
-        if busy or passing or watch.wrap_forward is not None or iterations.on or own_updates.on:
-            self._from = recorder.index + FULL_STEPS
-        if recorder.index < self._from or not 0 < usual_s < LIGHT_BELOW_S:
-            return 0
-        return min(max(round(FULL_SPAN_S / usual_s), FULL_OF[0]), FULL_OF[1])
+        """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
+        if busy or passes.state.counting is not None or watch.keep_inputs or watch.wrap_forward is not None or steppers.several:
+            self._from = recorder.index + MARKED_AT_FIRST
+        return MARKED_OF if recorder.index >= self._from and 0 < usual_s < COUNTED_BELOW_S else 0
 
 
 def _cost_of_a_mark() -> float:

@@ -2,221 +2,133 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import weakref
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from ..clock import now
-from .changes.loader import is_served
-from .changes.servers import belongs_to
+from .borders.table import Border, Note
+from .changes.servers import Origin, Spec, belongs_to
 from .evidence.loading import Place, loading, size_of
-from .evidence.steps import iterations
-from .guard import alike, entry, hot_entry, put, switch, wrappers_without_level
-from .recorder import LOADER, LOADERS, UNMARKED, get_ident
+from .guard import switch
+from .recorder import LOADER, LOADERS
 from .watch import recorder, watch
 
-# --- DataLoader ---------------------------------------------------------------------------------------------
+MOST_KNOWN = 64
+"""Iterators after which those that are gone are forgotten."""
 
 
-@wrappers_without_level
-def on_dataloader(module: Any) -> None:
-    """`_BaseDataLoaderIter.__next__`. The class is private: tests pin it for each torch version."""
-    base = module._BaseDataLoaderIter
-    plain, plain_init = base.__next__, base.__init__
-    loader_init, plain_iter = module.DataLoader.__init__, module.DataLoader.__iter__
+class Known(NamedTuple):
+    """An iterator of the program, its DataLoader, and the place in the program that makes such loaders."""
 
-    def __init__(self: Any, loader: Any) -> None:
-        plain_init(self, loader)
-        note_iterator(self, loader)
-
-    def __next__(self: Any) -> Any:
-        noted = self.__dict__
-        serves = noted.get("_gpuconsole_serves")
-        if recorder.light and serves is None and begin_usual_batch(noted.get("_gpuconsole_place")):
-            try:
-                return plain(self)
-            finally:
-                try:  # here and not in a function of its own: see `hot_entry`
-                    recorder.leave()
-                except Exception as problem:
-                    if switch.part_off("data.end_usual", problem):
-                        raise
-        begun = begin_batch(self) if recorder.thread else None
-        try:
-            batch = plain(self) if serves is None else serves()
-            if begun is not None:
-                note_batch(self, batch)
-            return batch
-        finally:
-            if begun is not None:
-                end_batch(self, begun)
-
-    def __iter__(self: Any) -> Any:
-        begun = begin_epoch(self) if recorder.thread else None
-        try:
-            return plain_iter(self)
-        finally:
-            if begun is not None:
-                end_epoch_start(self, begun)
-
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        loader_init(self, *args, **kwargs)
-        note_loader(self)
-
-    put(base, "__init__", alike(__init__, plain_init))
-    put(base, "__next__", functools.update_wrapper(__next__, plain))
-    put(base, "_gpuconsole_plain_next", plain)
-    put(module.DataLoader, "__init__", alike(made, loader_init))
-    put(module.DataLoader, "__iter__", alike(__iter__, plain_iter))
+    iterator: weakref.ref[Any]
+    origin: Origin | None
+    place: Place
 
 
-@entry("data.loader_made")
-def note_loader(loader: Any) -> None:
-    if switch.failed:
-        return
+class Iterators:
+    """The iterators of the program, by identity."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As in a process that has loaded nothing yet."""
+        self._known: dict[int, Known] = {}
+        self._open: tuple[Place, float] | None = None
+        """Whose batch the training thread asks for, and since when."""
+        self._opening: tuple[Any, float] | None = None
+        """The loader whose epoch begins, and since when."""
+
+    def note(self, iterator: Any, loader: Any) -> Known:
+        """Note whose iterator this is. `loader`: None where it was made before the agent began."""
+        origin = None
+        if loader is not None:
+            origin = belongs_to(iterator, loader)
+            watch.note_origin(loader, origin)
+        if len(self._known) >= MOST_KNOWN:
+            self._known = {key: known for key, known in self._known.items() if known.iterator() is not None}
+        known = Known(weakref.ref(iterator), origin, loading.place_of(loader if loader is not None else iterator))
+        self._known[id(iterator)] = known
+        watch.add(watch.iterators, iterator)
+        return known
+
+    def of(self, iterator: Any) -> Known:
+        """What is known of an iterator."""
+        known = self._known.get(id(iterator))
+        return known if known is not None and known.iterator() is iterator else self.note(iterator, None)
+
+    def begin_batch(self, frame: FrameType) -> bool:
+        """The program asks an iterator for a batch. A loader may ask another one."""
+        if not recorder.thread or recorder.stack[-1] >= LOADER:
+            return False
+        known = self.of(frame.f_locals["self"])
+        recorder.enter(known.place.code)
+        begun = recorder.times[-1]
+        watch.last_loader = known.origin
+        self._open = known.place, begun
+        if begun >= loading.due:
+            loading.batch_begins(begun)
+        return True
+
+    def end_batch(self, failed: bool) -> None:
+        """The program has its batch, or the epoch is over."""
+        opened, self._open = self._open, None
+        if not recorder.thread or opened is None:
+            return
+        place, begun = opened
+        if place is loading.place and loading.began is None and place.opened is None:
+            place.batches += 1  # the usual batch: there is nothing to find out
+        else:
+            loading.batch_ends(place, begun)
+        recorder.leave()
+
+    def begin_epoch(self, frame: FrameType) -> bool:
+        """An epoch starts the loader's processes: this time counts as a wait for data."""
+        if not recorder.thread or recorder.stack[-1] >= LOADER:
+            return False
+        loader = frame.f_locals["self"]
+        recorder.enter(loading.place_of(loader).code)
+        self._opening = loader, recorder.times[-1]
+        return True
+
+    def end_epoch_start(self, failed: bool) -> None:
+        opening, self._opening = self._opening, None
+        if recorder.thread and opening is not None:
+            loading.epoch_opened(opening[0], now() - opening[1])
+            recorder.leave()
+
+    def note_result(self, iterator: Any, batch: Any) -> bool:
+        """Note the size of a batch of the training's loader: the cost of sending a batch follows from its size. Returns whether it is known now."""
+        if loading.batch is None and loading.place is not None and self.of(iterator).place is loading.place:
+            loading.batch = size_of(batch)
+        return loading.batch is not None
+
+
+iterators = Iterators()
+
+
+def loader_made(frame: FrameType, result: Any) -> None:
+    """The program has made a DataLoader."""
+    loader = frame.f_locals["self"]
     watch.note_made("loader", loader)
     loading.made(loader)
 
 
-def had_made(loaders: list[Any], iterators: list[Any]) -> None:
-    """DataLoaders and iterators of them that the program had made before the agent began."""
-    for iterator in iterators:
-        loader = next((loader for loader in loaders if iterator._index_sampler is loader._index_sampler), None)
-        if loader is not None:
-            note_iterator(iterator, loader)
-
-
-@entry("data.iterator_made")
-def note_iterator(iterator: Any, loader: Any) -> None:
-    if getattr(loader, "_gpuconsole_server", False):
-        return  # made by a change, not by the program
-    origin = belongs_to(iterator, loader)
-    if switch.failed:
-        return
-    watch.note_origin(loader, origin)
-    iterator.__dict__["_gpuconsole_place"] = place = loading.place_of(loader)
-    iterator.__dict__["_gpuconsole_number"] = place.code
-    watch.add(watch.iterators, iterator)
-    time_first_draw(iterator, place)
-
-
-def time_first_draw(iterator: Any, place: Place) -> None:
-    """Time how long the sampler takes for the first indices of the epoch that begins: it may sort all samples. Later batches run the plain method."""
-    reference = weakref.ref(iterator)
-
-    def _next_index() -> Any:
-        present = reference()
-        assert present is not None
-        present.__dict__.pop("_next_index", None)  # an agent that goes off in another thread may have removed it
-        begun = now()
-        try:
-            return present._next_index()
-        finally:
-            if recorder.thread == get_ident():
-                loading.drawn(place, now() - begun)
-
-    if hasattr(iterator, "_next_index"):
-        iterator.__dict__["_next_index"] = _next_index
-
-
-def forget_iterators() -> None:
-    """The agent leaves the program: no iterator holds anything of the agent's, unless another loader of ours serves the rest of the epoch."""
-    for iterator in watch.alive(watch.iterators):
-        if not is_served(iterator):
-            for name in [name for name in vars(iterator) if name.startswith(("_gpuconsole_", "_next_index"))]:
-                del vars(iterator)[name]
-
-
-@hot_entry("data.begin_usual")
-def begin_usual_batch(place: Place | None) -> bool:
-    """Begin the segment of a batch in a light step, where there is nothing to find out. Returns whether this is so."""
-    try:
-        stack = recorder.stack
-        if (
-            stack[-1] != UNMARKED
-            or place is None
-            or place is not loading.place
-            or place.opened is not None
-            or recorder.light != get_ident()
-        ):
-            return False
-        begun = now()
-        if begun >= loading.due:
-            return False
-        place.batches += 1
-        recorder.codes.append(UNMARKED)
-        recorder.times.append(begun)
-        stack.append(place.code)
-        return True
-    except Exception as problem:
-        if switch.part_off("data.begin_usual", problem):
-            raise
-        return False
-
-
-@hot_entry("data.begin")
-def begin_batch(iterator: Any) -> float | None:
-    """Begin the segment of a batch. Returns its time, or None where there is no segment to end."""
-    try:
-        if recorder.stack[-1] >= LOADER or recorder.thread != get_ident():
-            return None
-        if iterations.on:
-            iterations.batch_begins(sys._getframe(1))
-        noted = iterator.__dict__
-        recorder.enter(noted.get("_gpuconsole_number", LOADER))
-        watch.last_loader = noted.get("_gpuconsole_loader")
-        begun = recorder.times[-1]
-        if begun >= loading.due:
-            loading.batch_begins(begun)
-        return begun
-    except Exception as problem:
-        if switch.part_off("data.begin", problem):
-            raise
-        return None
-
-
-@hot_entry("data.end")
-def end_batch(iterator: Any, begun: float) -> None:
-    try:
-        if recorder.thread:
-            place = iterator.__dict__.get("_gpuconsole_place")
-            if place is loading.place and loading.began is None and place is not None and place.opened is None:
-                place.batches += 1  # the usual batch: there is nothing to find out
-            else:
-                loading.batch_ends(place, begun)
-            recorder.leave()
-    except Exception as problem:
-        if switch.part_off("data.end", problem):
-            raise
-
-
-@entry("data.batch")
-def note_batch(iterator: Any, batch: Any) -> None:
-    """Note once the size of a batch of the training's loader: the cost of sending a batch follows from its size."""
-    if loading.batch is None and loading.place is not None and iterator.__dict__.get("_gpuconsole_place") is loading.place:
-        loading.batch = size_of(batch)
-
-
-@entry("data.begin_epoch")
-def begin_epoch(loader: Any) -> float | None:
-    """The start of an epoch starts the loader's processes: this time counts as a wait for data."""
-    if recorder.thread != get_ident() or recorder.stack[-1] >= LOADER or getattr(loader, "_gpuconsole_server", False):
-        return None
-    place = loading.place_of(loader)
-    if (kept := getattr(loader, "_iterator", None)) is not None:  # its processes stay: no iterator is made
-        time_first_draw(kept, place)
-    recorder.enter(place.code)
-    return recorder.times[-1]
-
-
-@entry("data.end_epoch_start")
-def end_epoch_start(loader: Any, begun: float) -> None:
-    if recorder.thread:
-        loading.epoch_opened(loader, now() - begun)
-        recorder.leave()
+def iterator_made(frame: FrameType, result: Any) -> None:
+    """The program has made an iterator of a DataLoader."""
+    names = frame.f_locals
+    if not issubclass(type(names["loader"]), Spec):  # an iterator of ours, for a change
+        iterators.note(names["self"], names["loader"])
 
 
 switch.undo_part["data"] = lambda: recorder.drop(range(LOADER, LOADER + LOADERS))
 
-HOOKS = {"torch.utils.data.dataloader": on_dataloader}
+MODULE = "torch.utils.data.dataloader"
+NEXT = Border(MODULE, "_BaseDataLoaderIter.__next__", iterators.begin_batch, iterators.end_batch, "data", hot=True, records=True)
+BORDERS = (
+    NEXT,
+    Border(MODULE, "DataLoader.__iter__", iterators.begin_epoch, iterators.end_epoch_start, "data"),
+    Note(MODULE, "DataLoader.__init__", loader_made, "data"),
+    Note(MODULE, "_BaseDataLoaderIter.__init__", iterator_made, "data"),
+)

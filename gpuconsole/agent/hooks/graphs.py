@@ -6,13 +6,14 @@ within a replay is not told apart.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
+from types import FrameType
 from typing import Any, NamedTuple
 
 from ..protocol import SETTLING
-from .guard import entry, put, switch, wrappers_without_level
+from .borders.table import Border
+from .guard import switch
 from .optimizer import end_whole, steppers
 from .recorder import GAP, WHOLE, get_ident
 from .watch import module_name, recorder
@@ -43,37 +44,26 @@ def moment() -> Moment:
     return Moment(recorder.index, steppers.events, recorder.passes + recorder.backwards, recorder.samples, recorder.tokens)
 
 
-@wrappers_without_level
-def watch_class(cls: Any) -> None:
-    """Note what each graph of class `cls` (torch.cuda.CUDAGraph) captures, and account for its replays."""
-    plain_begin, plain_end, plain_replay = cls.capture_begin, cls.capture_end, cls.replay
-
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture_begins(self)
-        return plain_begin(self, *args, **kwargs)
-
-    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = plain_end(self, *args, **kwargs)
-        capture_ended(self)
-        return result
-
-    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
-        captured = replay_begins(self) if recorder.thread else None
-        try:
-            return plain_replay(self, *args, **kwargs)
-        finally:
-            if captured is not None:
-                replay_ended(captured)
-
-    for wrapper, plain in ((capture_begin, plain_begin), (capture_end, plain_end), (replay, plain_replay)):
-        functools.update_wrapper(wrapper, plain)
-        put(cls, wrapper.__name__, wrapper)
+def capture_begins(frame: FrameType) -> bool:
+    """The program begins to capture a graph."""
+    _present.graph = weakref.ref(frame.f_locals["self"])
+    _present.begun = moment() if recorder.thread in (0, get_ident()) else None
+    return True
 
 
-@entry("graphs.capture_begins")
-def capture_begins(graph: Any) -> None:
-    if recorder.thread in (0, get_ident()):
-        graph.__dict__["_gpuconsole_begun"] = moment()
+class Present:
+    """The graph that is captured or replayed now."""
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        """Gives the graph."""
+        self.begun: Moment | None = None
+        """Where the account stood as its capture began."""
+        self.captured: Captured | None = None
+        """What the replay under way does for the account."""
+
+
+_present = Present()
 
 
 def _of_compiler() -> bool:
@@ -95,48 +85,57 @@ def are_there() -> bool:
     return bool(_captured)
 
 
-@entry("graphs.capture_ended")
-def capture_ended(graph: Any) -> None:
+def capture_begun(failed: bool) -> None:
+    """The capture is under way."""
+
+
+def capture_ends(frame: FrameType) -> bool:
+    """The capture of a graph is about to end."""
+    return True
+
+
+def capture_ended(failed: bool) -> None:
+    """A graph is captured."""
+    graph = _present.graph() if _present.graph is not None else None
+    begun, _present.begun = _present.begun, None
+    if graph is None or failed:
+        return
     if not _of_compiler():
         _of_program.add(graph)
-    _captured.add(graph)
-    begun: Moment | None = graph.__dict__.pop("_gpuconsole_begun", None)
+    _captured.setdefault(graph, None)
     if begun is None or not recorder.thread:
         return
     ended = moment()
     if ended.optimizer_steps > begun.optimizer_steps:
         captured = [step for step in recorder.done if step[0] >= begun.step]
         samples, tokens = captured[-1][4:6] if captured else (ended.samples, ended.tokens)
-        graph.__dict__["_gpuconsole_captured"] = Captured(True, samples, tokens)
+        _captured[graph] = Captured(True, samples, tokens)
         # nothing ran while it was captured
         recorder.done = [(*step[:8], SETTLING, step[9]) if step[0] >= begun.step else step for step in recorder.done]
         if not _noted:
             _noted.append(True)
             switch.notes.append(WHOLE_STEPS)
     elif ended.passes > begun.passes and ended.step == begun.step:
-        graph.__dict__["_gpuconsole_captured"] = Captured(False, ended.samples - begun.samples, ended.tokens - begun.tokens)
+        _captured[graph] = Captured(False, ended.samples - begun.samples, ended.tokens - begun.tokens)
 
 
-@entry("graphs.replay_begins")
-def replay_begins(graph: Any) -> Captured | None:
-    """Begin the segment of a replay. Returns what it does for the account; None where there is no segment to end."""
-    captured: Captured | None = graph.__dict__.get("_gpuconsole_captured")
-    if captured is not None and recorder.light == get_ident():
-        recorder.mark_all()
-    if captured is None or recorder.thread != get_ident() or recorder.stack[-1] != GAP:
-        return None
+def replay_begins(frame: FrameType) -> bool:
+    """Begin the segment of a replay."""
+    captured = _captured.get(frame.f_locals["self"])
+    if captured is None or not recorder.thread or recorder.stack[-1] != GAP:
+        return False
+    _present.captured = captured
     recorder.enter(WHOLE)
-    _open.append(captured)
     recorder.passes += 1
     recorder.samples += captured.samples
     recorder.tokens += captured.tokens
-    return captured
+    return True
 
 
-@entry("graphs.replay_ended")
-def replay_ended(captured: Captured) -> None:
-    _open.clear()
-    if not recorder.thread:
+def replay_ended(failed: bool) -> None:
+    """End the segment of a replay, and the step that it makes."""
+    captured, _present.captured = _present.captured, None
+    if not recorder.thread or captured is None:
         return
     recorder.leave()
     if captured.ends_step:
@@ -145,31 +144,19 @@ def replay_ended(captured: Captured) -> None:
 
 def _leave_replay() -> None:
     """A replay that is open is the innermost segment; a framework's training step around it goes on."""
-    if _open and recorder.stack[-1] == WHOLE:
+    if _present.captured is not None and recorder.stack[-1] == WHOLE:
         recorder.stack.pop()
 
 
 _of_program: weakref.WeakSet[Any] = weakref.WeakSet()
 """The graphs that the program itself has captured, as long as they exist."""
-_captured: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The graphs that have an attribute of the agent's."""
+_captured: weakref.WeakKeyDictionary[Any, Captured | None] = weakref.WeakKeyDictionary()
+"""The graphs that were captured, and what a replay does for the account; None: nothing that is known."""
 _noted: list[bool] = []
-_open: list[Captured] = []
-"""The replay under way."""
 switch.undo_part["graphs"] = _leave_replay
 
-
-def forget() -> None:
-    """The agent leaves the program: no graph has an attribute of the agent's."""
-    for graph in _captured:
-        for name in ("_gpuconsole_begun", "_gpuconsole_captured"):
-            graph.__dict__.pop(name, None)
-
-
-def on_torch(module: Any) -> None:
-    """The class as the program will find it; a torch without CUDA has a stand-in."""
-    if hasattr(module.cuda, "CUDAGraph"):
-        watch_class(module.cuda.CUDAGraph)
-
-
-HOOKS = {"torch": on_torch}
+BORDERS = (
+    Border("torch.cuda.graphs", "CUDAGraph.capture_begin", capture_begins, capture_begun, "graphs"),
+    Border("torch.cuda.graphs", "CUDAGraph.capture_end", capture_ends, capture_ended, "graphs"),
+    Border("torch.cuda.graphs", "CUDAGraph.replay", replay_begins, replay_ended, "graphs"),
+)

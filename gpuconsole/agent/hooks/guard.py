@@ -15,15 +15,13 @@ import signal
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType, FunctionType, ModuleType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-MARK = "_gpuconsole_watched"
-"""The attribute that marks a wrapper of ours. A function with this attribute is not wrapped again."""
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The begin of the file names of the agent."""
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
@@ -39,57 +37,6 @@ def wrappers_without_level(function: F) -> F:
     constants = tuple(constant.replace(co_filename=NO_LEVEL) if isinstance(constant, CodeType) else constant for constant in code.co_consts)
     function.__code__ = code.replace(co_consts=constants)
     return function
-
-
-# --- wrappers that look like what they wrap -------------------------------------------------------------------
-
-shells: list[CodeType] = []
-"""The code of all functions that `alike` has returned."""
-skip_code: list[Callable[[CodeType], None]] = []
-"""Functions that receive the code of each shell that is made from now on."""
-INNER = "_gpuconsole_inner"
-
-
-def alike(wrapper: Callable[..., Any], plain: Any, file: str = NO_LEVEL) -> Callable[..., Any]:
-    """`wrapper`, with the parameters, defaults and annotations of `plain`. Programs ask torch's functions for them, and leave out the settings that a
-    function does not take. A function around `wrapper` has them, and the other local names of `plain`: its call costs 1 to 3 µs (see `hot_entry`). There is
-    none where both functions take whatever they are given: torch's own optimizer steps and `zero_grad` are such functions. `file`: the file name of the code."""
-    if wrapper.__code__.co_filename != file:
-        wrapper.__code__ = wrapper.__code__.replace(co_filename=file)
-    shell: Any = wrapper
-    named = isinstance(plain, FunctionType) and plain.__code__.co_name.isidentifier()
-    if named and _parameters(wrapper.__code__)[0] == _parameters(plain.__code__)[0] == ["*args", "**kwargs"]:
-        shell.__code__ = shell.__code__.replace(co_name=plain.__code__.co_name)
-        if qualified := getattr(plain.__code__, "co_qualname", ""):  # from Python 3.11 on
-            shell.__code__ = shell.__code__.replace(co_qualname=qualified)
-    elif named:
-        parameters, arguments, others = _parameters(plain.__code__)
-        name = plain.__code__.co_name
-        lines = [f"def {name}({', '.join(parameters)}):", f" return {INNER}({', '.join(arguments)})"]
-        lines += [f" {other} = None" for other in others]  # these lines never run: they give the function the other local names
-        names: dict[str, Any] = {INNER: wrapper}  # without __name__: torch.compile would look for INNER in a module of that name
-        exec(compile("\n".join(lines), file, "exec", dont_inherit=True), names)
-        shell = names[name]
-        shell.__defaults__ = plain.__defaults__
-        shell.__kwdefaults__ = dict(plain.__kwdefaults__) if plain.__kwdefaults__ is not None else None
-    shells.append(shell.__code__)
-    for skip in skip_code:
-        skip(shell.__code__)
-    return functools.update_wrapper(shell, plain)
-
-
-def _parameters(code: CodeType) -> tuple[list[str], list[str], list[str]]:
-    """The parameters of a function without their defaults, the arguments of a call that passes them on, and the other local names."""
-    names = list(code.co_varnames)
-    positional = [names.pop(0) for _ in range(code.co_argcount)]
-    keywords = [names.pop(0) for _ in range(code.co_kwonlyargcount)]
-    rest = [f"*{names.pop(0)}"] if code.co_flags & inspect.CO_VARARGS else []
-    rest_by_name = [f"**{names.pop(0)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
-    parameters = [*positional, *(rest or ["*"] * bool(keywords)), *keywords, *rest_by_name]
-    if code.co_posonlyargcount:
-        parameters.insert(code.co_posonlyargcount, "/")
-    arguments = [*positional, *rest, *(f"{name}={name}" for name in keywords), *rest_by_name]
-    return parameters, arguments, [name for name in names if name.isidentifier()]
 
 
 # --- exceptions that are not the agent's -----------------------------------------------------------------------
@@ -183,6 +130,8 @@ PARTS = {
 
 class Switch:
     """Whether the agent is on, and which parts of it. `on_off` receives the entry point, the exception's line and its traceback, once."""
+
+    parts = frozenset(PARTS)
 
     def __init__(self) -> None:
         self.failed = False
@@ -288,12 +237,6 @@ def put(holder: Any, name: str, value: Any) -> Hook:
     return hook
 
 
-def put_until_off(holder: Any, name: str, value: Any) -> None:
-    """As `put`, for attributes that a program without an agent uses all the time: put back once the agent is off."""
-    hook = put(holder, name, value)
-    switch.undo.append(lambda: _take_away(hook))
-
-
 def _take_away(hook: Hook) -> None:
     """Put one attribute back. What the program has put in place of the hook since then is left alone: it may call the hook, which does nothing where the
     agent is off."""
@@ -306,44 +249,12 @@ def _take_away(hook: Hook) -> None:
         setattr(holder, hook.name, hook.before)
 
 
-def without_hooks(holder: Any, attributes: dict[str, Any]) -> None:
-    """Make `attributes`, a copy of those of `holder`, what they are without the agent."""
-    for hook in reversed(_hooks):
-        if attributes.get(hook.name) is hook.value and hook.holder() is holder:
-            if hook.before is _MISSING:
-                del attributes[hook.name]
-            else:
-                attributes[hook.name] = hook.before
-
-
 def put_back(stays: Callable[[Any], bool] = lambda holder: False) -> None:
     """Put the attributes back, but not those of holders that stay."""
     for hook in reversed(_hooks):
         if (holder := hook.holder()) is not None and not stays(holder):
             _take_away(hook)
-    taken = {id(hook.value): hook for hook in _hooks if isinstance(hook.before, FunctionType) and hook.before is not hook.value}
-    for module, name, hook in _held(taken):  # torch itself takes `save` from torch.serialization
-        if (holder := hook.holder()) is None or not stays(holder):
-            setattr(module, name, hook.before)
     _hooks[:] = [hook for hook in _hooks if (holder := hook.holder()) is not None and stays(holder)]
-
-
-def put_under_other_names() -> None:
-    """Other modules have taken some functions before these were hooked: `torch.distributed.all_reduce`, or what a program imports by
-    `from torch import save`. Put the hooks there too. Where the agent starts before torch is imported, this is not needed."""
-    of_modules = {
-        id(hook.before): hook for hook in _hooks if isinstance(hook.holder(), ModuleType) and isinstance(hook.before, FunctionType)
-    }
-    for module, name, hook in _held(of_modules):
-        put(module, name, hook.value)
-
-
-def _held(hooks: Mapping[int, Hook]) -> Iterator[tuple[ModuleType, str, Hook]]:
-    """Where modules hold one of these functions, under whatever name. `hooks`: by the identity of the function."""
-    for module in list(sys.modules.values()):
-        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
-            if (hook := hooks.get(id(value))) is not None:
-                yield module, name, hook
 
 
 _entries_of: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -352,17 +263,6 @@ _entries_of: dict[str, list[tuple[dict[str, Any], str]]] = {}
 
 def _nothing(*_: Any) -> None:
     """In place of an entry point whose part is off."""
-
-
-def hot_entry(where: str) -> Callable[[F], F]:
-    """As `entry`, for the entry points of each step: the function itself catches its exceptions, calls `switch.off` or `switch.part_off`, and
-    raises again what is not the agent's. The call of a second function would cost 1 to 3 µs, because the training thread's own work drives that function out of the caches."""
-
-    def note(function: F) -> F:
-        _note(where, function, function)
-        return function
-
-    return note
 
 
 def entry(where: str) -> Callable[[F], F]:

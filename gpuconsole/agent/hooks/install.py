@@ -1,30 +1,37 @@
-"""Installs each hook when the program itself has imported the module that the hook is for."""
+"""Starts and ends the agent in a process, and shows it the functions of each module that the program imports."""
 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 from ..forks import in_forked_children
-from . import calls, data, graphs, optimizer, passes, pickles
+from . import calls, data, graphs, memory, optimizer, passes
+from .borders import older
+from .borders.table import Border, Note
 from .changes import loader
 from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT_FILE, history
-from .guard import entry, put_back, put_under_other_names, switch, wrappers_without_level
+from .guard import put_back, switch, wrappers_without_level
 from .job import Agent
 from .recorder import get_ident
 from .sampler import sampler
 from .watch import recorder, watch
 
-AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
-for _module in (calls, passes, optimizer, data, graphs, pickles, communication, loading_parts):
-    for _name, _hook in _module.HOOKS.items():
-        AFTER_IMPORT.setdefault(_name, []).append(_hook)
+if sys.version_info >= (3, 12):
+    from .borders.monitor import Monitor
+
+BORDERS: dict[str, list[Border | Note]] = {"torch.autograd.profiler": [], "torch.nn.modules.module": []}
+"""What is to be seen of a module, by the module's name."""
+for _part in (calls, passes, optimizer, data, graphs, memory, communication, loading_parts):
+    for _border in _part.BORDERS:
+        BORDERS.setdefault(_border.module, []).append(_border)
+AT_IMPORT: dict[str, Callable[[Any], None]] = {"torch": calls.on_torch, "torch._dynamo.eval_frame": calls.on_dynamo}
+"""What else is done once a module is imported."""
 
 COMPILED = "compiled"
 """In the folder of the job: a link to a private folder on a disk. It is missing where the machine has none."""
@@ -32,24 +39,49 @@ HELPERS = ("--multiprocessing-fork", "compile_worker", "resource_tracker", "fork
 """Words in the command line of helper processes: they connect only if they train."""
 
 
+class Imports:
+    """What happens as the program imports a module. `see` shows the functions of a module to what sees borders; None where nothing does."""
+
+    def __init__(self) -> None:
+        self.see: Callable[[Any, Iterable[Border | Note]], None] | None = None
+        self.hooks: dict[str, Callable[[Any], None]] = dict(AT_IMPORT)
+        self._known: set[str] = set()
+
+    def imported(self, name: str, module: Any) -> None:
+        """The program has imported a module."""
+        if (name not in BORDERS and name not in self.hooks) or name in self._known or not isinstance(module, ModuleType):
+            return
+        self._known.add(name)
+        if self.see is not None and name in BORDERS:
+            self.see(module, BORDERS[name])
+        if name in self.hooks:
+            self.hooks[name](module)
+        if name == "torch" and not any(word in argument for word in HELPERS for argument in sys.orig_argv):
+            history.begin_with_cuda(module.cuda)
+            _connect()
+
+
 class Finder:
-    """Lets the import system find a module as ever, and runs our hooks once the module's code has run."""
+    """On Python 3.11: lets the import system find a module as ever, and runs `imported` once the module's code has run."""
+
+    def __init__(self, imports: Imports) -> None:
+        self._imports = imports
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        if name not in AFTER_IMPORT:
+        if name not in self._imports.hooks:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
-                _hook_into(spec, name)
+                _hook_into(spec, name, self._imports)
                 return spec
         return None
 
 
 @wrappers_without_level
-def _hook_into(spec: Any, name: str) -> None:
-    """Make the loader of `spec` run our hooks, once. A loader of a kind that we do not know stays as it is."""
+def _hook_into(spec: Any, name: str, imports: Imports) -> None:
+    """Make the loader of `spec` call `imports`, once. A loader of a kind that we do not know stays as it is."""
     loader = spec.loader
     plain = getattr(loader, "exec_module", None)
     if plain is None:
@@ -61,7 +93,11 @@ def _hook_into(spec: Any, name: str) -> None:
         except AttributeError:
             loader.exec_module = plain
         plain(module)
-        installed(name, module)
+        try:
+            imports.imported(name, module)
+        except Exception as problem:
+            if switch.off("install.imported", problem):
+                raise
 
     try:
         loader.exec_module = exec_module
@@ -69,24 +105,13 @@ def _hook_into(spec: Any, name: str) -> None:
         return
 
 
-@entry("install.installed")
-def installed(name: str, module: ModuleType) -> None:
-    """Install the hooks of a module that has just been imported."""
-    if switch.failed:
-        return
-    for hook in AFTER_IMPORT[name]:
-        hook(module)
-    if name == "torch" and not any(word in argument for word in HELPERS for argument in sys.orig_argv):
-        history.begin_with_cuda(module.cuda)
-        _connect()
-
-
 _agent: list[Agent] = []
 
 
-def begin(folder: str, token: str, joined: bool = False) -> Finder:
-    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch. It may have imported other modules that
-    have hooks. `joined`: the program itself has started the agent, and ends it by `leave`."""
+def begin(folder: str, token: str, joined: bool = False) -> Any:
+    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch. `joined`: the program itself has started
+    the agent, and ends it by `leave`; it may have imported torch, and made its model, optimizer and DataLoaders. Returns what finds torch in place of
+    Python's own finders, where that is needed; else None."""
     agent = Agent(folder, token, joined)
     loading_parts.begin(folder)
     watch.compiled_folder = os.path.join(folder, COMPILED)
@@ -97,42 +122,34 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     switch.undo += [_recorder_off, sampler.stop, sampler.close, agent.close, agent.forget_program, history.stop]
     in_forked_children(agent.forked)
     atexit.register(agent.ended)
-    finder = Finder()
-    sys.meta_path.insert(0, finder)
-    present = [name for name in AFTER_IMPORT if name in sys.modules]
-    for name in sorted(present, key=lambda name: name == "torch"):  # torch itself takes names of its parts
-        installed(name, sys.modules[name])
+    imports = Imports()
+    finder = None if _monitors(imports) else _older(imports)
+    for name in sorted([*BORDERS, *imports.hooks], key=lambda name: name == "torch"):  # with torch the agent connects
+        if name in sys.modules:
+            imports.imported(name, sys.modules[name])
     return finder
 
 
-def begin_here(folder: str, token: str) -> None:
-    """Start the agent in a program that may have imported torch, and made its model, optimizer and DataLoaders. `leave` ends the agent."""
-    begin(folder, token, joined=True)
-    put_under_other_names()
-    if "torch" in sys.modules:
-        _adopt_objects()
+def _monitors(imports: Imports) -> bool:
+    """Whether Python shows the agent the borders by itself."""
+    if sys.version_info < (3, 12):
+        return False
+    monitor = Monitor(imports.imported)
+    if not monitor.begin():
+        return False
+    imports.see = monitor.see
+    switch.undo.append(monitor.end)
+    return True
 
 
-@entry("install.adopt")
-def _adopt_objects() -> None:
-    """Watch what the program has made before; one look at all objects. Modules are found after the first step, as ever."""
-    torch = sys.modules["torch"]
-    dataloader, ddp = (sys.modules.get(name) for name in ("torch.utils.data.dataloader", "torch.nn.parallel.distributed"))
-    bases = [torch.optim.Optimizer]
-    bases += [dataloader.DataLoader, dataloader._BaseDataLoaderIter] if dataloader is not None else []
-    bases += [ddp.DistributedDataParallel] if ddp is not None else []
-    everything = gc.get_objects()
-    kinds = {id(kind) for kind in {id(kind): kind for kind in map(type, everything)}.values() if issubclass(kind, tuple(bases))}
-    objects = [candidate for candidate in everything if id(type(candidate)) in kinds]
-    del everything
-    for earlier in objects:
-        if isinstance(earlier, torch.optim.Optimizer):
-            optimizer.had_made(earlier)
-        elif ddp is not None and isinstance(earlier, ddp.DistributedDataParallel):
-            communication.exchanges.made(earlier)
-    if dataloader is not None:
-        loaders = [earlier for earlier in objects if isinstance(earlier, dataloader.DataLoader)]
-        data.had_made(loaders, [earlier for earlier in objects if isinstance(earlier, dataloader._BaseDataLoaderIter)])
+def _older(imports: Imports) -> Finder:
+    """See the borders that Python 3.11 can show."""
+    imports.hooks |= older.HOOKS
+    switch.notes.append(older.COARSER)
+    finder = Finder(imports)
+    sys.meta_path.insert(0, finder)
+    switch.undo.append(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+    return finder
 
 
 def trains_elsewhere() -> bool:
@@ -152,10 +169,7 @@ def leave(problem: BaseException | None) -> None:
     finally:
         switch.off("", None)
         served = loader.leave()
-        data.forget_iterators()
-        graphs.forget()
         put_back(lambda holder: served and getattr(holder, "__module__", "") == loader.DATALOADER)
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
         atexit.unregister(_agent[0].ended)
 
 

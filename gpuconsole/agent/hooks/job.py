@@ -37,9 +37,11 @@ from ..reasons import reason
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import described, passes, tracing
-from .account import LightSteps, SegmentAccount, StepSampler
+from .account import CountedSteps, SegmentAccount, StepSampler
+from .borders.opened import opened
 from .changes import CHANGES, Refused
 from .connection import Connection
+from .data import iterators
 from .evidence.arithmetic import Arithmetic
 from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
@@ -48,7 +50,6 @@ from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import CopyCount, memory_parts, peaks, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
-from .evidence.steps import iterations, own_updates
 from .guard import entry, from_outside, switch, unseen, without_failures
 from .memory import at_end, memory
 from .memory import raised as memory_raised
@@ -78,7 +79,6 @@ LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
 INTERRUPTED = "an exception of the program has ended the probe"
-OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
 ANYWHERE = frozenset(("optim", "precision", "torch_compile", "cudnn_benchmark"))
 """Changes that can be taken back within a step: a flag, a setting, or what the next call of the model runs."""
 BESIDE_A_WINDOW = 4
@@ -589,13 +589,14 @@ class Agent:
         self._every_step = True
         self._works_at = 0.0
         """The agent works again after a step that ends then or later."""
-        self._sampler, self._light = StepSampler(), LightSteps()
+        self._sampler, self._counted = StepSampler(), CountedSteps()
         self._arithmetic = Arithmetic()
         self._copies: CopyCount | None = None
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
         """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
         memory.send, memory.send_lines = self._send_memory, self._send_lines
+        watch.send_notes = self._send_notes
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
@@ -673,13 +674,13 @@ class Agent:
             self._serve(service, connection)
         elif connection.waiting:
             connection.flush()
-        recorder.sample_all, ends_only = bool(recorder.arm), bool(recorder.arm) and recorder.on_stream and not iterations.on
+        recorder.sample_all, ends_only = bool(recorder.arm), bool(recorder.arm) and recorder.on_stream and not steppers.several
         switches, recorder.ends_only = ends_only != recorder.ends_only, ends_only
         recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
-        recorder.every = self._light.every(self._sampler.usual_s, busy=self._every_step or bool(recorder.arm))
+        recorder.every = self._counted.every(self._sampler.usual_s, busy=self._every_step or bool(recorder.arm))
         samples = recorder.sample_all or recorder.sample_at == recorder.index
         if samples or not recorder.every:
-            recorder.mark_all()
+            recorder.mark_step()
         if samples or switches:
             recorder.sampled(samples)
 
@@ -735,7 +736,7 @@ class Agent:
                 self._send("stacks", rank=self.rank, samples=samples)
 
     def _send_notes(self) -> None:
-        while switch.notes:
+        while switch.notes and self._connection is not None:
             self._send("note", text=switch.notes.pop(0), level="warning")
 
     def _describe(self) -> None:
@@ -807,8 +808,6 @@ class Agent:
     def forget_program(self) -> None:
         """The agent is off: it keeps no tensor and no module of the program alive."""
         watch.keep_inputs, watch.last_inputs = False, None
-        watch.called.clear()
-        own_updates.reset()
         if self._service is not None:
             self._service.end_probe()
 
@@ -841,6 +840,9 @@ class Agent:
         self._every_step = True
         self._arithmetic = Arithmetic()
         steppers.reset()
+        passes.state.inner = passes.state.sized = False
+        opened.forget()
+        iterators.reset()
         loading.reset()
         modes.reset()
         window.forget()
@@ -857,8 +859,6 @@ class Agent:
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
         if self._service.loop.device.type == "cuda":
             history.begin()  # where torch.cuda did not begin it
-        if own_updates.on:
-            self._send("note", text=OWN_UPDATES, level="warning")
         self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
 
     def _announce(self) -> None:

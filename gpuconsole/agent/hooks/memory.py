@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from ..clock import now
 from ..free_memory import free_and_total
-from . import tracing
+from .borders.table import Border
 from .evidence.memory_lines import history
 from .first_steps import first_steps
-from .guard import MARK, entry, from_outside, put, unseen, wrappers_without_level
+from .guard import from_outside, unseen
 from .recorder import BACKWARD, COMM, DATA, EVAL, FORWARD, LOG, OPTIMIZER, SAVE, WITHOUT_GRADIENTS, get_ident
 from .structure import children, has_parameters, inner_modules, parameters_of
 from .watch import is_program, module_name, program_frame, recorder, watch
@@ -488,42 +488,28 @@ class Emptied:
     """Who hears of calls of torch.cuda.empty_cache, with their seconds, as long as they are counted."""
 
     note: Callable[[float], None] | None = None
+    begun = 0.0
+    """When the call under way began."""
 
 
 emptied = Emptied()
 
 
-@entry("copies.note_emptied")
-def note_emptied(seconds: float) -> None:
-    """The program has emptied the cache of the allocator."""
+def begin_emptying(frame: FrameType) -> bool:
+    """The program empties the cache of the allocator, which is seen for two reasons. Its calls are counted in a few steps. And a program that catches an error of
+    memory calls it before the program tries again, so the agent sees the error there."""
+    problem = sys.exc_info()[1]
+    if problem is not None:
+        raised(problem)
+        problem = None  # this frame must not keep the tensors of the traceback
+    emptied.begun = now()
+    return emptied.note is not None
+
+
+def end_emptying(failed: bool) -> None:
+    """The cache is empty."""
     if emptied.note is not None:
-        emptied.note(seconds)
+        emptied.note(now() - emptied.begun)
 
 
-@wrappers_without_level
-def watch_retries(cuda: Any) -> None:
-    """Watch torch.cuda.empty_cache, for two reasons. Its calls are counted in a few steps. And a program that catches an error of memory calls it before the program
-    tries again, so the agent sees the error there: the passes of a first step have no hooks yet. `cuda`: the module torch.cuda."""
-    plain = cuda.empty_cache
-    if hasattr(plain, MARK):
-        return
-
-    def empty_cache() -> None:
-        if tracing.is_compiling():
-            plain()
-            return
-        problem = sys.exc_info()[1]
-        if problem is not None:
-            raised(problem)
-            problem = None  # this frame must not keep the tensors of the traceback
-        begun = now()
-        plain()
-        note_emptied(now() - begun)
-
-    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-        setattr(empty_cache, name, getattr(plain, name, ""))
-    setattr(empty_cache, MARK, True)
-    put(cuda, "empty_cache", empty_cache)
-    defined_in = getattr(cuda, "memory", None)
-    if defined_in is not None and defined_in.empty_cache is plain:  # pickle finds the function by the name of its module
-        put(defined_in, "empty_cache", empty_cache)
+BORDERS = (Border("torch.cuda.memory", "empty_cache", begin_emptying, end_emptying, "copies"),)

@@ -1,29 +1,23 @@
 """Forward and backward passes; the number of samples and tokens, and the loss.
 
-A forward pass is the call of a root module: the hook sits in the class of the module. Global module hooks cost 2 µs for each module of a model, and
-torch.compile warns about them; hooks on an instance end up in the program's checkpoints.
+A forward pass is the outermost call of a module with parameters.
 """
 
 from __future__ import annotations
 
-import gc
 import weakref
-from types import FunctionType
+from types import FrameType
 from typing import Any
 
 from . import tracing
-from .calls import weights_version
-from .evidence.steps import own_updates
-from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, wrappers_without_level
-from .memory import raised
+from .borders.table import Border
+from .guard import entry, switch
 from .modes import has_modes, modes
 from .precision import autocast_around, precision_within
-from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
-from .structure import children, has_parameters
+from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL
+from .structure import has_parameters
 from .watch import count_samples, recorder, rows, watch
 
-DEPTH = 4
-"""Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
 MOST_TRAINED = 256
 """Most modules whose identities are kept: a program may make a new model in each step."""
 
@@ -33,21 +27,21 @@ class State:
 
     def __init__(self) -> None:
         self.sized = False
-        """Whether samples of the present micro-batch have been counted."""
-        self.evaluated: int | None = None
-        """The version of the weights in the first pass within the optimizer step under way; None: no pass yet."""
-        self.evaluates_again = False
-        """Whether the optimizer of that step evaluates its closure several times."""
+        """Whether samples of the present micro-batch have been counted. In an optimizer step that evaluates a closure several times, only the first counts."""
         self.inner = False
         """Whether an optimizer has stepped within the backward pass under way."""
-        self.end_in_backward: Any = None
-        """Called at the end of such a backward pass."""
         self.in_eval = False
         """Whether the last pass was one with gradients in eval mode."""
         self.trains_in_eval = False
         """Whether a backward pass has followed such a pass: the mode says nothing about the passes of this program."""
         self.trained: set[int] = set()
         """The identities of the modules whose passes record gradients."""
+        self.known: set[int] = set()
+        """The identities of the modules in `watch.roots`."""
+        self.end_in_backward: Any = None
+        """Called at the end of a backward pass in which optimizers have stepped."""
+        self.backwards_before = 0
+        """Backward passes before the account, on whatever thread."""
         self.counting: Any = None
         """Counts the operators of each pass: `enter` and `leave`."""
 
@@ -67,84 +61,6 @@ switch.begin_anew.append(_begin_anew)
 # --- forward ------------------------------------------------------------------------------------------------
 
 
-def find_roots() -> None:
-    """Watch the classes of all modules that are no part of another module, by one look at all objects (60 ms)."""
-    import torch
-
-    everything = gc.get_objects()
-    kinds = {id(kind) for kind in {id(kind): kind for kind in map(type, everything)}.values() if issubclass(kind, torch.nn.Module)}
-    modules = [candidate for candidate in everything if id(type(candidate)) in kinds]
-    del everything
-    inner = {id(child) for module in modules for child in children(module)}
-    level = [module for module in modules if id(module) not in inner and has_parameters(module)]
-    for _ in range(DEPTH):
-        for kind in {id(type(module)): type(module) for module in level}.values():
-            try:
-                watch_class(kind)
-            except Exception as problem:  # a class that lets nobody set its attributes
-                if from_outside(problem):
-                    raise
-        if recorder.index < 2 or any(id(type(module)) in watch.called for module in level):
-            break
-        level = [child for module in level for child in children(module) if has_parameters(child)]
-
-
-@wrappers_without_level
-def watch_class(cls: Any) -> None:
-    """Make calls of instances of `cls` a segment where the program itself makes them."""
-    import torch
-
-    own = cls.__dict__.get("__call__")
-    bind = getattr(type(own), "__get__", _unbound)
-    if cls is torch.nn.Module or getattr(own, MARK, None) is switch:
-        return
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = bind(own, self, type(self)) if own is not None else super(cls, self).__call__
-        if tracing.compiles() or not recorder.thread or recorder.stack[-1] not in MAY_HOLD_FORWARD:
-            return call(*args, **kwargs)
-        if recorder.light and begin_light(self, args, kwargs):
-            try:
-                return call(*args, **kwargs)
-            except RuntimeError as problem:
-                raised(problem)
-                raise
-            finally:
-                if not recorder.light:
-                    end_pass()
-                elif len(recorder.stack) > 1:
-                    recorder.last = recorder.stack.pop()
-        if tracing.is_compiling() or not begin_pass(self, args, kwargs):
-            return call(*args, **kwargs)
-        wrap = watch.wrap_forward
-        try:
-            return call(*args, **kwargs) if wrap is None else wrap(call, self, args, kwargs)
-        except RuntimeError as problem:
-            raised(problem)
-            raise
-        finally:
-            end_pass()
-
-    hooked: Any = alike(__call__, own) if isinstance(own, FunctionType) else __call__
-    setattr(hooked, MARK, switch)
-    put(cls, "__call__", hooked)
-
-
-def _unbound(own: Any, *_: Any) -> Any:
-    """What a class gives its objects where its attribute is no descriptor."""
-    return own
-
-
-def repeats_closure() -> bool:
-    """Whether the pass under way belongs to a later evaluation of the closure by L-BFGS. The samples of that pass have counted already."""
-    if not state.evaluates_again or OPTIMIZER not in recorder.stack:
-        return False
-    version = weights_version()
-    if state.evaluated is None:
-        state.evaluated = version
-    return version != state.evaluated
-
-
 def evaluates(module: Any) -> bool:
     """Whether a pass of `module` is one in eval mode, in a program that does not train in it."""
     return not module.__dict__.get("training", True) and not state.trains_in_eval
@@ -159,73 +75,58 @@ def without_gradients(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return EVALUATED if 0 < watch.batch_size <= 2 * rows(args, kwargs) else TRAINED_EVAL
 
 
-@hot_entry("passes.begin_light")
-def begin_light(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Begin a pass of a light step. Returns whether it is one: not in another thread, not without gradients, and not an evaluation."""
-    try:
-        if recorder.light != get_ident():
-            return False
-        if not tracing.grad_enabled() or evaluates(module):
-            recorder.mark_all()
-            return False
-        recorder.passes += 1
-        recorder.stack.append(FORWARD)
+def may_begin_pass() -> bool:
+    """Whether a call of a module now is a pass of its own, and not a part of another border."""
+    return recorder.thread != 0 and recorder.stack[-1] in MAY_HOLD_FORWARD and not tracing.is_compiling()
+
+
+def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Begin the pass of a module that the program calls. Returns False for a module without parameters, such as a loss: it makes no pass."""
+    if id(module) not in state.known and not _note_root(module):
+        return False
+    recorder.passes += 1
+    grad = tracing.grad_enabled()
+    state.in_eval = grad and evaluates(module)
+    recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module, args, kwargs))
+    if grad and not state.in_eval:
+        if id(module) not in state.trained:
+            if len(state.trained) >= MOST_TRAINED:
+                state.trained.clear()
+            state.trained.add(id(module))
+        watch.loader = watch.last_loader
         if not state.sized:
             state.sized = True
-            if not state.evaluates_again or not repeats_closure():
-                count_samples(args, kwargs)
-        return True
-    except Exception as problem:
-        if switch.off("passes.begin_light", problem):
-            raise
+            count_samples(args, kwargs)
+            if recorder.index < 4:
+                watch.autocast, watch.precision_within = autocast_around(module), precision_within(module)
+        if watch.keep_inputs:
+            watch.last_inputs = (weakref.ref(module), args, kwargs)
+    if state.counting is not None:
+        state.counting.enter()
+    return True
+
+
+def _note_root(module: Any) -> bool:
+    """Note a module that the program calls itself. Returns False where it has no parameters."""
+    if not has_parameters(module):
         return False
+    if len(state.known) >= MOST_TRAINED:
+        state.known = {id(root) for root in watch.alive(watch.roots)}
+    state.known.add(id(module))
+    watch.add(watch.roots, module)
+    return True
 
 
-@hot_entry("passes.begin")
-def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    try:
-        if recorder.thread != get_ident():
-            return False
-        if id(type(module)) not in watch.called:
-            watch.called[id(type(module))] = type(module)
-            watch.roots.append(weakref.ref(module))
-        recorder.passes += 1
-        grad = tracing.grad_enabled()
-        state.in_eval = grad and evaluates(module)
-        recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module, args, kwargs))
-        if grad and not state.in_eval:
-            if id(module) not in state.trained:
-                if len(state.trained) >= MOST_TRAINED:
-                    state.trained.clear()
-                state.trained.add(id(module))
-            watch.loader = watch.last_loader
-            if not state.sized:
-                state.sized = True
-                if not repeats_closure():
-                    count_samples(args, kwargs)
-                if recorder.index < 4:
-                    watch.autocast, watch.precision_within = autocast_around(module), precision_within(module)
-            if watch.keep_inputs:
-                watch.last_inputs = (weakref.ref(module), args, kwargs)
-        if state.counting is not None:
-            state.counting.enter()
-        return True
-    except Exception as problem:
-        if switch.off("passes.begin", problem):
-            raise
-        return False
+def end_pass(failed: bool) -> None:
+    """The pass ends."""
+    if state.counting is not None:
+        state.counting.leave()
+    if recorder.thread:
+        recorder.leave()
 
 
-@hot_entry("passes.end")
-def end_pass() -> None:
-    try:
-        if state.counting is not None:
-            state.counting.leave()
-        if recorder.thread:
-            recorder.leave()
-    except Exception as problem:
-        if switch.off("passes.end", problem):
-            raise
+FORWARD_PASS = Border("torch.nn.modules.module", "Module._wrapped_call_impl", lambda frame: False, end_pass)
+"""The call of a module: `monitor` begins it by itself, because only the outermost call is one."""
 
 
 @entry("loss.read")
@@ -238,7 +139,7 @@ def read_loss(tensors: Any) -> None:
     if loss.device.type == "cpu":
         value = loss.item()
         recorder.loss = value if recorder.loss is None else recorder.loss + value
-    elif recorder.copy_loss is not None and recorder.readings is not None and (recorder.loss is not None or not recorder.backwards > 1):
+    elif recorder.copy_loss is not None and recorder.readings is not None and (recorder.loss is not None or not recorder.backwards):
         recorder.loss = recorder.copy_loss(loss, recorder.loss)  # once a pass had no loss that can be read, the step has none
 
 
@@ -252,97 +153,56 @@ def is_plain(tensor: Any) -> bool:
 # --- backward -----------------------------------------------------------------------------------------------
 
 
-@wrappers_without_level
-def on_autograd(module: Any) -> None:
-    """torch.autograd.backward: `Tensor.backward` calls it too."""
-    plain = module.backward
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.compiles() or switch.failed:
-            return plain(tensors, *args, **kwargs)
-        if recorder.light and recorder.light == get_ident() and BACKWARD not in recorder.stack:
-            recorder.stack.append(BACKWARD)
-            try:
-                return plain(tensors, *args, **kwargs)
-            except RuntimeError as problem:
-                raised(problem)
-                raise
-            finally:
-                if recorder.light and not state.inner:
-                    if len(recorder.stack) > 1:
-                        recorder.last = recorder.stack.pop()
-                    recorder.backwards += 1
-                    state.sized = False
-                else:
-                    end_backward(tensors)
-        if tracing.is_compiling() or not begin_backward(tensors):
-            return plain(tensors, *args, **kwargs)
-        try:
-            return plain(tensors, *args, **kwargs)
-        except RuntimeError as problem:
-            raised(problem)
-            raise
-        finally:
-            end_backward(tensors)
-
-    put(module, "backward", alike(backward, plain))
-
-
-@hot_entry("passes.begin_backward")
-def begin_backward(tensors: Any) -> bool:
-    try:
-        if not recorder.thread:
-            return not recorder.index  # the first optimizer may step within this pass
-        if recorder.thread != get_ident() or BACKWARD in recorder.stack:
-            return False
-        if own_updates.on:
-            if own_updates.backward_begins():
-                if recorder.index == 2:
-                    find_roots()
-                recorder.work()
-            if not recorder.thread:  # given up, or the console has ended
-                return False
-        recorder.enter(BACKWARD)
-        state.trains_in_eval = state.trains_in_eval or state.in_eval
-        state.in_eval = False
-        if recorder.times[-1] >= modes.due:
-            switch.attempt("settings.modes", modes.look)
-        if state.counting is not None:
-            state.counting.enter(tensors)
-        return True
-    except Exception as problem:
-        if switch.off("passes.begin_backward", problem):
-            raise
+def begin_backward(frame: FrameType) -> bool:
+    """A backward pass begins: all of torch's ways to one lead to the function of this border."""
+    if not recorder.thread:
+        _note_without_optimizer()
+        return not recorder.index  # the first optimizer may step within this pass
+    if BACKWARD in recorder.stack or tracing.is_compiling():
         return False
+    recorder.enter(BACKWARD)
+    state.trains_in_eval = state.trains_in_eval or state.in_eval
+    state.in_eval = False
+    if recorder.times[-1] >= modes.due:
+        switch.attempt("settings.modes", modes.look)
+    outputs = frame.f_locals.get("t_outputs")
+    caller = frame.f_back
+    if caller is None or caller.f_code.co_name != "grad":  # torch.autograd.grad computes gradients of whatever the program asks for
+        if recorder.reads_loss or recorder.readings is not None:
+            read_loss(outputs)
+        recorder.backwards += 1
+    if state.counting is not None:
+        state.counting.enter(outputs)
+    return True
 
 
-@hot_entry("passes.end_backward")
-def end_backward(tensors: Any) -> None:
-    try:
-        if recorder.light == get_ident():
-            recorder.mark_all()
+def end_backward(failed: bool) -> None:
+    """A backward pass ends, and with it a step where optimizers have stepped within it."""
+    if recorder.thread:
         if state.counting is not None:
             state.counting.leave()
-        if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
-            if not recorder.thread and not switch.failed and state.inner and state.end_in_backward is not None:
-                recorder.begin([])  # the optimizers have stepped in a thread of torch's
-                state.end_in_backward()
-            elif not recorder.thread and not switch.failed and own_updates.may_begin():
-                find_roots()
-                own_updates.begin()
+        if recorder.stack[-1] != BACKWARD:
             return
         recorder.leave()
-        recorder.backwards += 1
-        state.sized = False
-        if recorder.reads_loss or recorder.readings is not None:
-            read_loss(tensors)
-        if own_updates.on:
-            own_updates.backward_ended()
-        if state.inner and state.end_in_backward is not None:
-            state.end_in_backward()
-    except Exception as problem:
-        if switch.off("passes.end_backward", problem):
-            raise
+        if OPTIMIZER not in recorder.stack:
+            state.sized = False
+    elif state.inner:
+        recorder.begin([])
+    if state.inner and state.end_in_backward is not None:
+        state.inner = False
+        state.end_in_backward()
 
 
-HOOKS = {"torch.autograd": on_autograd}
+def _note_without_optimizer() -> None:
+    """Say once that no step is seen, where a program makes backward passes and has no optimizer."""
+    state.backwards_before += 1
+    if state.backwards_before == FEW_BACKWARDS and not watch.optimizers and not recorder.index:
+        switch.notes.append(NO_OPTIMIZER)
+        watch.send_notes()
+
+
+FEW_BACKWARDS = 20
+"""Backward passes without an optimizer after which the program counts as one that has none."""
+NO_OPTIMIZER = "the program updates its weights without torch.optim: gpuconsole sees no steps of it (an optimizer that inherits torch.optim.Optimizer is seen)"
+
+BORDERS = (Border("torch.autograd.graph", "_engine_run_backward", begin_backward, end_backward, hot=True),)

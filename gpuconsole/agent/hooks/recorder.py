@@ -2,6 +2,9 @@
 
 A segment is a stretch of the training thread's time with one code: what the thread did. The recorder does not judge; the console makes phases
 of the segments (session/segments.py). Segments of a step are contiguous: the step's start, then for each segment its code and its end.
+
+A step is marked or counted. A counted step has its start and its end, and what is rare: its time is one segment UNMARKED, which the console divides as in the
+marked steps, which are chosen at random.
 """
 
 from __future__ import annotations
@@ -21,19 +24,14 @@ from ..clock import now
     DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL, EVALUATED,
 ) = range(18)  # fmt: skip
 """Codes: a batch that is made without a DataLoader, which this agent does not mark; a pass of a root module with gradients, and without; backward; optimizer step; zero_grad;
-saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss; in a
-light step, all that other steps have the segments of SELDOM_MARKED for; a pass with gradients in eval mode, as of an evaluation without
+saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss; the time of a
+counted step; a pass with gradients in eval mode, as of an evaluation without
 `torch.no_grad`; a pass without gradients of a module that has passes with gradients too, the same in eval mode, and the same in eval mode on a batch about as
 large as those of the training: an agent that asks a policy for its next action passes a few rows."""
 WITHOUT_GRADIENTS = frozenset((NO_GRAD, TRAINED, TRAINED_EVAL, EVALUATED))
 LOADER, LOADERS = 24, 8
 """Code LOADER + n: a batch from the DataLoader number n (of the last LOADERS)."""
-SELDOM_MARKED = frozenset((GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO))
-"""A light step has no segments with these codes. A mark takes 1 µs to 5 µs of the training thread, which is much for short steps. So most short steps
-are light, and the console divides their unmarked time as in the other steps, which are chosen at random."""
-USUAL = frozenset((*SELDOM_MARKED, LOG, OWN, *range(LOADER, LOADER + LOADERS)))
-"""The codes of a step after which a light step may follow."""
-MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG, UNMARKED))
+MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""
 LAST = frozenset((FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, *range(LOADER, LOADER + LOADERS)))
 """The codes by which the time after them is named. A pass without gradients says nothing about it."""
@@ -79,17 +77,17 @@ class Recorder:
         "caught_up",
         "codes",
         "copy_loss",
+        "counted",
         "done",
         "due",
         "ends_only",
         "every",
         "full_at",
         "index",
-        "keeps",
         "kind",
         "last",
-        "light",
         "loss",
+        "marks",
         "on_stream",
         "own_s",
         "passes",
@@ -107,6 +105,7 @@ class Recorder:
         "thread",
         "times",
         "tokens",
+        "usual",
     )
 
     def __init__(self) -> None:
@@ -116,14 +115,18 @@ class Recorder:
         """As in a process that has not trained yet."""
         self.thread = 0
         """The training thread; 0: nothing is recorded. A hook compares it itself: the call of a method would double the cost of the comparison."""
-        self.light = 0
-        """The training thread while a light step is under way; 0: all segments are marked."""
+        self.counted = False
+        """Whether the step under way is only counted."""
+        self.marks: Callable[[bool], None] | None = None
+        """Called with whether a step is marked, where that changes."""
+        self.usual = 0, 0
+        """The samples and tokens of the last marked step: those of a counted step."""
         self.every = 0
-        """One step in so many is not light, on average; 0: no step is light."""
+        """One step in so many is marked, on average; 0: each."""
         self.full_at = 0
         self.random = random.Random(0)
         self.stack = [GAP]
-        """In a light step, UNMARKED is the outermost."""
+        """In a counted step, UNMARKED is the outermost."""
         self.codes: list[int] = []
         self.times: list[float] = []
         self.start = 0.0
@@ -141,8 +144,6 @@ class Recorder:
         """Passes and backward passes of the step under way."""
         self.own_s = self.probes_s = 0.0
         """Seconds of the agent's work between two steps, without probes; and seconds of probes and profiler windows."""
-        self.keeps = False
-        """Whether `take` leaves the last step: what comes next may belong to it."""
         self.read: Callable[[], Any] | None = None
         """What a mark of a sampled step reads: the run-queue seconds of the training thread; on CUDA an event in the stream."""
         self.on_stream = False
@@ -181,7 +182,7 @@ class Recorder:
 
     def off(self) -> None:
         """Record nothing any longer."""
-        self.thread = self.light = 0
+        self.thread = 0
 
     def enter(self, code: int) -> None:
         """A segment with `code` begins, within the present one."""
@@ -227,10 +228,10 @@ class Recorder:
             count = 1 if self.ends_only else 1 + len(self.codes)
             self.readings = [first] * count if self.read is not None else None  # the reading may have failed
 
-    def cut(self, leaves: bool = False) -> None:
-        """The step ends here, within whatever is going on. `leaves`: the present segment ends too, and with it the usual step of one optimizer."""
-        end, codes = now(), self.codes
-        self.codes.append(self.stack.pop() if leaves and len(self.stack) > 1 else self.stack[-1])
+    def cut(self) -> None:
+        """The step ends here, within whatever is going on."""
+        end = now()
+        self.codes.append(self.stack[-1])
         self.times.append(end)
         self.last = OPTIMIZER
         if self.readings is not None:
@@ -240,74 +241,57 @@ class Recorder:
         self.done.append(
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )
-        self.index += 1
-        self.start, self.codes, self.times = end, [], []
-        self.samples = self.tokens = self.passes = self.backwards = 0
-        self.loss = None
+        self.usual = self.samples, self.tokens
+        self._begin_next(end)
         if self.readings is not None or self.index == self.sample_at:
             self.sampled(self.sample_all or self.index == self.sample_at)
-        self._plan_loss(end)
-        if self.every:
-            if self.index > self.full_at:
-                self.full_at = self.index + self.random.randint(0, 2 * self.every - 2)
-            if leaves and self.index not in (self.full_at, self.sample_at) and self.readings is None and USUAL.issuperset(codes):
-                self.light, self.stack[0] = self.thread, UNMARKED
+        if self.every and len(self.stack) == 1 and self.readings is None and not self._is_marked():
+            self.counted, self.stack[0] = True, UNMARKED
+            if self.marks is not None:
+                self.marks(False)
 
-    def _plan_loss(self, t: float) -> None:
-        """Whether the loss of the step that begins at `t` is read."""
+    def cut_counted(self) -> None:
+        """A counted step ends here, with its optimizer step; then the agent may work."""
+        end = now()
+        self.codes.append(self.stack[-1])
+        self.times.append(end)
+        self.last = OPTIMIZER
+        self.done.append((self.index, self.start, self.codes, self.times, *self.usual, None, self.arm, self.kind, None))
+        self._begin_next(end)
+        if self._is_marked() or not self.every:
+            self.mark_step()
+            if self.index == self.sample_at:
+                self.sampled(True)
+        self.work()
+
+    def _begin_next(self, t: float) -> None:
+        self.index += 1
+        self.start, self.codes, self.times = t, [], []
+        self.samples = self.tokens = self.passes = self.backwards = 0
+        self.loss = None
         self.reads_loss = self.sample_all or t >= self._loss_t
         if self.reads_loss:
             self._loss_t = t + LOSS_EVERY_S
 
-    def cut_light(self) -> None:
-        """A light step ends here, with its optimizer step; then the agent may work."""
-        end = now()
-        self.last = OPTIMIZER
-        del self.stack[1:]
-        self.codes.append(UNMARKED)
-        self.times.append(end)
-        self.done.append((self.index, self.start, self.codes, self.times, self.samples, self.tokens, None, self.arm, self.kind, None))
-        self.index = index = self.index + 1
-        self.start, self.codes, self.times = end, [], []
-        self.samples = self.tokens = self.passes = self.backwards = 0
-        if index == self.full_at or index == self.sample_at:
-            self.mark_all()
-            self._plan_loss(end)
-            if index == self.sample_at:
-                self.sampled(True)
-        if end >= self.due and self.at_end is not None:
-            self.at_end()
+    def _is_marked(self) -> bool:
+        """Whether the step that begins now is marked, where most are only counted."""
+        if self.index > self.full_at:
+            self.full_at = self.index + self.random.randint(0, 2 * self.every - 2)
+        return self.index in (self.full_at, self.sample_at)
 
-    def mark_all(self) -> None:
-        """The step under way is not light any longer: something happens in it that is not usual."""
-        if not self.light:
+    def mark_step(self) -> None:
+        """The step under way is marked from here on."""
+        if not self.counted:
             return
-        self.light, self.stack[0] = 0, GAP
-        worked = self.passes or self.backwards
-        if not worked:  # no pass, and so nothing of SELDOM_MARKED but gaps
-            self.codes = [GAP if code == UNMARKED else code for code in self.codes]
-        present = self.stack[-1]
-        if present in SELDOM_MARKED and (worked or present != GAP):
-            self.codes.append(UNMARKED)
-            self.times.append(now())
+        self.counted, self.stack[0] = False, GAP
+        self.codes = [GAP if code == UNMARKED else code for code in self.codes]
+        if self.marks is not None:
+            self.marks(True)
 
     def work(self) -> None:
         """Let the agent work between two steps, where it is time."""
         if self.start >= self.due and self.at_end is not None:
             self.at_end()
-
-    def merge(self, last: list[bool]) -> None:
-        """Join the finished steps: only those marked in `last` end a step. What comes after the last mark joins the step under way."""
-        merged: list[RawStep] = []
-        parts: list[RawStep] = []
-        for step, ends in zip(self.done, last, strict=True):
-            parts.append(step)
-            if ends:
-                merged.append(joined(parts, len(merged)))
-                parts = []
-        self.done, self.index = merged, len(merged)
-        if parts:
-            self._prepend(joined(parts, 0))
 
     def join_segments(self, first: int) -> None:
         """Make one segment of those from `first` on, with the code of the last."""
@@ -346,38 +330,12 @@ class Recorder:
         if readings is not None:
             self.readings = readings[mark.segments :]
 
-    def go_on(self) -> None:
-        """The last step has not ended: it and the step under way are one."""
-        if self.done:
-            self.index -= 1
-            self._prepend(self.done.pop())
-
-    def _prepend(self, step: RawStep) -> None:
-        _, self.start, codes, times, samples, tokens, loss, *_ = step
-        self.codes, self.times = codes + self.codes, times + self.times
-        self.samples, self.tokens = self.samples + samples, self.tokens + tokens
-        if loss is not None:
-            self.loss = loss + self.loss if isinstance(loss, float) and isinstance(self.loss, float) else self.loss or loss
-        self.sampled(False)
-
     def take(self) -> list[RawStep]:
         """The steps that have ended since the last call."""
         done, self.done = self.done, []
-        kept = [done.pop()] if self.keeps and done else []
         if self.settle is not None:
             done, self.done = self.settle(done)
-        self.done += kept
         return done
-
-
-def joined(parts: list[RawStep], index: int) -> RawStep:
-    """Consecutive steps as one step."""
-    codes = [code for part in parts for code in part[2]]
-    times = [t for part in parts for t in part[3]]
-    losses = [part[6] for part in parts if part[6] is not None]
-    loss = None if not losses else sum(losses) if all(isinstance(value, float) for value in losses) else losses[-1]
-    samples, tokens = sum(part[4] for part in parts), sum(part[5] for part in parts)
-    return index, parts[0][1], codes, times, samples, tokens, loss, parts[-1][7], parts[-1][8], None
 
 
 def pack(steps: list[RawStep]) -> str:

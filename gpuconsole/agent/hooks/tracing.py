@@ -14,9 +14,6 @@ def _never() -> bool:
 
 is_compiling: Callable[[], bool] = _never
 """torch.compiler.is_compiling once torch is imported; torch.compile reads it as a constant."""
-compiles: Callable[[], bool] = _never
-"""torch.compiler.is_dynamo_compiling once torch is imported: a constant for torch.compile too, and a third of the time. Not for what torch.export
-runs as Python."""
 
 
 def _always() -> bool:
@@ -53,16 +50,10 @@ def forked() -> None:
 
 def use(
     torch_is_compiling: Callable[[], bool],
-    torch_compiles: Callable[[], bool],
     torch_is_grad_enabled: Callable[[], bool],
     torch_is_capturing: Callable[[], bool],
 ) -> None:
     """Take torch's own functions."""
-    global is_compiling, compiles, grad_enabled, capturing, _torch_is_capturing
-    is_compiling, compiles, grad_enabled, _torch_is_capturing = (
-        torch_is_compiling,
-        torch_compiles,
-        torch_is_grad_enabled,
-        torch_is_capturing,
-    )
+    global is_compiling, grad_enabled, capturing, _torch_is_capturing
+    is_compiling, grad_enabled, _torch_is_capturing = torch_is_compiling, torch_is_grad_enabled, torch_is_capturing
     capturing = _find_out

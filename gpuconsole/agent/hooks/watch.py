@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
+from .borders.opened import opened
 from .guard import OWN as OWN
 from .guard import ask, from_outside, switch
 from .recorder import Recorder, get_ident
@@ -44,8 +45,10 @@ class Watch:
         self.roots: list[weakref.ref[Any]] = []
         self.weights: list[weakref.ref[Any]] = []
         """What a program without an optimizer trains."""
-        self.called: dict[int, type] = {}
-        """Classes of the modules that the program has called itself, by identity: not every class has a hash."""
+        self.keys: set[int] = set()
+        """The identities of `optimizers`."""
+        self.send_notes: Callable[[], None] = lambda: None
+        """Sends the notes that wait, where no step of the program may follow."""
         self.made: dict[tuple[str, str, int], Made] = {}
         """Where loaders, optimizers and DDP modules were made, by kind, file and line."""
         self.lines: dict[str, str] = {}
@@ -93,7 +96,7 @@ class Watch:
         return [target for ref in refs if (target := ref()) is not None]
 
     def note_made(self, kind: str, target: Any) -> None:
-        """Remember the line of the program that made an object. Called while the object's `__init__` runs."""
+        """Remember the line of the program that made an object. Called as the object's `__init__` returns."""
         frame = program_frame(sys._getframe(1))
         if frame is not None:
             file = frame.f_code.co_filename
@@ -171,6 +174,7 @@ def _begin_anew() -> None:
     """Forget the step under way: an exception of the program has interrupted the agent's code."""
     if recorder.thread != get_ident():
         return
+    opened.forget()
     recorder.start, recorder.codes, recorder.times, recorder.readings = now(), [], [], None
     del recorder.stack[1:]
     recorder.samples = recorder.tokens = recorder.passes = recorder.backwards = 0
@@ -203,6 +207,19 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     except Exception as problem:
         if from_outside(problem):
             raise
+
+
+def batch_taken(iterator: Any) -> None:
+    """Note the samples of a batch by the settings of its loader, where the pass that uses it is not seen. `iterator`: the one that gives the batch."""
+    size = getattr(iterator._index_sampler, "batch_size", None)
+    watch.newest_batch = size if type(size) is int else 0
+
+
+def count_batch() -> None:
+    """Add the samples that `batch_taken` has noted: a backward pass uses them."""
+    size, watch.newest_batch = watch.newest_batch, 0
+    recorder.samples += size
+    watch.batch_size = max(watch.batch_size, size)
 
 
 def rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -62,8 +62,8 @@ class _Finder:
 
 
 def _load_agent(finder: "Any") -> "Any":
-    """Load the agent as the package `_gpuconsole_agent`, without a trace in `sys.path`. Returns the spec of torch with the agent's hooks; None
-    where the agent cannot start, and the program runs unwatched."""
+    """Load the agent as the package `_gpuconsole_agent`, without a trace in `sys.path`. Returns the spec of torch where the agent must
+    change it (Python 3.11); else None, and Python's own finders go on."""
     try:
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
@@ -77,7 +77,8 @@ def _load_agent(finder: "Any") -> "Any":
         sys.modules[name] = package
         spec.loader.exec_module(package)
         token = os.environ.get("GPUCONSOLE_TOKEN", "")
-        return importlib.import_module(name + ".hooks.install").begin(_FOLDER, token).find_spec("torch")
+        finds_torch = importlib.import_module(name + ".hooks.install").begin(_FOLDER, token)
+        return finds_torch.find_spec("torch") if finds_torch is not None else None
     except Exception as problem:  # the program comes first, whatever is wrong with the agent
         _try_note(f"failed: {problem!r}")
         return None

@@ -103,6 +103,10 @@ class Origin:
         return loader if loader is not None else self._stand_in()
 
 
+_origins: weakref.WeakKeyDictionary[Any, tuple[Origin, Spec]] = weakref.WeakKeyDictionary()
+"""Of each iterator of the program: its DataLoader, and what stands in for it."""
+
+
 def belongs_to(iterator: Any, loader: Any) -> Origin:
     """Note that `iterator` is one of `loader`.
 
@@ -110,14 +114,14 @@ def belongs_to(iterator: Any, loader: Any) -> Origin:
     """
     stand_in = Spec(**{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)})
     origin = Origin(loader, stand_in)
-    iterator.__dict__.update(_gpuconsole_loader=origin, _gpuconsole_stand_in=stand_in)
+    _origins[iterator] = origin, stand_in
     return origin
 
 
 def loader_of(iterator: Any) -> Any:
     """The DataLoader of an iterator, or what stands in for it; None where it is not known."""
-    origin = iterator.__dict__.get("_gpuconsole_loader")
-    return origin() if origin is not None else None
+    noted = _origins.get(iterator)
+    return noted[0]() if noted is not None else None
 
 
 class Recipe:

@@ -12,12 +12,14 @@ start of the pass after such an iteration, DDP waits for the events of that iter
 from __future__ import annotations
 
 import weakref
+from types import FrameType
 from typing import Any
 
 from ...clock import now
 from ...protocol import Exchange, Knobs
-from ..calls import spanned
-from ..guard import alike, entry, put, switch, wrappers_without_level
+from ..borders.table import Border, Note
+from ..calls import segment
+from ..guard import switch
 from ..recorder import COMM
 from ..watch import recorder, watch
 
@@ -200,42 +202,38 @@ def sharding() -> str:
     return "zero3" if kinds & {"FSDPModule", "FullyShardedDataParallel"} else "ddp"
 
 
-@wrappers_without_level
-def on_ddp(module: Any) -> None:
-    """DDP modules that the program makes. Before a forward pass, process 0 sends its buffers, such as those of batch normalization, to the others."""
-    put(module.DistributedDataParallel, "_sync_buffers", spanned(COMM, module.DistributedDataParallel._sync_buffers))
-    plain = module.DistributedDataParallel.__init__
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        note_made(self)
-
-    __init__.__doc__, __init__.__wrapped__ = plain.__doc__, plain  # type: ignore[attr-defined]
-    put(module.DistributedDataParallel, "__init__", __init__)
-
-
-@wrappers_without_level
-def on_fsdp2(module: Any) -> None:
-    """Parameters of a layer that FSDP 2 has gathered from the other processes, where the pass needs them. On a GPU the stream of the computation waits there;
-    the host does not. On a CPU the host waits in the collectives themselves."""
-    group = module.FSDPParamGroup
-    plain = getattr(group, "wait_for_unshard", None)
-    if plain is None:
-        return
-    plain_timed = spanned(COMM, plain)
-
-    def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
-        return plain_timed(*args, **kwargs) if recorder.on_stream else plain(*args, **kwargs)
-
-    put(group, "wait_for_unshard", alike(wait_for_unshard, plain))
-
-
-@entry("communication.made")
-def note_made(module: Any) -> None:
-    if switch.failed:
-        return
+def ddp_made(frame: FrameType, result: Any) -> None:
+    """The program has made a DDP module."""
+    module = frame.f_locals["self"]
     watch.note_made("ddp", module)
     exchanges.made(module)
 
 
-HOOKS = {"torch.nn.parallel.distributed": on_ddp, "torch.distributed.fsdp._fully_shard._fsdp_param_group": on_fsdp2}
+def begin_gather(frame: FrameType) -> bool:
+    """FSDP 2 waits for parameters of a layer that it has gathered from the other processes. On a GPU the stream of the computation waits there; the host does
+    not. On a CPU the host waits in the collectives themselves."""
+    if not recorder.thread or not recorder.on_stream or COMM in recorder.stack:
+        return False
+    recorder.enter(COMM)
+    return True
+
+
+def end_gather(failed: bool) -> None:
+    """The parameters are there."""
+    if recorder.thread:
+        recorder.leave()
+
+
+_DDP = "torch.nn.parallel.distributed"
+BORDERS = (
+    Note(_DDP, "DistributedDataParallel.__init__", ddp_made, "communication"),
+    # before a forward pass, process 0 sends its buffers, such as those of batch normalization, to the others
+    segment(_DDP, "DistributedDataParallel._sync_buffers", COMM),
+    Border(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+        "FSDPParamGroup.wait_for_unshard",
+        begin_gather,
+        end_gather,
+        "communication",
+    ),
+)

@@ -28,7 +28,8 @@ from ...forks import before_forks
 from ...loop import Signals
 from ...probes import ProbeError, short_switch_s
 from ...protocol import Signal
-from ..guard import entry, put, switch, wrappers_without_level
+from ..borders.table import Border
+from ..guard import switch
 from ..threads import BareThread
 from ..watch import is_program, place_name
 from .workers_memory import Teller
@@ -317,24 +318,15 @@ def job_folder() -> str:
     return _folder[0] if _folder else ""
 
 
-@wrappers_without_level
-def on_worker(module: Any) -> None:
-    """`_worker_loop`: what the process of a worker runs. A process that is spawned finds it by its name, so the name stays."""
-    plain = module._worker_loop
-
-    @functools.wraps(plain)
-    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
-        begin_worker()
-        return plain(*args, **kwargs)
-
-    put(module, "_worker_loop", _worker_loop)
-
-
-@entry("parts.begin_worker")
-def begin_worker() -> None:
+def begin_worker(frame: FrameType) -> bool:
+    """What the process of a worker runs begins, in that process."""
     parent = multiprocessing.parent_process()
     if _folder and not switch.failed and parent is not None and parent.pid is not None:
         BareThread(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).run)
+    return False
+
+
+BORDERS = (Border("torch.utils.data._utils.worker", "_worker_loop", begin_worker, lambda failed: None, "parts"),)
 
 
 # --- the window ---------------------------------------------------------------------------------------------
@@ -512,6 +504,3 @@ def _lines_of(file: str) -> list[str]:
 def _program_files() -> Iterable[str]:
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file for file in files if file and file.endswith(".py") and is_program(file)}
-
-
-HOOKS = {"torch.utils.data._utils.worker": on_worker}

@@ -1,0 +1,164 @@
+"""Borders on Python 3.11, which has no sys.monitoring: fewer of them, in a coarser way.
+
+torch calls registered functions around each step of an optimizer. For the others this file replaces three names of torch: the name that a DataLoader's
+iterator asks for at each batch, and the two that a backward pass asks for where its graph is logged. No function of the program or of torch is wrapped, so no
+frame of the agent stands in its stack. Forward passes, logging, checkpoints and collectives are not seen: the time between a batch and its backward pass
+counts as forward.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import FrameType
+from typing import Any
+
+from ..data import NEXT
+from ..guard import put, switch
+from ..optimizer import begin_step, end, optimizer_seen
+from ..passes import begin_backward, end_backward
+from ..recorder import get_ident
+from ..watch import batch_taken, count_batch, recorder
+from .opened import opened
+from .table import Border
+
+COARSER = "on Python 3.11 gpuconsole does not see forward passes, logging and checkpoints: phases are coarser, and the model is not known. Python 3.12 shows them"
+OPTIMIZER = Border("torch.optim.optimizer", "Optimizer.step", lambda frame: begin_step(_stepping[-1]), end)
+_stepping: list[Any] = []
+"""The optimizer that is about to step."""
+
+
+def _guarded(place: str, act: Any, *args: Any) -> Any:
+    """Call `act` on the training thread, or on any thread before the training; what fails in it is the agent's."""
+    if switch.failed or (recorder.thread and recorder.thread != get_ident()):
+        return None
+    try:
+        return act(*args)
+    except Exception as problem:
+        if switch.off(place, problem):
+            raise
+        return None
+
+
+# --- optimizer ------------------------------------------------------------------------------------------------
+
+
+def on_optimizer(module: Any) -> None:
+    """Two public hooks around each step of an optimizer. They are removed as the agent goes off."""
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if recorder.thread and recorder.thread != get_ident():
+            return
+        _guarded("borders.step", _begin_step, optimizer, sys._getframe(1))
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        _guarded("borders.stepped", opened.end, sys._getframe(1), False)
+
+    handles = module.register_optimizer_step_pre_hook(before), module.register_optimizer_step_post_hook(after)
+    switch.undo += [handle.remove for handle in handles]
+
+
+def _begin_step(optimizer: Any, frame: FrameType) -> None:
+    optimizer_seen(optimizer)
+    _stepping[:] = [optimizer]
+    try:
+        opened.begin(frame, OPTIMIZER)
+    finally:
+        _stepping.clear()
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+class Region(str):
+    """The name under which an iterator records a batch. torch holds it as long as the batch is made."""
+
+    key = 0
+    """The identity of the frame of the call that makes the batch."""
+
+    def __del__(self) -> None:
+        if self.key:
+            _guarded("data.end", opened.end_key, self.key)
+
+
+class ProfileName:
+    """In place of the attribute `_profile_name` of iterators, which `__next__` asks for as it begins, and drops as it ends."""
+
+    def __set__(self, iterator: Any, value: str) -> None:
+        iterator.__dict__["_profile_name"] = value
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self
+        try:
+            name = iterator.__dict__["_profile_name"]
+        except KeyError:
+            raise AttributeError("_profile_name") from None
+        frame = sys._getframe(1)
+        if not recorder.thread or recorder.thread != get_ident() or frame.f_code.co_name != "__next__":
+            return name
+        region = Region(name)
+        if _guarded("data.begin", opened.begin, frame, NEXT):
+            region.key = id(frame)
+            batch_taken(iterator)
+        return region
+
+
+def on_dataloader(module: Any) -> None:
+    """Batches of a DataLoader."""
+    put(module._BaseDataLoaderIter, "_profile_name", ProfileName())
+
+
+# --- backward passes -----------------------------------------------------------------------------------------
+
+
+def _begin_backward(frame: FrameType) -> bool:
+    """A backward pass begins: it uses the samples of the last batch."""
+    begun = begin_backward(frame)
+    if begun and recorder.thread:
+        count_batch()
+    return begun
+
+
+BACKWARD = Border("torch.autograd.graph", "_engine_run_backward", _begin_backward, end_backward)
+
+
+class Level:
+    """In place of the logger of torch.autograd.graph, which a backward pass asks for its level: a level of DEBUG makes the pass call `begin`, and at its end
+    what that returned."""
+
+    def __init__(self, logger: Any, plain: Any) -> None:
+        self._logger, self._plain = logger, plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+    def getEffectiveLevel(self) -> int:
+        return int(self._logger.getEffectiveLevel()) if switch.failed else logging.DEBUG
+
+    def begin(self, outputs: Any) -> Any:
+        """A backward pass begins at `outputs`. Returns what torch calls as it ends."""
+        debugs = self._logger.getEffectiveLevel() <= logging.DEBUG
+        of_program = self._plain(outputs) if debugs else None
+        frame = sys._getframe(1)
+        begun = _guarded("borders.backward", opened.begin, frame, BACKWARD)
+        key = id(frame)
+        del frame
+
+        def ended() -> None:
+            if begun:
+                _guarded("borders.backward", opened.end_key, key)
+            if of_program is not None:
+                of_program()
+
+        return ended
+
+
+def on_graph(module: Any) -> None:
+    """Backward passes."""
+    level = Level(module.log, module._register_logging_hooks_on_whole_graph)
+    put(module, "log", level)
+    put(module, "_register_logging_hooks_on_whole_graph", level.begin)
+
+
+HOOKS = {"torch.optim.optimizer": on_optimizer, "torch.utils.data.dataloader": on_dataloader, "torch.autograd.graph": on_graph}

@@ -1,0 +1,84 @@
+"""The borders that are open: calls on the training thread that have begun and not ended."""
+
+from __future__ import annotations
+
+from types import FrameType
+
+from .table import Border
+
+FARTHEST = 400
+"""Frames that are looked at for the caller of a border. Farther away, a call counts as under way."""
+
+
+class Opened:
+    """The open borders, the innermost last: the identity of the frame of each call, which is valid as long as the call runs, and the border. No frame is kept:
+    that would keep the variables of the program alive."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, Border]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def begin(self, frame: FrameType, border: Border) -> bool:
+        """A call begins. Calls that are open and do not lead to this one have ended by an exception, which nobody has seen. Returns whether the call is open."""
+        if self._calls:
+            self.end_lost(frame)
+        if not border.begin(frame):
+            return False
+        self._calls.append((id(frame), border))
+        return True
+
+    def end(self, frame: FrameType, failed: bool) -> bool:
+        """The call with this frame ends, and with it those that it has made. Returns whether it was open."""
+        return self.end_key(id(frame), failed)
+
+    def end_key(self, key: int, failed: bool = False) -> bool:
+        """The same for a call whose frame has the identity `key`."""
+        calls = self._calls
+        if not calls or (calls[-1][0] != key and all(call[0] != key for call in calls)):
+            return False
+        while calls:
+            opened, border = calls.pop()
+            border.end(failed or opened != key)
+            if opened == key:
+                break
+        return True
+
+    def add(self, frame: FrameType, border: Border) -> None:
+        """A call has begun whose border is open."""
+        self._calls.append((id(frame), border))
+
+    def ends_here(self, frame: FrameType) -> bool:
+        """The body of the call with this frame ends. Returns whether it was the innermost open call, of a function that records."""
+        if not self._calls or self._calls[-1][0] != id(frame) or not self._calls[-1][1].records:
+            return False
+        self._calls.pop()[1].end(False)
+        return True
+
+    def is_last(self, frame: FrameType | None, border: Border) -> bool:
+        """Whether the innermost open call is one of this border with this frame."""
+        return bool(self._calls) and self._calls[-1] == (id(frame), border)
+
+    def end_lost(self, frame: FrameType | None) -> None:
+        """End the calls that are open and do not lead to `frame`."""
+        while self._calls and not _leads(self._calls[-1][0], frame):
+            self._calls.pop()[1].end(True)
+
+    def forget(self) -> None:
+        """As in a process without an open call."""
+        self._calls.clear()
+
+
+def _leads(key: int, frame: FrameType | None) -> bool:
+    """Whether the call whose frame has the identity `key` is one of those around `frame`."""
+    for _ in range(FARTHEST):
+        if frame is None:
+            return False
+        if id(frame) == key:
+            return True
+        frame = frame.f_back
+    return True
+
+
+opened = Opened()
