@@ -1,4 +1,4 @@
-"""The agent counts the steps of programs whose steps are hard to see: a step is an iteration of the loop that calls the optimizers."""
+"""The agent counts the steps of programs whose steps are hard to see: several optimizers, closures, steps that fail or are left out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.agent.hooks.passes import NO_OPTIMIZER
+from gpuconsole.wire.events import Note
 from tests.agent.listener import Listener, Watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loops that are hard to count")]
 
 PROGRAM = Path(__file__).parent / "programs" / "optimizers.py"
 STEPS = 40
-LOOPS = (
-    "even_and_odd", "one_call_for_both", "every_five", "two_conditions", "continued", "second_takes_over", "second_joins_later", "two_loops",
-    "epochs_in_turn", "critic_first", "critic_last", "every_fifth", "actor_and_critic", "one_loss", "ensemble", "meta_learning", "step_fails",
-    "left_out_by_a_scaler", "left_out_at_first", "in_a_thread", "without_passes",
-    "by_data", "by_own_class", "by_tensors", "after_looks_at_gradients", "then_an_optimizer", "gradients_before_the_optimizer", "few_gradients_before_the_optimizer",
-    "folds", "folds_that_end", "frozen_later", "many_micro_batches", "sparse_gradients", "cast_after_a_pass", "by_data_only", "inputs_first",
-    "fails_first", "gradients_between",
-)  # fmt: skip
+STEPS_OF_AN_ITERATION = {
+    "second_takes_over": 39 / 40, "two_loops": 1, "critic_first": 5, "critic_last": 3, "every_fifth": 1, "actor_and_critic": 1,
+    "ensemble": 1, "even_and_odd": 0.5, "step_fails": 1, "left_out_by_a_scaler": 1, "left_out_at_first": 1, "in_a_thread": 1, "without_passes": 1,
+    "lbfgs": 1, "accumulates": 1, "in_backward": 1,
+}  # fmt: skip
+"""By loop. A critic that steps five times before its generator makes five steps; two models that are trained in turn, one in each iteration, share a step. A
+second model that takes over has its first step together with the last of the first."""
+LOOPS = tuple(STEPS_OF_AN_ITERATION)
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +36,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_step_is_an_iteration_of_the_loop_around_the_optimizers(ran: tuple[dict[str, int], dict[str, Watched]], loop: str) -> None:
+def test_a_step_ends_where_an_optimizer_steps_again(ran: tuple[dict[str, int], dict[str, Watched]], loop: str) -> None:
     counts, watched = ran
     assert watched[loop].off is None
-    assert [step.index for step in watched[loop].steps] == list(range(counts[loop]))
+    assert [step.index for step in watched[loop].steps] == list(range(int(counts[loop] * STEPS_OF_AN_ITERATION[loop])))
 
 
-def test_no_step_holds_the_passes_of_a_long_time_without_updates(ran: tuple[dict[str, int], dict[str, Watched]]) -> None:
-    assert max(step.samples for step in ran[1]["gradients_between"].steps) < 100 * 8
-
-
-@pytest.mark.parametrize("loop", ["gradients_before_the_optimizer", "few_gradients_before_the_optimizer"])
-def test_the_first_step_of_an_optimizer_holds_no_passes_that_train_nothing(
-    ran: tuple[dict[str, int], dict[str, Watched]], loop: str
-) -> None:
-    assert ran[1][loop].steps[0].samples <= 8
+def test_a_program_without_an_optimizer_is_told_that_no_step_is_seen(tmp_path: Path) -> None:
+    listener = Listener(tmp_path)
+    done = listener.run(sys.executable, str(PROGRAM), str(STEPS), "by_data")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not listener.by_script()
+    assert NO_OPTIMIZER in [event.text for watched in listener.watched for event in watched.events if isinstance(event, Note)]

@@ -131,8 +131,6 @@ PARTS = {
 class Switch:
     """Whether the agent is on, and which parts of it. `on_off` receives the entry point, the exception's line and its traceback, once."""
 
-    parts = frozenset(PARTS)
-
     def __init__(self) -> None:
         self.failed = False
         self.on_off: Callable[[str, str, str], None] | None = None

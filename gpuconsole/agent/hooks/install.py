@@ -106,6 +106,7 @@ def _hook_into(spec: Any, name: str, imports: Imports) -> None:
 
 
 _agent: list[Agent] = []
+_monitors: list[Any] = []
 
 
 def begin(folder: str, token: str, joined: bool = False) -> Any:
@@ -123,14 +124,14 @@ def begin(folder: str, token: str, joined: bool = False) -> Any:
     in_forked_children(agent.forked)
     atexit.register(agent.ended)
     imports = Imports()
-    finder = None if _monitors(imports) else _older(imports)
+    finder = None if _monitor(imports) else _older(imports)
     for name in sorted([*BORDERS, *imports.hooks], key=lambda name: name == "torch"):  # with torch the agent connects
         if name in sys.modules:
             imports.imported(name, sys.modules[name])
     return finder
 
 
-def _monitors(imports: Imports) -> bool:
+def _monitor(imports: Imports) -> bool:
     """Whether Python shows the agent the borders by itself."""
     if sys.version_info < (3, 12):
         return False
@@ -139,6 +140,7 @@ def _monitors(imports: Imports) -> bool:
         return False
     imports.see = monitor.see
     switch.undo.append(monitor.end)
+    _monitors.append(monitor)
     return True
 
 

@@ -1,6 +1,7 @@
 """Optimizer steps, and where a step of the program ends.
 
-A step ends with the step of its optimizer. Where several optimizers step in turn, as in a GAN, it ends where the first of them steps again.
+A step ends with the step of its optimizer. Where several optimizers step in turn, as in a GAN, it ends where one of
+them steps again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .recorder import BACKWARD, COMPILED, OPTIMIZER, Mark
 from .watch import recorder, watch
 
 IN_TURN = 16
-"""Optimizer steps in a row by which it is known whether several optimizers step in turn: a critic may step some times before its generator."""
+"""Optimizer steps in a row of one optimizer after which the others that the program has made count as unused."""
 
 
 class Steppers:
@@ -35,33 +36,36 @@ class Steppers:
         """Optimizer steps so far."""
         self._last: deque[int] = deque(maxlen=IN_TURN)
         """The last optimizers that have stepped, by identity."""
-        self._present: list[int] = []
-        """Those that have stepped in the step under way."""
+        self._stepped: set[int] = set()
+        """The optimizers that have stepped in the step under way."""
         self._open: Mark | None = None
-        """The end of the last optimizer step, where the step of the program goes on until the first optimizer steps again."""
+        """The end of the last optimizer step, where the step of the program goes on until one of them steps again."""
 
     @property
     def several(self) -> bool:
-        """Whether several optimizers step in turn."""
-        return self._open is not None or len(set(self._last)) > 1
+        """Whether several optimizers may step in turn."""
+        return len(watch.optimizers) > 1 and (len(self._last) < IN_TURN or len(set(self._last)) > 1)
+
+    def made(self) -> None:
+        """The program has made another optimizer: it may step in turn with those before."""
+        self._last.clear()
 
     def begins(self, key: int) -> None:
-        """The optimizer `key` is about to step: where it has begun the step under way, and others have followed it, that step ended with the last of them."""
-        if self._open is None:
-            return
-        alone = len(self._last) == IN_TURN and self._last.count(key) == IN_TURN
-        if alone or (self._present[0] == key and len(set(self._present)) > 1):
+        """The optimizer `key` is about to step: where it has stepped in the step under way, that step ended with the last optimizer that stepped."""
+        if self._open is not None and (key in self._stepped or not self.several):
             recorder.split(self._open)
             self._open = None
-            self._present.clear()
+            self._stepped.clear()
 
     def has_stepped(self, key: int) -> bool:
-        """An optimizer has stepped. Returns whether the step of the program ends here."""
+        """An optimizer has stepped; 0: none in particular. Returns whether the step of the program ends here."""
         self.events += 1
         self._last.append(key)
-        if not self.several:
+        if not key or (self._open is None and not self.several):
+            self._open = None
+            self._stepped.clear()
             return True
-        self._present.append(key)
+        self._stepped.add(key)
         self._open = recorder.mark()
         return False
 
@@ -74,7 +78,7 @@ class Steppers:
     def begin_anew(self) -> None:
         """Forget the iteration under way: an exception of the program has interrupted the agent's code."""
         self.inside, self._open = False, None
-        self._present.clear()
+        self._stepped.clear()
 
 
 steppers = Steppers()
@@ -93,6 +97,7 @@ def optimizer_made(frame: FrameType, result: Any) -> None:
 def _add(optimizer: Any) -> None:
     watch.add(watch.optimizers, optimizer)
     watch.keys.add(id(optimizer))
+    steppers.made()
 
 
 def optimizer_seen(optimizer: Any) -> None:
@@ -184,6 +189,7 @@ def begin_scaled(frame: FrameType) -> bool:
     scaled.optimizer = id(frame.f_locals["optimizer"])
     scaled.begun = not recorder.counted
     if scaled.begun:
+        steppers.begins(scaled.optimizer)
         recorder.enter(OPTIMIZER)
     return True
 

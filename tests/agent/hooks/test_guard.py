@@ -1,10 +1,9 @@
-"""What belongs to the agent and what belongs to the program: exceptions, and what a wrapper shows of itself."""
+"""What belongs to the agent and what belongs to the program: exceptions, and attributes that raise."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuconsole.agent.hooks import guard
-from gpuconsole.agent.hooks.guard import Switch, alike, ask, from_outside
+from gpuconsole.agent.hooks.guard import Switch, ask, from_outside
 
 
 class Preempted(Exception):
@@ -154,44 +153,3 @@ def test_an_attribute_of_an_object_that_raises_is_not_there() -> None:
         __getattr__ = dict.__getitem__
 
     assert ask(Items(), "shape") is None and ask(Items(shape=3), "shape") == 3
-
-
-def original(self: Any, first: int, /, second: str = "x", *more: int, third: float = 2.0, **rest: Any) -> list[Any]:
-    """Does something."""
-    local = [self, first, second, more, third]
-    return [*local, rest]
-
-
-def test_a_wrapper_shows_the_parameters_of_what_it_wraps() -> None:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    shown = alike(wrapper, original)
-    assert inspect.getfullargspec(shown) == inspect.getfullargspec(original)
-    assert inspect.signature(shown, follow_wrapped=False) == inspect.signature(original)
-    for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__name__", "__qualname__", "__module__", "__doc__"):
-        assert getattr(shown, name) == getattr(original, name)
-    for name in ("co_varnames", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_name", "co_freevars"):
-        assert getattr(shown.__code__, name) == getattr(original.__code__, name)
-    assert shown(1, 2, "y", 3, third=4.0, second_one=5) == original(1, 2, "y", 3, third=4.0, second_one=5)
-    with pytest.raises(TypeError, match=r"^original\(\) missing 1 required positional argument: 'first'$"):
-        shown(1)
-
-
-def test_a_wrapper_with_the_parameters_of_what_it_wraps_is_called_itself() -> None:
-    """A function around it would cost each step of the program its call."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> int:
-        return 1 + original(*args, **kwargs)
-
-    def original(*args: Any, **kwargs: Any) -> int:
-        return len(args) + len(kwargs)
-
-    shown = alike(wrapper, original)
-    assert shown is wrapper and shown(1, 2, a=3) == 4
-    assert (shown.__name__, shown.__code__.co_name, inspect.getfullargspec(shown)) == (
-        "original",
-        "original",
-        inspect.getfullargspec(original),
-    )
-    assert getattr(shown.__code__, "co_qualname", "") == getattr(original.__code__, "co_qualname", ""), "profilers show this name"

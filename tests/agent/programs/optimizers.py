@@ -5,7 +5,6 @@ Each loop counts its iterations, and prints the count.
 """
 
 import atexit
-import contextlib
 import gc
 import itertools
 import math
@@ -54,58 +53,11 @@ def even_and_odd():
         yield
 
 
-def one_call_for_both():
-    for n in range(STEPS):
-        model, optimizer = ((A, of_a), (B, of_b))[n % 2]
-        update(model, optimizer, *get_batch())
-        yield
-
-
-def every_five():
-    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
-        if n // 5 % 2 == 0:
-            update(A, of_a, x, y)
-        else:
-            update(B, of_b, x, y)
-        yield
-
-
-def two_conditions():
-    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
-        if n < STEPS // 3 or n % 3 == 0:
-            update(A, of_a, x, y)
-        if n >= STEPS // 3 and n % 3:
-            update(B, of_b, x, y)
-        yield
-
-
-def continued():
-    n = 0
-    while n < STEPS:
-        n += 1
-        x, y = torch.randn(8, 16), torch.randint(4, (8,))
-        if n % 2:
-            update(A, of_a, x, y)
-            yield
-            continue
-        update(B, of_b, x, y)
-        yield
-
-
 def second_takes_over():
     for n in range(STEPS):
         x, y = torch.randn(8, 16), torch.randint(4, (8,))
         model, optimizer = (A, of_a) if n < STEPS // 3 else (B, of_b)
         update(model, optimizer, x, y)
-        yield
-
-
-def second_joins_later():
-    for n in range(STEPS):
-        x, y = torch.randn(8, 16), torch.randint(4, (8,))
-        update(A, of_a, x, y)
-        if n >= STEPS // 2:
-            update(B, of_b, x, y)
         yield
 
 
@@ -116,16 +68,6 @@ def two_loops():
     for x, y in itertools.islice(batches(), STEPS - STEPS // 2):
         update(B, of_b, x, y)
         yield
-
-
-def epochs_in_turn():
-    for _ in range(STEPS // 40):
-        for x, y in itertools.islice(batches(), 20):
-            update(A, of_a, x, y)
-            yield
-        for x, y in itertools.islice(batches(), 20):
-            update(B, of_b, x, y)
-            yield
 
 
 def critic_first():
@@ -163,32 +105,10 @@ def actor_and_critic():
         yield
 
 
-def one_loss():
-    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
-        F.cross_entropy(A(x) + B(x), y).backward()
-        if n % 2:
-            of_b.step()
-        of_a.step()
-        of_a.zero_grad()
-        of_b.zero_grad()
-        yield
-
-
 def ensemble():
     for x, y in itertools.islice(batches(), STEPS):
         for model, optimizer in ((A, of_a), (B, of_b), (C, of_c)):
             update(model, optimizer, x, y)
-        yield
-
-
-def meta_learning():
-    for _ in range(STEPS):
-        for _ in range(2):
-            fast = nn.Linear(16, 4)
-            inner = torch.optim.SGD(fast.parameters(), 0.1)
-            for _ in range(3):
-                update(fast, inner, *get_batch())
-        update(A, of_a, *get_batch())
         yield
 
 
@@ -273,233 +193,50 @@ def by_data():
         yield
 
 
-def by_own_class():
-    """Two backward passes for each update, an evaluation now and then, `zero_grad` of the module after the update."""
-    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
-        for _ in range(2):
-            F.cross_entropy(A(x), y).backward()
-        with torch.no_grad():
-            for p in A.parameters():
-                p.sub_(p.grad, alpha=0.1)
-        A.zero_grad(set_to_none=False)
-        if n % 10 == 5:
-            with torch.no_grad():
-                print(end=str(A(x).sum().item())[:0])
-        yield
-
-
-def by_tensors():
-    """Weights that belong to no module, and no call of a module."""
-    a, b = torch.randn((), requires_grad=True), torch.randn((), requires_grad=True)
-    x = torch.linspace(-1, 1, 100)
-    for _ in range(STEPS):
-        loss = (a + b * x - x.sin()).square().sum()
-        loss.backward()
-        with torch.no_grad():
-            for p in (a, b):
-                p -= 1e-3 * p.grad
-                p.grad = None
-        yield
-
-
-def after_looks_at_gradients():
-    """First the gradients are only looked at, and zeroed: these passes train nothing."""
-    for _ in range(20):
-        x, y = get_batch()
-        F.cross_entropy(A(x), y).backward()
-        A.zero_grad()
+def lbfgs():
+    """The closure runs several times in a step."""
+    optimizer = torch.optim.LBFGS(A.parameters(), lr=0.1, max_iter=4)
     for x, y in itertools.islice(batches(), STEPS):
-        F.cross_entropy(A(x), y).backward()
-        for p in A.parameters():
-            p.data.sub_(p.grad, alpha=0.1)
-        A.zero_grad()
-        yield
 
-
-def then_an_optimizer():
-    """The first half updates the weights without an optimizer."""
-    optimizer = None
-    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
-        if n == STEPS // 2:
-            A.zero_grad()
-            optimizer = torch.optim.SGD(A.parameters(), 0.1)
-        F.cross_entropy(A(x), y).backward()
-        if optimizer is None:
-            with torch.no_grad():
-                for p in A.parameters():
-                    p -= 0.1 * p.grad
-            A.zero_grad()
-        else:
-            optimizer.step()
+        def closure(x=x, y=y):
             optimizer.zero_grad()
+            loss = F.cross_entropy(A(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
         yield
 
 
-def gradients_before_the_optimizer():
-    """Backward passes that train nothing, more of them than the agent waits for; then a training."""
-    for _ in range(100):
-        x, y = get_batch()
-        F.cross_entropy(A(x), y).backward()
-    A.zero_grad()
-    optimizer = torch.optim.SGD(A.parameters(), 0.1)
+def accumulates():
     for _ in range(STEPS):
-        update(A, optimizer, *get_batch())
+        for x, y in itertools.islice(batches(), 3):
+            F.cross_entropy(A(x), y).backward()
+        of_a.step()
+        of_a.zero_grad()
         yield
 
 
-def few_gradients_before_the_optimizer():
-    x, y = get_batch()
-    F.cross_entropy(A(x), y).backward()
-    optimizer = torch.optim.SGD(A.parameters(), 0.1)
+def in_backward():
+    """An optimizer for each parameter steps within the backward pass."""
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in A.parameters()}
+
+    def step(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in A.parameters():
+        p.register_post_accumulate_grad_hook(step)
     for x, y in itertools.islice(batches(), STEPS):
-        update(A, optimizer, x, y)
+        F.cross_entropy(A(x), y).backward()
         yield
 
 
-def folds():
-    """A new model for each fold, while the one before still exists. The first updates of a further fold are one step: nothing shows them."""
-    models = []
-    for fold in range(3):
-        models.append(nn.Linear(16, 4))
-        for n, (x, y) in zip(range(STEPS), batches(), strict=False):
-            F.cross_entropy(models[-1](x), y).backward()
-            update_by_hand(models[-1])
-            if not (fold and n < 7):
-                yield
-
-
-def folds_that_end():
-    """A new model for each fold, in place of the one before."""
-    for _ in range(3):
-        model = nn.Linear(16, 4)
-        for x, y in itertools.islice(batches(), STEPS):
-            F.cross_entropy(model(x), y).backward()
-            update_by_hand(model)
-            yield
-
-
-def update_by_hand(model):
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.requires_grad:
-                p -= 0.1 * p.grad
-    model.zero_grad()
-
-
-def frozen_later():
-    """The smallest weights are frozen after a while."""
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)), nn.Linear(16, 4))
-    for n, (x, y) in zip(range(2 * STEPS), batches(), strict=False):
-        if n == STEPS:
-            for layer in model:
-                layer.bias.requires_grad_(False)
-        F.cross_entropy(model(x), y).backward()
-        update_by_hand(model)
-        if not STEPS <= n < STEPS + 7:
-            yield
-
-
-def many_micro_batches():
-    for n in range(5):
-        for _ in range(150 if n else 1):
-            F.cross_entropy(A(torch.randn(8, 16)), torch.randint(4, (8,))).backward()
-        update_by_hand(A)
-        yield
-
-
-def sparse_gradients():
-    model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 4))
-    for _ in range(STEPS):
-        F.cross_entropy(model(torch.randint(10, (8, 3))), torch.randint(4, (8,))).backward()
-        update_by_hand(model)
-        yield
-
-
-def cast_after_a_pass():
-    """A first pass shows the shapes, then the model gets another type."""
-    F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
-    A.bfloat16().zero_grad()
-    for _ in range(STEPS):
-        x, y = get_batch()
-        F.cross_entropy(A(x.bfloat16()), y).backward()
-        update_by_hand(A)
-        yield
-
-
-def by_data_only():
-    """As old tutorials write it: no version changes."""
-    a, b = torch.randn(16, 4, requires_grad=True), torch.randn(4, requires_grad=True)
-    for _ in range(STEPS):
-        x, y = get_batch()
-        F.cross_entropy(x @ a + b, y).backward()
-        for w in (a, b):
-            w.data -= 0.1 * w.grad.data
-            w.grad.data.zero_()
-        yield
-
-
-def inputs_first():
-    """The first backward passes give gradients to inputs only. Of the next ones, the third is looked at."""
-    for _ in range(3):
-        x, y = get_batch()
-        x.requires_grad_()
-        F.cross_entropy(A(x), y).backward(inputs=x)
-        del x
-    for n in range(STEPS):
-        F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
-        update_by_hand(A)
-        if n >= 2:
-            yield
-
-
-def gradients_between():
-    """In the middle, more than a thousand backward passes update nothing. What is left of them ends with the gradients: a step."""
-    for n in range(STEPS):
-        if n == STEPS // 2:
-            for _ in range(1100):
-                F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
-            A.zero_grad()
-            yield
-        F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
-        update_by_hand(A)
-        yield
-
-
-def fails_first():
-    """The first backward pass raises an exception."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(3).sum().backward()
-    for _ in range(STEPS):
-        F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
-        update_by_hand(A)
-        yield
-
-
-WITHOUT_OPTIMIZER = (
-    folds,
-    folds_that_end,
-    frozen_later,
-    many_micro_batches,
-    sparse_gradients,
-    cast_after_a_pass,
-    by_data_only,
-    inputs_first,
-    fails_first,
-    gradients_between,
-    after_looks_at_gradients,
-    by_data,
-    by_own_class,
-    by_tensors,
-    then_an_optimizer,
-    gradients_before_the_optimizer,
-    few_gradients_before_the_optimizer,
-)
 LOOPS = {
     loop.__name__: loop
     for loop in (
-        even_and_odd, one_call_for_both, every_five, two_conditions, continued, second_takes_over, second_joins_later, two_loops,
-        epochs_in_turn, critic_first, critic_last, every_fifth, actor_and_critic, one_loss, ensemble, meta_learning, step_fails,
-        left_out_by_a_scaler, left_out_at_first, in_a_thread, without_passes, *WITHOUT_OPTIMIZER,
+        even_and_odd, second_takes_over, two_loops, critic_first, critic_last, every_fifth, actor_and_critic, ensemble, step_fails, left_out_by_a_scaler,
+        left_out_at_first, in_a_thread, without_passes, by_data, lbfgs, accumulates, in_backward,
     )
 }  # fmt: skip
 
@@ -508,7 +245,7 @@ def run(name):
     global A, B, C, of_a, of_b, of_c
     torch.manual_seed(0)
     A, B, C = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
-    if LOOPS[name] not in WITHOUT_OPTIMIZER:
+    if name not in ("by_data", "lbfgs", "in_backward"):
         of_a, of_b = torch.optim.SGD(A.parameters(), 0.01), torch.optim.Adam(B.parameters(), 0.001)
     if name in ("actor_and_critic", "ensemble"):
         of_c = torch.optim.AdamW(C.parameters(), 0.001)

@@ -126,7 +126,7 @@ class Monitor:
         """A function begins."""
         if self._tool is None:
             return
-        place = "borders.call"
+        opened.present = None
         try:
             thread = recorder.thread
             if code is self._calls:
@@ -144,21 +144,21 @@ class Monitor:
             border = self._borders.get(id(code))
             if border is None:
                 return
-            place = f"{border.part or 'borders'}.{border.path}"
             if thread and thread != get_ident():
                 if border.elsewhere is not None:
                     border.elsewhere()
             elif border.part not in switch.parts_off:
                 opened.begin(sys._getframe(1), border)
         except Exception as problem:
-            if _off(place, problem):
+            if _off(opened.present, problem):
                 raise
 
     def _ended(self, code: CodeType, offset: int, result: Any) -> None:
         """A function returns."""
         if self._tool is None:
             return
-        place = "borders.return"
+        note: Note | None = None
+        opened.present = None
         try:
             key = id(code)
             if code is IMPORT:
@@ -166,7 +166,6 @@ class Monitor:
                 return
             note = self._notes.get(key)
             if note is not None:
-                place = f"{note.part or 'borders'}.{note.path}"
                 if note.part not in switch.parts_off:
                     note.call(sys._getframe(1), result)
                 return
@@ -175,7 +174,6 @@ class Monitor:
             frame = sys._getframe(1)
             border = self._borders.get(key)
             if border is not None:
-                place = f"{border.part or 'borders'}.{border.path}"
                 if border is NEXT:
                     self._note_batch(code, frame, result)
                 elif opened.end(frame, False):
@@ -184,7 +182,7 @@ class Monitor:
             if key in self._forwards or code is self._calls:
                 self._returned(code, frame)
         except Exception as problem:
-            if _off(place, problem):
+            if _off(note or opened.present, problem):
                 raise
 
     def _note_batch(self, code: CodeType, frame: FrameType, batch: Any) -> None:
@@ -264,9 +262,12 @@ class Monitor:
             self._arm(0)
 
 
-def _off(place: str, problem: BaseException) -> bool:
-    """Switch off the part that has failed, or the agent. Returns whether `problem` is not the agent's."""
-    return switch.part_off(place, problem) if place.partition(".")[0] in switch.parts else switch.off(place, problem)
+def _off(at: Border | Note | None, problem: BaseException) -> bool:
+    """Switch off the part of the agent whose border has failed, or the agent. Returns whether `problem` is not the agent's."""
+    if at is None:
+        return switch.off("borders", problem)
+    place = f"{at.part or 'borders'}.{at.path}"
+    return switch.part_off(place, problem) if at.part else switch.off(place, problem)
 
 
 def _forward_code(module: Any) -> CodeType | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import FrameType
+from types import CodeType, FrameType
 
 from .table import Border
 
@@ -11,11 +11,13 @@ FARTHEST = 400
 
 
 class Opened:
-    """The open borders, the innermost last: the identity of the frame of each call, which is valid as long as the call runs, and the border. No frame is kept:
-    that would keep the variables of the program alive."""
+    """The open borders, the innermost last: the identity of the frame of each call, the code that it runs, and the border. No frame is kept: that would keep the
+    variables of the program alive. So another frame may have the identity of one that is gone."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, Border]] = []
+        self._calls: list[tuple[int, CodeType, Border]] = []
+        self.present: Border | None = None
+        """The border whose `begin` or `end` was called last."""
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -24,14 +26,16 @@ class Opened:
         """A call begins. Calls that are open and do not lead to this one have ended by an exception, which nobody has seen. Returns whether the call is open."""
         if self._calls:
             self.end_lost(frame)
+        self.present = border
         if not border.begin(frame):
             return False
-        self._calls.append((id(frame), border))
+        self.add(frame, border)
         return True
 
     def end(self, frame: FrameType, failed: bool) -> bool:
         """The call with this frame ends, and with it those that it has made. Returns whether it was open."""
-        return self.end_key(id(frame), failed)
+        key, code = id(frame), frame.f_code
+        return any(opened == key and of is code for opened, of, _ in self._calls) and self.end_key(key, failed)
 
     def end_key(self, key: int, failed: bool = False) -> bool:
         """The same for a call whose frame has the identity `key`."""
@@ -39,43 +43,47 @@ class Opened:
         if not calls or (calls[-1][0] != key and all(call[0] != key for call in calls)):
             return False
         while calls:
-            opened, border = calls.pop()
-            border.end(failed or opened != key)
+            opened, _, border = calls.pop()
+            self._end(border, failed or opened != key)
             if opened == key:
                 break
         return True
 
     def add(self, frame: FrameType, border: Border) -> None:
         """A call has begun whose border is open."""
-        self._calls.append((id(frame), border))
+        self._calls.append((id(frame), frame.f_code, border))
 
     def ends_here(self, frame: FrameType) -> bool:
         """The body of the call with this frame ends. Returns whether it was the innermost open call, of a function that records."""
-        if not self._calls or self._calls[-1][0] != id(frame) or not self._calls[-1][1].records:
+        if not self._calls or self._calls[-1][0] != id(frame) or not self._calls[-1][2].records:
             return False
-        self._calls.pop()[1].end(False)
+        self._end(self._calls.pop()[2], False)
         return True
+
+    def _end(self, border: Border, failed: bool) -> None:
+        self.present = border
+        border.end(failed)
 
     def is_last(self, frame: FrameType | None, border: Border) -> bool:
         """Whether the innermost open call is one of this border with this frame."""
-        return bool(self._calls) and self._calls[-1] == (id(frame), border)
+        return bool(self._calls) and self._calls[-1][0] == id(frame) and self._calls[-1][2] is border
 
-    def end_lost(self, frame: FrameType | None) -> None:
-        """End the calls that are open and do not lead to `frame`."""
-        while self._calls and not _leads(self._calls[-1][0], frame):
-            self._calls.pop()[1].end(True)
+    def end_lost(self, frame: FrameType) -> None:
+        """End the calls that are open and do not lead to the call with this frame, which begins now."""
+        while self._calls and not _leads(*self._calls[-1][:2], frame.f_back):
+            self._end(self._calls.pop()[2], True)
 
     def forget(self) -> None:
         """As in a process without an open call."""
         self._calls.clear()
 
 
-def _leads(key: int, frame: FrameType | None) -> bool:
-    """Whether the call whose frame has the identity `key` is one of those around `frame`."""
+def _leads(key: int, code: CodeType, frame: FrameType | None) -> bool:
+    """Whether the call whose frame has the identity `key`, and which runs `code`, is that of `frame` or one around it."""
     for _ in range(FARTHEST):
         if frame is None:
             return False
-        if id(frame) == key:
+        if id(frame) == key and frame.f_code is code:
             return True
         frame = frame.f_back
     return True
