@@ -70,7 +70,9 @@ def _without_kernels(compiler: str, libraries: Path, folder: Path, includes: lis
         'extern void* type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");',
         "struct Type { void** table; const char* name; };",
     ]
-    defined = _symbols(libraries / "libtorch_nvshmem.so", "--defined-only") | _symbols(libraries / "libtorch_cuda.so", "--defined-only")  # the one needs the other
+    defined = _symbols(libraries / "libtorch_nvshmem.so", "--defined-only") | _symbols(
+        libraries / "libtorch_cuda.so", "--defined-only"
+    )  # the one needs the other
     for number, (name, kind) in enumerate(defined.items()):
         if name not in wanted:
             continue
