@@ -1,4 +1,4 @@
-"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of torch.cuda that a CPU build lacks.
+"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of torch.cuda that need CUDA.
 
 sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
 SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -259,7 +260,7 @@ def compiler(mode: str | None, trouble: str) -> Callable[..., Any]:
 
 
 def install(torch: Any) -> None:
-    """Replace what a CPU build of torch lacks."""
+    """Replace what a CPU build of torch lacks, and what a CUDA build would ask CUDA."""
     cards = json.loads(os.environ["SIMULATED_CUDA_CARDS"])
     cuda = torch.cuda
     if path := os.environ.get("SIMULATED_CUDA_SYNCS"):
@@ -498,8 +499,14 @@ def install(torch: Any) -> None:
     torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
     torch._C._host_emptyCache = lambda: None
     torch._C._cuda_emptyCache = functools.partial(library.sim_empty_cache)  # no frame of ours: the line is that of the program
-    for name, method in vars(Graph).items():
-        if callable(method) or isinstance(method, staticmethod):
-            setattr(torch._C._CUDAGraph, name, method)
+    if torch.version.cuda is None:
+        for name, method in vars(Graph).items():
+            if callable(method) or isinstance(method, staticmethod):
+                setattr(torch._C._CUDAGraph, name, method)
+    else:  # the class of a CUDA build makes objects of C++: torch's own class is derived from ours once more
+        torch._C._CUDAGraph = Graph
+        importlib.reload(cuda.graphs)
+        for name in ("CUDAGraph", "graph", "make_graphed_callables"):
+            setattr(cuda, name, getattr(cuda.graphs, name))
     compile_with, torch.compile = torch.compile, without_compiler
     torch.simulated_cuda = sys.modules[__name__]
