@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
-import importlib
 import json
 import os
 import pickle
@@ -499,14 +498,19 @@ def install(torch: Any) -> None:
     torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
     torch._C._host_emptyCache = lambda: None
     torch._C._cuda_emptyCache = functools.partial(library.sim_empty_cache)  # no frame of ours: the line is that of the program
-    if torch.version.cuda is None:
-        for name, method in vars(Graph).items():
-            if callable(method) or isinstance(method, staticmethod):
-                setattr(torch._C._CUDAGraph, name, method)
-    else:  # the class of a CUDA build makes objects of C++: torch's own class is derived from ours once more
-        torch._C._CUDAGraph = Graph
-        importlib.reload(cuda.graphs)
-        for name in ("CUDAGraph", "graph", "make_graphed_callables"):
-            setattr(cuda, name, getattr(cuda.graphs, name))
+    if torch.version.cuda is not None:  # a class of C++: an object is made its way, empty (no_kernels.cpp)
+        new, init = torch._C._CUDAGraph.__new__, torch._C._CUDAGraph.__init__
+        Graph.__new__ = lambda cls, keep_graph=False: new(cls)
+        begin = Graph.__init__
+
+        def both(graph: Any, keep_graph: bool = False) -> None:
+            init(graph, keep_graph)
+            graph._handle = library.sim_graph_new()
+            begin(graph)
+
+        Graph.__init__ = both
+    for name, method in vars(Graph).items():
+        if callable(method) or isinstance(method, staticmethod):
+            setattr(torch._C._CUDAGraph, name, method)
     compile_with, torch.compile = torch.compile, without_compiler
     torch.simulated_cuda = sys.modules[__name__]
