@@ -6,7 +6,7 @@ The first checks run jobs as users write them, bare and watched. Each check runs
 FOLDER/results.json, and at the end FOLDER/page.md. The same command continues: after an interruption, and in parts (--minutes 9 each). Nothing needs a network. On a machine without
 gpuconsole's packages: see session.sh in this folder. To add a check, add a function to a file in the folder `checks`.
 
---simulated: on the tests' simulated CUDA device (CPU build of torch, C++ compiler). Its figures say nothing about a GPU.
+--simulated: on the tests' simulated CUDA device (torch 2.13, C++ compiler). Its figures say nothing about a GPU.
 Exit code 0: no check has failed. 1: some have. 2: wrong usage. 130: interrupted.
 """
 

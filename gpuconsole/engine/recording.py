@@ -61,8 +61,10 @@ class Recorder:
         try:
             self._writer.write(as_recorded(event))
         except OSError as error:
-            path, self._writer = self._writer.path, None
-            return _ended(path, error)
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):  # a file that is dropped open and cannot be written prints a traceback, from Python 3.13 on
+                writer.close()
+            return _ended(writer.path, error)
         return ""
 
     def close(self) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from gpuconsole.cli.commands.machine import doctor
 from tests.conftest import Cli, Machine
+from tests.fakes.torch_build import torch_build
 
 
 def test_devices_lists_values_and_reasons_as_plain_text(cli: Cli, machine: Machine) -> None:
@@ -56,8 +57,9 @@ def test_a_sampler_that_dies_leaves_its_last_words(cli: Cli, machine: Machine) -
     assert "cannot understand: no such statement" in done.stderr
 
 
-def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine) -> None:
+def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine, tmp_path: Path) -> None:
     _, environment = machine("gpus 2", "gpu 1 gpm_support 0", "gpu 1 architecture 7")
+    environment = torch_build(tmp_path / "torch", "2.13.0+cpu", "", environment)
     done = cli("doctor", env=environment)
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())

@@ -1,4 +1,4 @@
-"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of torch.cuda that a CPU build lacks.
+"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of torch.cuda that need CUDA.
 
 sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
 SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
@@ -259,7 +259,7 @@ def compiler(mode: str | None, trouble: str) -> Callable[..., Any]:
 
 
 def install(torch: Any) -> None:
-    """Replace what a CPU build of torch lacks."""
+    """Replace what a CPU build of torch lacks, and what a CUDA build would ask CUDA."""
     cards = json.loads(os.environ["SIMULATED_CUDA_CARDS"])
     cuda = torch.cuda
     if path := os.environ.get("SIMULATED_CUDA_SYNCS"):
@@ -498,6 +498,17 @@ def install(torch: Any) -> None:
     torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
     torch._C._host_emptyCache = lambda: None
     torch._C._cuda_emptyCache = functools.partial(library.sim_empty_cache)  # no frame of ours: the line is that of the program
+    if torch.version.cuda is not None:  # a class of C++: an object is made its way, empty (no_kernels.cpp)
+        new, init = torch._C._CUDAGraph.__new__, torch._C._CUDAGraph.__init__
+        Graph.__new__ = lambda cls, keep_graph=False: new(cls)
+        begin = Graph.__init__
+
+        def both(graph: Any, keep_graph: bool = False) -> None:
+            init(graph, keep_graph)
+            graph._handle = library.sim_graph_new()
+            begin(graph)
+
+        Graph.__init__ = both
     for name, method in vars(Graph).items():
         if callable(method) or isinstance(method, staticmethod):
             setattr(torch._C._CUDAGraph, name, method)
