@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.own_job.innocence.__main__ import LONG, Runs, accepted, outcome, without_ours
-from benchmarks.own_job.innocence.programs import PROGRAMS, Program
+from benchmarks.own_job.innocence.habits import PROGRAMS, Program
 
 WRITES = Program(
     "import sys\nopen('made', 'w').write('x')\nprint('out')\nprint('gpuconsole: ours', file=sys.stderr)\nprint('err', file=sys.stderr)\nsys.exit(3)\n"
