@@ -232,7 +232,9 @@ class Runs:
             fails = "Traceback" in errors and "Error" not in program.text and "raise" not in program.text
         else:
             fails = code != str(program.exit)
-        self.fails = " ".join([f"exit code {code}:" if code.lstrip("-").isdigit() else code, *errors.splitlines()[-1:]])[:160] if fails else ""
+        self.fails = (
+            " ".join([f"exit code {code}:" if code.lstrip("-").isdigit() else code, *errors.splitlines()[-1:]])[:160] if fails else ""
+        )
 
     def again(self) -> Row:
         return self._row("", self._run([]))
@@ -270,7 +272,10 @@ class Runs:
 
     def _run(self, before: list[str]) -> Outcome:
         stands_for = {"{python}": self._python, "{program}": self._program.file}
-        words = [functools.reduce(lambda text, pair: text.replace(*pair), stands_for.items(), word) for word in shlex.split(self._program.command)]
+        words = [
+            functools.reduce(lambda text, pair: text.replace(*pair), stands_for.items(), word)
+            for word in shlex.split(self._program.command)
+        ]
         path = f"{Path(self._python).parent}{os.pathsep}{os.environ['PATH']}"
         return outcome(self._folder, self._program, [*before, *words], {"PATH": path, **self._environment})
 
@@ -327,7 +332,14 @@ def outcome(folder: Path, program: Program, words: list[str], environment: dict[
 def finished(words: list[str], here: Path, env: dict[str, str]) -> tuple[str, str, str]:
     """Run a command to its end: stdout, stderr, and the exit code in words."""
     with subprocess.Popen(
-        words, cwd=here, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="surrogateescape"
+        words,
+        cwd=here,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="surrogateescape",
     ) as process:
         try:
             out, errors = process.communicate(timeout=LIMIT_S)
