@@ -2,10 +2,12 @@
 import collections
 import gc
 import sys
+import warnings
 import weakref
 
 import torch
 
+warnings.simplefilter("ignore")
 gc.collect()
 gc.disable()
 

@@ -2,6 +2,7 @@
 import collections
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 counts = collections.Counter()
 
@@ -43,4 +44,4 @@ for module in model.modules():
     print(type(module).__name__, {name: len(value) for name, value in sorted(vars(module).items()) if name.endswith("hooks") and value})
 print({name: len(getattr(registries, name)) for name in sorted(vars(registries)) if name.startswith("_global") and name.endswith("hooks")})
 print({name: len(value) for name, value in sorted(vars(optimizer).items()) if "hooks" in name}, round(loss.item(), 6))
-print([len(torch.optim.optimizer._global_optimizer_pre_hooks), len(torch.optim.optimizer._global_optimizer_post_hooks)])
+print(len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks))

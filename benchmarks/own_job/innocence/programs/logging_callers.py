@@ -58,5 +58,5 @@ for epoch in range(2):
             return loss
 
         loss = optimizer.step(closure)
-    log.info("epoch %d loss %.6f", epoch, loss)
+    log.info("epoch %d loss %.6f", epoch, loss.item())
 print(sorted(depths), [type(handler).__name__ for handler in logging.getLogger().handlers], logging.getLogger().filters)

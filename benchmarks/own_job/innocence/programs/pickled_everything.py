@@ -9,6 +9,8 @@ import dill
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+dill.settings["recurse"] = True
+
 
 class Net(torch.nn.Module):
     def __init__(self):
