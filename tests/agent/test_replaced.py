@@ -21,6 +21,7 @@ BEFORE_MONITORING = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.xfail(strict=False, reason="borders by monitoring are under way")
 def test_a_watched_job_has_no_name_replaced(tmp_path: Path) -> None:
     listener = Listener(tmp_path)
