@@ -17,6 +17,9 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGPROF, signal.SIGCHLD)
 STEPS = int(os.environ.get("STEPS", "120"))
 PAUSE_S = float(os.environ.get("PAUSE_S", "0.002"))
+random.seed(0)
+if "numpy" in sys.modules:
+    sys.modules["numpy"].random.seed(0)
 
 
 def digest(value: Any) -> str:

@@ -47,11 +47,18 @@ for epoch in range(4):
 
 
 class Program(NamedTuple):
-    """`text`: the code. `changes`: what may be tried in it besides watching, as after `--try`. `needs`: modules without which it cannot run."""
+    """`text`: the code. `changes`: what may be tried in it besides watching, as after `--try`. `needs`: modules without which it cannot run. `command`: how it
+    is started; {python} and {program} stand for the interpreter and the file. `exit`: the code with which it ends; None where any code is right. `python`: the
+    oldest version of Python that runs it. `design`: what may differ by design, with the reason."""
 
     text: str
     changes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    file: str = "program.py"
+    command: str = "{python} {program}"
+    exit: int | None = None
+    python: str = "3.11"
+    design: tuple[tuple[str, str], ...] = ()
 
 
 def plain(before: str = "", after: str = "", loop: str = LOOP) -> Program:
