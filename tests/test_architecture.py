@@ -74,6 +74,5 @@ def test_the_agent_and_the_console_agree_on_what_both_write_down() -> None:
     assert len(shared) == 22 and shared == codes(recorder)
     assert segments.HEAD.format == recorder.HEAD.format
     assert set(described.SWITCHES) == {*host_environment.SLOWS, *host_environment.MAY_SLOW}
-    assert set(segments.SELDOM_MARKED) == set(recorder.SELDOM_MARKED)
     assert job.MEMORY_CONSENT_FILE == memory_lines.CONSENT_FILE
     assert job.COMPILED == install.COMPILED

@@ -104,11 +104,6 @@ def test_the_table_of_keys_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tables_of_what_the_agent_touches_are_current() -> None:
-    done = subprocess.run([sys.executable, ROOT / "docs" / "make_touches.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_page_about_troubles_has_the_words_of_the_program() -> None:
     """The first column of each table. What stands for "…" differs from case to case."""
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gpuconsole").rglob("*.py"))

@@ -51,10 +51,10 @@ AFTER_PASS, LEAST_AFTER_PASS = 400, 30
 """Most different stacks after a pass, and least samples, by which its time is divided between functions of torch and the rest; and the same for the time
 between two steps."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
-SELDOM_MARKED = {GAP, FORWARD, BACKWARD, OPTIMIZER, ZERO}
-"""Segments that a light step does not have: their time is in its segments UNMARKED (see `agent.hooks.recorder`)."""
-FULL_STEPS = 32
-"""Steps with all segments by which the unmarked time of other steps is divided."""
+ALWAYS_MARKED = {SAVE, LOG, COMM}
+"""Segments that a counted step has, too: the time of the others is in its segment UNMARKED (see `agent.hooks.recorder`)."""
+MARKED_STEPS = 32
+"""Marked steps by which the time of counted steps is divided."""
 LEAST_GENERATED = 4
 """From this number of passes per step on, passes without gradients of the trained model are generation. Fewer passes make labels for the step, or choose one
 action."""
@@ -150,8 +150,8 @@ class SegmentFold:
         self._waiting: int | None = None
         self._touched = self._graded = self._has_data = False
         self._stream_steps: deque[list[float]] = deque(maxlen=STREAM_STEPS)
-        self._full_steps: deque[tuple[list[float], list[float]]] = deque(maxlen=FULL_STEPS)
-        """Of the last steps with all segments, the seconds by phase that a light step does not mark: up to its first batch, and from there on."""
+        self._marked_steps: deque[list[float]] = deque(maxlen=MARKED_STEPS)
+        """Of the last marked steps, the seconds by phase that a counted step does not mark."""
         self._whole = False
         """Whether the last pass with gradients was a framework's training step with its loss."""
         self._passes = self._backwards = 0
@@ -248,22 +248,20 @@ class SegmentFold:
         after_step, moved = self._after_step(codes, raw)
         before, after = self._neighbours(codes)
         unseen = _before_backward(codes)
-        begun, own, part, outside_before = raw.start, 0.0, 0, self._outside_calls
+        begun, own, outside_before = raw.start, 0.0, self._outside_calls
         inside: int | None = None
-        unmarked_s, seldom = [0.0, 0.0], ([0.0] * len(PHASES), [0.0] * len(PHASES))
+        unmarked_s, marked_s = 0.0, [0.0] * len(PHASES)
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
             seconds, begun = end - begun, end
             if code == OWN:
                 own += seconds
                 continue
             if code == UNMARKED:
-                unmarked_s[part] += seconds
+                unmarked_s += seconds
                 continue
             if code == COMM and not self._exchanges_gradients(codes, i, before[i], after[i]):
                 self._outside_s += seconds
                 self._outside_calls += 1
-            if code == DATA or code >= LOADER:
-                part = 1
             if code == GAP and i in saving:
                 phase = P_CHECKPOINT
             elif i in evaluated and code not in (SAVE, LOG):
@@ -291,18 +289,17 @@ class SegmentFold:
                 shares = {phase: 1 - moved, P_OTHER: moved}
             for phase, share in shares.items():
                 phases[phase] += share * seconds
-                if code in SELDOM_MARKED and phase not in RARE:
-                    seldom[part][phase] += share * seconds
+                if code not in ALWAYS_MARKED and phase not in RARE:
+                    marked_s[phase] += share * seconds
                 if raw.runq is not None:
                     delays[phase] += share * (raw.runq[i + 1] - raw.runq[i])
         self._outside_steps += self._outside_calls > outside_before
         wall = raw.ends[-1] - raw.start - own
         if UNMARKED in codes:
-            for part, seconds in enumerate(unmarked_s):
-                phases = [sum(pair) for pair in zip(phases, self._divided(seconds, part), strict=True)]
-            self._last = OPTIMIZER  # a light step ends after the optimizer, as the others do
+            phases = [sum(pair) for pair in zip(phases, self._divided(unmarked_s), strict=True)]
+            self._last = OPTIMIZER  # a counted step ends after the optimizer, as the others do
         elif raw.index and not raw.on_stream:
-            self._full_steps.append(seldom)
+            self._marked_steps.append(marked_s)
         if self.on_device:
             phases = self._on_device(phases, wall, raw.on_stream)
         kind = SETTLING if raw.index == 0 else raw.kind  # the account of the first step began in its middle
@@ -327,17 +324,16 @@ class SegmentFold:
             return True
         return before == BACKWARD and after == OPTIMIZER and not self._exchanges
 
-    def _divided(self, unmarked_s: float, part: int) -> list[float]:
-        """The unmarked time of a part of a light step by phase, in the proportions of the last FULL_STEPS steps with all segments; of those with about
-        as much of it, where there are some. Which steps have all segments is random. Where each of them has less, what exceeds the mean is `other`:
-        passes are regular, and what a program does now and then stands between them."""
-        full = [step[part] for step in self._full_steps]
-        alike = [step for step in full if unmarked_s / ALIKE < sum(step) < unmarked_s * ALIKE]
-        measured = [sum(column) for column in zip(*(alike or full), strict=True)] or [0.0] * len(PHASES)
+    def _divided(self, unmarked_s: float) -> list[float]:
+        """The unmarked time of a counted step by phase, in the proportions of the last MARKED_STEPS marked steps; of those with about as much of it, where
+        there are some. Which steps are marked is random. Where each of them has less, what exceeds the mean is `other`: passes are regular, and what a
+        program does now and then stands between them."""
+        alike = [step for step in self._marked_steps if unmarked_s / ALIKE < sum(step) < unmarked_s * ALIKE]
+        measured = [sum(column) for column in zip(*(alike or self._marked_steps), strict=True)] or [0.0] * len(PHASES)
         total_s = sum(measured)
         divided_s = unmarked_s
-        if not alike and unmarked_s > ALIKE * max(map(sum, full), default=0.0):
-            divided_s = total_s / max(1, len(full))
+        if not alike and unmarked_s > ALIKE * max(map(sum, self._marked_steps), default=0.0):
+            divided_s = total_s / max(1, len(self._marked_steps))
         divided = [divided_s * seconds / total_s if total_s else 0.0 for seconds in measured]
         divided[P_OTHER] += unmarked_s - sum(divided)
         return divided

@@ -14,7 +14,6 @@ PROGRAM = Path(__file__).parent / "programs" / "replaced.py"
 BEFORE_MONITORING = {
     "torch.autograd.graph._register_logging_hooks_on_whole_graph",
     "torch.autograd.graph.log",
-    "torch.optim.optimizer.Optimizer._zero_grad_profile_name",
     "torch.utils.data.dataloader._BaseDataLoaderIter._profile_name",
 }
 """The names that Python 3.11 needs, which has no sys.monitoring."""
@@ -22,7 +21,6 @@ BEFORE_MONITORING = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.xfail(strict=False, reason="borders by monitoring are under way")
 def test_a_watched_job_has_no_name_replaced(tmp_path: Path) -> None:
     listener = Listener(tmp_path)
     done = listener.run(sys.executable, str(PROGRAM))

@@ -1,4 +1,4 @@
-"""Steps of a user's job from their segments: where the copy of a batch to the GPU is seen, and light steps."""
+"""Steps of a user's job from their segments: where the copy of a batch to the GPU is seen, and counted steps."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def test_a_long_step_is_divided_as_the_long_steps_whose_times_the_gpu_has_measur
 FULL = [(GAP, 0.001), (LOADER, 0.002), (ZERO, 0.001), (FORWARD, 0.003), (BACKWARD, 0.006), (OPTIMIZER, 0.001)]
 
 
-def after_full_steps(*segments: tuple[int, float], full: int = 20) -> dict[str, float]:
-    """The phases of a step after some that have all segments, in ms."""
+def after_marked_steps(*segments: tuple[int, float], marked: int = 20) -> dict[str, float]:
+    """The phases of a step after some that are marked, in ms."""
     fold = SegmentFold()
 
     def step(index: int, parts: list[tuple[int, float]]) -> dict[str, float]:
@@ -130,35 +130,30 @@ def after_full_steps(*segments: tuple[int, float], full: int = 20) -> dict[str, 
         raw = RawStep(index, 0.0, [code for code, _ in parts], ends, 8, 0, None, 0, 0)
         return dict(zip(PHASES, fold.step(raw).phases, strict=True))
 
-    for index in range(full):
+    for index in range(marked):
         step(index, FULL)
-    return {phase: round(seconds * 1e3, 3) for phase, seconds in step(full, list(segments)).items() if seconds}
+    return {phase: round(seconds * 1e3, 3) for phase, seconds in step(marked, list(segments)).items() if seconds}
 
 
-def test_the_unmarked_time_of_a_light_step_is_divided_as_in_steps_with_all_segments() -> None:
-    assert after_full_steps((UNMARKED, 0.001), (LOADER, 0.05), (UNMARKED, 0.0121)) == {
-        "data_wait": 50.0, "forward": 3.3, "backward": 6.6, "optimizer": 2.2, "other": 1.0,
-    }  # fmt: skip
+def test_the_time_of_a_counted_step_is_divided_as_in_marked_steps() -> None:
+    assert after_marked_steps((UNMARKED, 0.0154)) == {"data_wait": 2.2, "forward": 3.3, "backward": 6.6, "optimizer": 2.2, "other": 1.1}
 
 
-def test_what_happens_now_and_then_between_light_steps_is_no_pass() -> None:
-    """A second of the program's own work, in a step without marks around it: no step with all segments has shown such a time."""
-    assert after_full_steps((UNMARKED, 1.001), (LOADER, 0.002), (UNMARKED, 0.011))["other"] == pytest.approx(1001.0)
-    assert after_full_steps((UNMARKED, 0.001), (LOADER, 0.002), (UNMARKED, 1.0)) == pytest.approx(
-        {"data_wait": 2.0, "forward": 3.0, "backward": 6.0, "optimizer": 2.0, "other": 990.0}
+def test_what_happens_now_and_then_between_counted_steps_is_no_pass() -> None:
+    """A second of the program's own work in a counted step: no marked step has shown such a time."""
+    assert after_marked_steps((UNMARKED, 1.014)) == pytest.approx(
+        {"data_wait": 2.0, "forward": 3.0, "backward": 6.0, "optimizer": 2.0, "other": 1001.0}
     )
 
 
-def test_rare_work_in_a_light_step_keeps_its_own_times() -> None:
-    """From its first mark on, such a step has all segments; the time before it is marked as a gap."""
-    saved = after_full_steps((GAP, 0.04), (SAVE, 0.1), *FULL)
-    assert saved["checkpoint"] == pytest.approx(140.0)
-    evaluated = after_full_steps((GAP, 0.001), (LOADER + 1, 0.01), (GAP, 0.001), (NO_GRAD, 0.02), *FULL)
+def test_rare_work_in_a_counted_step_keeps_its_own_times() -> None:
+    assert after_marked_steps((UNMARKED, 0.0154), (SAVE, 0.1))["checkpoint"] == pytest.approx(100.0)
+    evaluated = after_marked_steps((GAP, 0.001), (LOADER + 1, 0.01), (GAP, 0.001), (NO_GRAD, 0.02), *FULL)
     assert evaluated["eval"] == pytest.approx(32.0) and evaluated["forward"] == pytest.approx(3.0)
 
 
-def test_without_any_step_with_all_segments_the_time_is_not_named() -> None:
-    assert after_full_steps((UNMARKED, 0.001), (LOADER, 0.002), (UNMARKED, 0.01), full=0) == {"data_wait": 2.0, "other": 11.0}
+def test_without_any_marked_step_the_time_is_not_named() -> None:
+    assert after_marked_steps((UNMARKED, 0.011), marked=0) == {"other": 11.0}
 
 
 @pytest.mark.parametrize(("batches", "rest"), [(False, "data_wait"), (True, "other")])

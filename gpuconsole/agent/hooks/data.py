@@ -88,6 +88,7 @@ class Iterators:
         if not recorder.thread or recorder.stack[-1] >= LOADER:
             return False
         loader = frame.f_locals["self"]
+        recorder.mark_rest()  # an evaluation may follow
         recorder.enter(loading.place_of(loader).code)
         self._opening = loader, recorder.times[-1]
         return True

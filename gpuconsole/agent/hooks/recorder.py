@@ -280,11 +280,20 @@ class Recorder:
         return self.index in (self.full_at, self.sample_at)
 
     def mark_step(self) -> None:
-        """The step under way is marked from here on."""
-        if not self.counted:
-            return
+        """The step that has just begun is marked."""
+        if self.counted:
+            self.codes = [GAP if code == UNMARKED else code for code in self.codes]
+            self._mark()
+
+    def mark_rest(self) -> None:
+        """The step under way is marked from here on: something happens in it that is not usual."""
+        if self.counted:
+            self.codes.append(self.stack[-1])
+            self.times.append(now())
+            self._mark()
+
+    def _mark(self) -> None:
         self.counted, self.stack[0] = False, GAP
-        self.codes = [GAP if code == UNMARKED else code for code in self.codes]
         if self.marks is not None:
             self.marks(True)
 
