@@ -3,7 +3,7 @@
     python -m benchmarks.own_job.overhead [--pairs 4000] [--width 512] [--batch 96] [--starts 25] [--threads 0] [--card h100]
         [--watch]
 
-One process trains (`benchmarks/own_job/watched_loop.py`). Two parts make the cost of a step. The hooks: steps with and without them in turn, in random
+One process trains (`benchmarks/own_job/watched_loop.py`). Two parts make the cost of a step. The hooks: blocks of 20 steps with and without them in turn, in random
 order; a pair's difference is that of the thread's CPU time. The work between steps (messages, commands, readings), which happens by the clock: its CPU
 time over the steps of an uninterrupted run, at the low rate that begins 20 s after the start or the last command. The figures are medians with 95 %
 intervals by bootstrap. `--width` and `--batch` set the size of a step: the usual ones make about 6 ms on one core. Targets: 30 µs and 0.5 % of a step

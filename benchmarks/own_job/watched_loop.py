@@ -1,6 +1,6 @@
-"""The program of the overhead benchmark: a plain loop of about 6 ms a step, with the hooks and without them in turn, in one process.
+"""The program of the overhead benchmark: a plain loop of about 6 ms a step, with the borders and without them in turn, in one process.
 
-Prints one JSON line. `plain_s`, `added_s`: for each pair of steps the CPU seconds of the step without hooks, and what the step with them takes more.
+Prints one JSON line. `plain_s`, `added_s`: for each pair of blocks the CPU seconds of a step without borders, and what a step with them takes more.
 `new_work_s`, `work_s`: CPU seconds of the agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the low rate
 that follows. `sampler_ratio`, `fast_sampler_ratio`: CPU seconds of the thread that samples stacks, for each second, at its low rate and at its fast one. The last
 arguments say who starts the agent (`run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`), and how many further threads wait in
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 import gpuconsole
 from gpuconsole.agent.service import LOW_RATE_AFTER_S
 
-WARM = 300
-"""Pairs before the first one that counts: Python specializes its code for the classes that it meets."""
+WARM, BLOCK = 15, 20
+"""Pairs of blocks before the first one that counts: Python specializes its code for the classes that it meets; and the steps of a block."""
 SAMPLED_S = 8.0
 SAMPLE = torch.randn(256)
 
@@ -41,26 +40,26 @@ class Samples(Dataset):
 
 
 class Loop:
-    """The objects of the program. `hooks` changes the classes of the objects, not the hooked classes: Python keeps its caches of these."""
+    """The objects of the program. `hooks` switches on and off what Python shows the agent (`monitor`, on Python 3.12 and newer)."""
 
-    def __init__(self, width: int, batch: int, device: str) -> None:
+    def __init__(self, width: int, batch: int, device: str, monitor: Any) -> None:
         self.device = device
         self.model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batches = iter(DataLoader(Samples(), batch_size=batch))
-        self._backward = torch.autograd.backward
-        self._hooked = [(thing, type(thing)) for thing in (self.model, self.optimizer, self.batches)]
-        plain = (
-            {"__call__": nn.Module.__call__},
-            {name: getattr(torch.optim.AdamW, name).__wrapped__ for name in ("step", "zero_grad")},
-            {"__next__": type(self.batches)._gpuconsole_plain_next},
-        )
-        self._plain = [(thing, type(cls.__name__, (cls,), methods)) for (thing, cls), methods in zip(self._hooked, plain, strict=True)]
+        self._monitor = monitor
+
+    def seen(self) -> None:
+        """The borders of the loop are known: `hooks` switches them from now on."""
+        tool = self._monitor._tool
+        self._events = [(code, sys.monitoring.get_local_events(tool, code)) for code in self._monitor._codes]
 
     def hooks(self, on: bool) -> None:
-        for thing, cls in self._hooked if on else self._plain:
-            thing.__class__ = cls
-        torch.autograd.backward = self._backward if on else self._backward.__wrapped__  # type: ignore[attr-defined]
+        for code, events in self._events:
+            sys.monitoring.set_local_events(self._monitor._tool, code, events if on else 0)
+        self._monitor._arm(0)
+        if on:
+            self._monitor._seek_call()
 
 
 def step(loop: Any) -> None:
@@ -69,10 +68,6 @@ def step(loop: Any) -> None:
     loop.optimizer.zero_grad()
     loss.backward()
     loop.optimizer.step()
-
-
-plain_step = FunctionType(step.__code__.replace(co_name="plain_step"), globals())
-"""The same code, in an object of its own: Python specializes each of the two for its classes."""
 
 
 def main() -> None:
@@ -84,17 +79,17 @@ def main() -> None:
     torch.set_num_threads(1)
     with contextlib.nullcontext() if by_run else gpuconsole.watch(quiet=True):
         agent = "_gpuconsole_agent" if by_run else "gpuconsole.agent"
-        measure(sys.modules[f"{agent}.hooks.watch"].recorder, sys.modules[f"{agent}.hooks.sampler"].sampler, pairs, width, batch, device)
+        recorder, sampler = sys.modules[f"{agent}.hooks.watch"].recorder, sys.modules[f"{agent}.hooks.sampler"].sampler
+        measure(recorder, sampler, pairs, Loop(width, batch, device, sys.modules[f"{agent}.hooks.install"]._monitors[0]))
 
 
-def measure(recorder: Any, sampler: Any, pairs: int, width: int, batch: int, device: str) -> None:
-    loop = Loop(width, batch, device)
-
+def measure(recorder: Any, sampler: Any, pairs: int, loop: Loop) -> None:
     def steps(n: int) -> None:
         for _ in range(n):
             step(loop)
 
     steps(100)
+    loop.seen()
     work = Work(recorder.at_end)
     recorder.at_end = work
     begun = time.monotonic()
@@ -108,13 +103,14 @@ def measure(recorder: Any, sampler: Any, pairs: int, width: int, batch: int, dev
     work_s = work.of(steps, pairs // 2)
     chance = random.Random(0)
     plain_s, added_s = [], []
-    for _ in range(WARM + pairs):
+    for _ in range(WARM + pairs // BLOCK):
         took = {}
         for hooked in chance.sample((True, False), 2):
             loop.hooks(hooked)
+            steps(2)  # Python prepares the functions whose calls are seen, or not seen any longer
             before, begun = work.cpu_s, time.thread_time()
-            (step if hooked else plain_step)(loop)
-            took[hooked] = time.thread_time() - begun - (work.cpu_s - before)
+            steps(BLOCK)
+            took[hooked] = (time.thread_time() - begun - (work.cpu_s - before)) / BLOCK
         plain_s.append(took[False])
         added_s.append(took[True] - took[False])
     loop.hooks(True)
