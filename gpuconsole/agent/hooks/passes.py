@@ -16,8 +16,7 @@ from .calls import weights_version
 from .evidence.steps import own_updates
 from .guard import MARK, alike, entry, from_outside, hot_entry, put, switch, wrappers_without_level
 from .memory import raised
-from .modes import has_modes, modes
-from .precision import autocast_around, precision_within
+from .modes import autocast_around, has_modes, modes
 from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
 from .structure import children, has_parameters
 from .watch import count_samples, recorder, rows, watch
@@ -204,7 +203,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
                 if not repeats_closure():
                     count_samples(args, kwargs)
                 if recorder.index < 4:
-                    watch.autocast, watch.precision_within = autocast_around(module), precision_within(module)
+                    watch.autocast = autocast_around(module)
             if watch.keep_inputs:
                 watch.last_inputs = (weakref.ref(module), args, kwargs)
         if state.counting is not None:

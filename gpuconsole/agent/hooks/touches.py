@@ -330,8 +330,6 @@ READS = Group(
         Touch("torch._C._distributed_c10d", "_dump_fr_trace _dump_nccl_trace", "calls and bytes of the collectives, and the process that comes last, in a job of several processes", When.STEP,
               "A read takes about 14 µs of CPU time for each entry of torch's record, 28 ms for the usual 2000, and at most a thousandth of the time: the larger the record, the rarer the reads. Nothing"
               " waits. No variable is set: torch keeps the record by itself.", fails="Where torch keeps no record, the console says why."),
-        Touch("forward of a model, FSDPModule, DDP", "__closure__ __wrapped__ _get_fsdp_state mixed_precision", "the number type in which the model computes", When.STEP,
-              "Read in the first four steps. No function is called but torch's own."),
         Touch("torch._dynamo.utils", "counters", "compilations and their seconds", When.STEP),
         Touch("torch", "is_grad_enabled compiler.is_compiling _C._current_graph_task_id cuda.is_current_stream_capturing", "what a call belongs to", When.TORCH),
         Touch("torch", "is_anomaly_enabled is_anomaly_check_nan_enabled are_deterministic_algorithms_enabled _C._autograd._profiler_enabled backends.cudnn.deterministic",

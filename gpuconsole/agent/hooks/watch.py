@@ -63,8 +63,6 @@ class Watch:
         self.keep_inputs = False
         self.autocast = ""
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
-        self.precision_within = ""
-        """The same by what is set within the model."""
         self.counted_precision = ""
         """The number type of most FLOPs of the counted step; empty before it, and where no step was counted."""
         self.newest_batch = 0

@@ -85,9 +85,9 @@ def convolutions_in_tf32() -> bool:
 
 
 def _of_passes(watch: Watch) -> str:
-    """`bf16` or `fp16` where the passes compute in it: by the counted step, by autocast around them, or by what is set within the model."""
+    """`bf16` or `fp16` where the passes compute in it: by the counted step, or by autocast around them."""
     counted = watch.counted_precision if watch.counted_precision in ("bf16", "fp16") else ""
-    return counted or watch.autocast or watch.precision_within
+    return counted or watch.autocast
 
 
 class Precision(TriedChange):
