@@ -881,12 +881,11 @@ class Agent:
             self._send("probedone", request=0, probe="observed", signals=signals)
 
     def _send_owners(self, job: JobLoop, device: int) -> None:
-        """Send who owns how much of the GPU's memory now, and now and then the peaks that rules read: they grow after the first steps."""
+        """Send who owns how much of the GPU's memory now, and the peaks that rules read."""
         if owners := memory.owners(device):
             figures = memory.at_peak
-            due = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak) and memory.peaks_due(now())
-            signals = peaks(figures, memory.states) if due and figures is not None else {}
-            self._send("memoryowners", rank=self.rank, owners=owners, signals=signals)
+            own = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak)
+            self._send("memoryowners", rank=self.rank, owners=owners, signals=peaks(figures, memory.states) if figures and own else {})
         else:
             switch.notes.append(f"the owners of the GPU's memory are not read any longer: {memory.off}")
 
