@@ -32,6 +32,7 @@ from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.signals import signal_name
 from gpuconsole.engine.children.terminal.failure import failure_words
+from gpuconsole.engine.children.workers_memory import WorkersMemory
 from gpuconsole.model.encoding import utf8
 from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState
@@ -445,7 +446,7 @@ class JobChild(Child):
         self._torch = True
         self.processes.append(joined)
         self.on_process(joined)
-        fold = SegmentFold()
+        fold, workers = SegmentFold(), WorkersMemory(joined.pid)
         rank: int | None = None
         off = False
 
@@ -472,7 +473,7 @@ class JobChild(Child):
                 self._on_event(event)
                 return
             if rank is not None or (isinstance(event, AgentOff) and event.where):
-                self._on_rank_event(event, fold, rank or 0)
+                self._on_rank_event(event, fold, rank or 0, workers)
 
         await self._read_events(reader, on_event)
         if rank is not None and self._ranks.get(rank) is writer:
@@ -506,12 +507,15 @@ class JobChild(Child):
             Note(event.t, f"process {pid} of the job trains too, apart from the others: only the first training is shown", "warning")
         )
 
-    def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int) -> None:
+    def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int, workers: WorkersMemory | None = None) -> None:
         match event:
             case Segments():
                 self._stepped = True
                 with contextlib.suppress(ValueError):
-                    steps = msgspec.structs.replace(fold.add(event), rank=rank)
+                    steps = fold.add(event)
+                    steps = msgspec.structs.replace(
+                        steps, rank=rank, counters={**steps.counters, **(workers.take() if workers is not None else {})}
+                    )
                     self._on_event(steps)
                     if steps.steps:
                         self._reached[rank] = steps.steps[-1].index
