@@ -252,7 +252,7 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
     with Terminal("run", *options, "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
         terminal.wait_for("P probe", timeout_s=90)
         terminal.press("P")
-        terminal.wait_for("Allow probes in your job?", "swap_optim", "copies of the parameters", "the same bits as without probes")
+        terminal.wait_for("Allow probes in your job?", "batch_elasticity", "copy of the last batch", "the same bits as without probes")
         terminal.press("enter")  # the no is selected
         terminal.wait_for("─ tried", "P probe")
         terminal.press("f")
