@@ -40,7 +40,6 @@ LISTS = ("sys.meta_path", "gc.callbacks", "/proc/self/fd", "atexit")
 BY_NAME = {
     "/proc/self/task": "sampler",
     "weakref.finalize": "atexit",
-    "sys": "setswitchinterval",
     "sys.path_importer_cache": "folder",
 }
 """The name in the table of what a program only counts, or whose entries have the names of files."""
