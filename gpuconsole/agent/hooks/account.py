@@ -126,7 +126,7 @@ class LightSteps:
     def every(self, usual_s: float, busy: bool) -> int:
         """One step in so many is to be marked whole, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
         passing = passes.state.counting is not None or watch.keep_inputs
-        if busy or passing or watch.wrap_forward is not None or iterations.on or own_updates.on:
+        if busy or passing or iterations.on or own_updates.on:
             self._from = recorder.index + FULL_STEPS
         if recorder.index < self._from or not 0 < usual_s < LIGHT_BELOW_S:
             return 0

@@ -19,15 +19,13 @@ from .guard import entry, put_back, put_under_other_names, switch, wrappers_with
 from .job import Agent
 from .recorder import get_ident
 from .sampler import sampler
-from .watch import recorder, watch
+from .watch import recorder
 
 AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
 for _module in (calls, passes, optimizer, data, graphs, pickles, communication, loading_parts):
     for _name, _hook in _module.HOOKS.items():
         AFTER_IMPORT.setdefault(_name, []).append(_hook)
 
-COMPILED = "compiled"
-"""In the folder of the job: a link to a private folder on a disk. It is missing where the machine has none."""
 HELPERS = ("--multiprocessing-fork", "compile_worker", "resource_tracker", "forkserver")
 """Words in the command line of helper processes: they connect only if they train."""
 
@@ -89,7 +87,6 @@ def begin(folder: str, token: str, joined: bool = False) -> Finder:
     have hooks. `joined`: the program itself has started the agent, and ends it by `leave`."""
     agent = Agent(folder, token, joined)
     loading_parts.begin(folder)
-    watch.compiled_folder = os.path.join(folder, COMPILED)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT_FILE))
     _agent.append(agent)
     recorder.at_end = agent.step_ended

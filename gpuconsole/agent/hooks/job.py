@@ -79,8 +79,8 @@ CLOSED = "the connection", "the program has closed all its file descriptors, as 
 """Where and why the agent is off after that."""
 INTERRUPTED = "an exception of the program has ended the probe"
 OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
-ANYWHERE = frozenset(("optim", "precision", "torch_compile", "cudnn_benchmark"))
-"""Changes that can be taken back within a step: a flag, a setting, or what the next call of the model runs."""
+ANYWHERE = frozenset(("optim", "precision", "cudnn_benchmark"))
+"""Changes that can be taken back within a step: a flag or a setting."""
 BESIDE_A_WINDOW = 4
 """Steps beside those of a profiler window that another process leaves out: the warm-up step, the step at whose begin the profiler ends, and two to spare."""
 SETTLE_AFTER_S = 0.05

@@ -115,9 +115,8 @@ def watch_class(cls: Any) -> None:
                     recorder.last = recorder.stack.pop()
         if tracing.is_compiling() or not begin_pass(self, args, kwargs):
             return call(*args, **kwargs)
-        wrap = watch.wrap_forward
         try:
-            return call(*args, **kwargs) if wrap is None else wrap(call, self, args, kwargs)
+            return call(*args, **kwargs)
         except RuntimeError as problem:
             raised(problem)
             raise

@@ -64,8 +64,6 @@ from gpuconsole.wire.events import (
 
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
-COMPILED = "compiled"
-"""A link in the folder of the job, to the folder for what torch.compile writes. The same name as in `agent/hooks/install.py`."""
 NO_TORCH = "No module named 'torch'"
 MEMORY_CONSENT_FILE = "memory"
 """A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
@@ -184,12 +182,10 @@ def probe_of(window: Profiled) -> ProbeDone:
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
-    def __init__(self, path: Path, on_disk: Path, memory: bool = False) -> None:
-        """`path`, `on_disk`: private folders, the second for what torch.compile writes: gigabytes are possible. `memory`: torch keeps a history of
-        allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
+    def __init__(self, path: Path, memory: bool = False) -> None:
+        """`path`: a private folder. `memory`: torch keeps a history of allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
         self.path = path / "job"
         self.path.mkdir(mode=0o700)
-        (self.path / COMPILED).symlink_to(on_disk)
         if memory:
             (self.path / MEMORY_CONSENT_FILE).touch(mode=0o600)
         self.socket = self.path / "socket"
@@ -273,14 +269,13 @@ class JobChild(Child):
         self,
         command: JobCommand,
         scratch: Path,
-        on_disk: Path,
         on_event: Callable[[AnyEvent], None],
         on_exit: Callable[[int], None],
     ) -> None:
-        """`scratch`, `on_disk`: see `JobFolder`."""
+        """`scratch`: see `JobFolder`."""
         super().__init__("", [], on_event, on_exit)
         self.command = command
-        self._folder = JobFolder(scratch, on_disk, command.memory)
+        self._folder = JobFolder(scratch, command.memory)
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}
