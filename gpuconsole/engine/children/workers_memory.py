@@ -17,7 +17,7 @@ NAME, PRIVATE = "pt_data_worker", "Private_Dirty:"
 """The name that torch gives to the process of a worker, and the line of the file."""
 SIGNAL = "loader.private_bytes"
 EVERY_S = 1.0
-MOST_COST = 0.01
+MOST_COST = 0.02
 """Share of a core that the readings may take."""
 
 
