@@ -134,6 +134,8 @@ class Sampler:
         self.see: Callable[[FrameType, float], None] | None = None
         self._random = random.Random(0)
         self._skipped = 0
+        self._broken = False
+        """Whether a sample has failed: no further one is taken."""
         self._thread = self._clock = 0
         self._state: ThreadState | None = None
         self._fast_until = 0.0
@@ -168,7 +170,7 @@ class Sampler:
             self._clock = time.pthread_getcpuclockid(thread)  # reading it raises OSError once the thread has ended
             self._state, self._thread = ThreadState(), thread
             self.faster(FIRST_S)
-        if (self._ticker is None or not self._ticker.runs) and not switch.failed:
+        if (self._ticker is None or not self._ticker.runs) and not self._broken and not switch.failed:
             self._sleeping, self._due = None, 0.0
             with contextlib.suppress(RuntimeError):  # the program may have no further thread
                 self._ticker = Ticker(self._tick)
@@ -221,6 +223,7 @@ class Sampler:
             elif self._due:
                 self._look(time.perf_counter())
         except Exception:  # Python would print it in the job. Without samples the rest goes on
+            self._broken = True
             return None
         if self._sleeping is not None:
             return NAP_S
