@@ -219,10 +219,11 @@ def test_the_switch_interval_is_the_programs_own(sampler: Sampler) -> None:
 
 def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sampler: Sampler) -> None:
     """`names[ident] for ident in sys._current_frames()` ended with KeyError. A look may still find the thread where the kernel has stopped it within a sample."""
-    sampler.go_on()
     looks, strangers, before, until = 0, 0, sampler.cpu_s, time.monotonic() + 20
+    known = sys._current_frames().keys()  # among them those of a program that runs the tests
+    sampler.go_on()
     while looks < 2000 or (sampler.cpu_s == before and time.monotonic() < until):
-        strangers += not sys._current_frames().keys() <= {thread.ident for thread in threading.enumerate()}
+        strangers += not sys._current_frames().keys() <= known
         looks += 1
         time.sleep(0.0002)
     assert sampler.cpu_s > before and strangers <= looks / 50
@@ -262,10 +263,10 @@ def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: Sam
     sampler.go_on()
     callees: set[str] = set()
     until = time.monotonic() + 20
-    while len(callees) < 1 and time.monotonic() < until:
+    while "torch.interpolate" not in callees and time.monotonic() < until:
         names["fit"](torch.ones(1, 3, 64, 64))
         callees |= {callee for _, _, _, callee, lines in sampler.take() if lines and "test_what_torch_does" in lines[0]}
-    assert callees == {"torch.interpolate"}
+    assert "torch.interpolate" in callees and callees <= {"torch.interpolate", "fw.fit"}
 
 
 def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: Sampler) -> None:

@@ -302,7 +302,7 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
         worker_module._worker_loop = plain
         module.window.end()
         sampler.stop()
-        sampler.close()
+        sampler._forget()
         recorder.reset()
     assert signal.source.rpartition(": ")[2].startswith("Busy.slow at " if sys.version_info >= (3, 11) else "slow at ")
     assert signal.value == pytest.approx(float(data.stamps[0] / data.stamps[1]), abs=0.12)
