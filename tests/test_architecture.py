@@ -60,7 +60,7 @@ def test_every_command_is_listed_with_examples_in_its_help(capsys: pytest.Captur
 
 def test_the_agent_and_the_console_agree_on_what_both_write_down() -> None:
     """The agent imports nothing of the console, and the console nothing of the agent: codes, layouts and names of files stand on both sides."""
-    from gpuconsole.agent.hooks import described, install, recorder
+    from gpuconsole.agent.hooks import described, recorder
     from gpuconsole.agent.hooks.evidence import memory_lines
     from gpuconsole.diagnosis.rules import host_environment
     from gpuconsole.engine.children import job
@@ -75,4 +75,3 @@ def test_the_agent_and_the_console_agree_on_what_both_write_down() -> None:
     assert segments.HEAD.format == recorder.HEAD.format
     assert set(described.SWITCHES) == {*host_environment.SLOWS, *host_environment.MAY_SLOW}
     assert job.MEMORY_CONSENT_FILE == memory_lines.CONSENT_FILE
-    assert job.COMPILED == install.COMPILED

@@ -1,35 +1,13 @@
-"""The allocator's figures: memory that it has taken from the system, and the part of that which is in use.
+"""The figures of the C library's heap: memory that it has taken from the system, and the part of that which is in use.
 
-On CUDA torch's caching allocator counts both. On a CPU tensors come from the C library. glibc 2.33 and newer reports both figures for all
-its arenas (mallinfo2); blocks that glibc maps individually count as in use.
+glibc 2.33 and newer reports both figures for all its arenas (mallinfo2); blocks that glibc maps individually count as in use.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameter numbers of mallopt (malloc.h)."""
-LARGEST_MMAP_THRESHOLD_KB = 32 * 1024
-"""glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits."""
-KB = 1024
-CUDA_FIGURES = {
-    "allocated_bytes": "allocated_bytes.all.current",
-    "reserved_bytes": "reserved_bytes.all.current",
-    "allocated_peak_bytes": "allocated_bytes.all.peak",
-    "reserved_peak_bytes": "reserved_bytes.all.peak",
-    "inactive_split_bytes": "inactive_split_bytes.all.current",
-    "alloc_retries": "num_alloc_retries",
-}
-"""Our names for figures of torch.cuda.memory_stats."""
 
 
 class _MallInfo(ctypes.Structure):
@@ -45,7 +23,7 @@ class _MallInfo(ctypes.Structure):
 
 
 @cache
-def _glibc() -> ctypes.CDLL | None:
+def glibc() -> ctypes.CDLL | None:
     """The C library, if it is a glibc that has mallinfo2."""
     if not sys.platform.startswith("linux"):
         return None
@@ -59,83 +37,8 @@ def _glibc() -> ctypes.CDLL | None:
 def heap_stats() -> dict[str, float]:
     """`heap_allocated_bytes` and `heap_reserved_bytes` of the whole process, libraries included; empty where the C library has no
     figures."""
-    library = _glibc()
+    library = glibc()
     if library is None:
         return {}
     info = library.mallinfo2()
     return {"heap_allocated_bytes": float(info.uordblks + info.hblkhd), "heap_reserved_bytes": float(info.arena + info.hblkhd)}
-
-
-def allocator_stats(device: torch.device) -> dict[str, float]:
-    """The present figures of the allocator that serves `device`; empty where it has none.
-
-    CUDA: the keys of CUDA_FIGURES; `alloc_retries` counts how often the allocator freed its cache and tried again. CPU: see `heap_stats`.
-    """
-    if device.type != "cuda":
-        return heap_stats() if device.type == "cpu" else {}
-    import torch
-
-    stats = torch.cuda.memory_stats(device)
-    return {name: float(stats.get(theirs, 0)) for name, theirs in CUDA_FIGURES.items()}
-
-
-def allocator_name(device: torch.device) -> str:
-    """The source of `allocator_stats`, for people."""
-    return "torch.cuda.memory_stats" if device.type == "cuda" else "glibc mallinfo2, all of this process"
-
-
-@contextmanager
-def watched_heap_peaks() -> Iterator[dict[str, float]]:
-    """Yields a dictionary. While the block trains, the dictionary receives the peaks of allocated and reserved host memory.
-
-    glibc keeps no peaks. So it is read whenever autograd saves a tensor for the backward pass or takes a saved tensor: memory is fullest
-    between those two moments. Memory that an operator uses internally is not seen.
-    """
-    import torch
-
-    peaks: dict[str, float] = {}
-
-    def read(tensor: torch.Tensor) -> torch.Tensor:
-        for name, value in heap_stats().items():
-            peak = name.replace("_bytes", "_peak_bytes")
-            peaks[peak] = max(value, peaks.get(peak, 0.0))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(read, read):
-        yield peaks
-
-
-def fix_mmap_threshold(kilobytes: int) -> bool:
-    """Make glibc map each block of at least that size individually, so that freeing the block returns its memory. 0 leaves glibc alone.
-
-    Without this call glibc raises the threshold to the size of the largest mapped block that was freed (at most 32 MB); smaller blocks then
-    stay in the heap. Returns whether glibc accepted the setting.
-    """
-    library = _glibc()
-    return bool(kilobytes and library is not None and library.mallopt(M_MMAP_THRESHOLD, kilobytes * KB))
-
-
-def settle_heap() -> None:
-    """Bring glibc's automatic threshold to its end: free one mapped block of nearly the largest size that raises the threshold.
-
-    Otherwise the first larger batch of a probe or a trial does so in the middle of a run: from then on glibc keeps twice as much freed
-    memory, each step causes some thousand page faults less, and the probe has made the job a few percent faster.
-    """
-    if _glibc() is not None:
-        import torch
-
-        torch.empty(LARGEST_MMAP_THRESHOLD_KB * KB - 64 * KB, dtype=torch.uint8)
-
-
-def keep_freed_memory(megabytes: int, mmap_threshold_kb: int = 0) -> bool:
-    """Make glibc keep up to that much freed memory at the end of the heap, so that the tensors of the next step find mapped pages.
-    0 leaves glibc alone. Returns whether glibc accepted the setting.
-
-    Without this call glibc returns what exceeds twice the mmap threshold, and each step faults those pages in again, zeroed. Either setting
-    ends glibc's automatic mmap threshold, so this function sets the threshold too: at its largest value most blocks lie in the heap.
-    """
-    library = _glibc()
-    if not megabytes or library is None:
-        return False
-    fix_mmap_threshold(mmap_threshold_kb or LARGEST_MMAP_THRESHOLD_KB)
-    return bool(library.mallopt(M_TRIM_THRESHOLD, megabytes * KB * KB))

@@ -172,10 +172,6 @@ class Subject(Timed, Protocol):
         not known."""
         ...
 
-    def under(self, changes: Knobs) -> AbstractContextManager[None]:
-        """Passes in this block run with these settings; no step may be made in it. Raises ProbeError where that is not possible."""
-        ...
-
     def run_pass(self, batch: Any) -> None:
         """One forward and backward pass. Gradients are left only where `drop_gradients` drops them."""
         ...

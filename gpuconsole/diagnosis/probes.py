@@ -49,7 +49,7 @@ PROBES = (
     Probe("loading_parts", ("loading.first_ratio", "loading.lock_ratio"), passive=True, adds_words=True),
     Probe("exposed_communication", ("comm.exposed_s", "comm.straggler_ratio", "comm.bytes_per_step"), decisive=True),
     Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
-    Probe("swap_optim", ("probe.optim_present_step_s",), in_job="updates of copies of the parameters by AdamW, fused and not"),
+    Probe("swap_optim", ("probe.optim_present_step_s",)),
     Probe(
         "batch_elasticity",
         ("probe.batch_cost_ratio", "probe.batch_factor"),
@@ -67,10 +67,8 @@ PROBES = (
         ),
         in_job=f"{WINDOW}: which kinds of kernels they consist of",
     ),
-    Probe(
-        "swap_precision", ("probe.precision_bf16_native",), in_job=f"{PASSES}, in fp32, bf16 and TF32 in turn: what a lower precision gains"
-    ),
-    Probe("swap_layout", ("probe.channels_last_speedup",), in_job=f"{PASSES}, with copies of the convolutions' weights in NHWC"),
+    Probe("swap_precision", ("probe.precision_bf16_native",)),
+    Probe("swap_layout", ("probe.channels_last_speedup",)),
     Probe("swap_threads", ("probe.threads_tried", "probe.threads_speedup")),
     Probe(SYNC_GAPS, ("probe.sync_gaps_s",), in_job=f"{WINDOW}: where the GPU is idle because the host waited for it"),
     Probe("h2d_copies", ("probe.h2d_pinned_s",)),

@@ -94,15 +94,13 @@ class MemoryLine(msgspec.Struct, frozen=True):
 
 class MemoryByLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """The lines of the program that hold most GPU memory, the largest first, and `total_bytes`, what all lines hold: at the largest allocation of the
-    run's end, or with `failed` when an allocation failed. `reason`: why it is not known. `cost_s`: what the history has cost the host for each
-    allocation, measured at the end of the process; None: not measured."""
+    run's end, or with `failed` when an allocation failed. `reason`: why it is not known."""
 
     device: str
     lines: list[MemoryLine] = []
     total_bytes: float = 0.0
     failed: bool = False
     reason: str = ""
-    cost_s: float | None = None
     rank: int = 0
 
 

@@ -256,7 +256,7 @@ ACTIONS: tuple[Action, ...] = (
         "numerics",
         "N",
         "allow numerics",
-        "Allow changes that alter the numbers of a job of your own (bf16, torch.compile). Asks again.",
+        "Allow changes that alter the numbers of a job of your own (TF32). Asks again.",
         ("main",),
         lambda view: _is_job(view) and _running(view),
     ),

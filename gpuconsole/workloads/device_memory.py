@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from gpuconsole.agent.allocator import allocator_stats, fix_mmap_threshold, keep_freed_memory, settle_heap
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.workloads.allocator import allocator_stats, fix_mmap_threshold, keep_freed_memory, settle_heap
 
 MB = 2**20
 PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")

@@ -21,7 +21,6 @@ import msgspec
 import psutil
 
 from gpuconsole import __version__
-from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.protocol import COMMANDS
 from gpuconsole.agent.service import Inbox, LockstepInbox, explain
@@ -29,6 +28,7 @@ from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
+from gpuconsole.workloads import caches
 from gpuconsole.workloads.process import without_collections
 from gpuconsole.workloads.torchrun import LAUNCHER
 from gpuconsole.workloads.worker import build, failed, put_into, train, warm_up

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
@@ -30,6 +29,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
+from gpuconsole.workloads import caches
 from gpuconsole.workloads.process import without_collections
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class Listener:
 
     def __init__(self, folder: Path, asks: Sequence[tuple[int, Command]] = (), leaves: bool = False) -> None:
         waiting = list(asks)
-        self.folder = JobFolder(folder, folder)
+        self.folder = JobFolder(folder)
         self.watched: list[Watched] = []
         listener = self
 

@@ -17,7 +17,7 @@ from tests.cuda.conftest import Machines
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parents[1] / "agent" / "programs" / "probed_on_gpu.py"
-PROBES = ("cached_batch", "launch", "swap_precision", "swap_layout", "swap_optim", "batch_elasticity")
+PROBES = ("cached_batch", "launch", "batch_elasticity")
 AFTER = 25
 """The step after which the first probe is asked for: FLOPs and copies are counted before."""
 
@@ -57,12 +57,7 @@ def test_probes_change_no_bit_and_give_their_memory_back(simulated: Machines, tm
     signals = {name: signal for answer in done.values() for name, signal in answer.signals.items()}
     assert signals["probe.batch_factor"].value == 4
     assert 0 < signals["probe.pass_gpu_s"].value < 10 * signals["probe.pass_s"].value, "a comparison of times belongs to benchmarks"
-    assert {
-        "probe.issue_s",
-        "probe.precision_bf16_speedup",
-        "probe.precision_tf32_speedup",
-        "probe.channels_last_speedup",
-    } <= signals.keys()
+    assert "probe.issue_s" in signals
     assert max(reserved for reserved, *_ in memory) == max(reserved for reserved, *_ in before), "reserved by the allocator"
     assert memory[-1][1] == before[-1][1], "allocated"
     peaks = [event.memory_bytes for event in watched.events if isinstance(event, Steps)]

@@ -157,8 +157,8 @@ class JobEngine(Engine):
         state = super().view()
         assert state.run is not None
         state.run.workload, state.run.effects, state.run.state = "job", self.effects, "running"
-        state.run.unavailable["probe.swap_optim"] = NO_CONSENT
-        state.run.findings.append(LACKS_SWAP)
+        state.run.unavailable["probe.batch_elasticity"] = NO_CONSENT
+        state.run.findings.append(LACKS_PASSES)
         return state
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
@@ -166,7 +166,7 @@ class JobEngine(Engine):
         raise SessionError("the dataset is random")
 
 
-LACKS_SWAP = Finding("gpu.optimizer_unfused", "cant_tell", "", missing=("probe.optim_present_step_s",))
+LACKS_PASSES = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.batch_cost_ratio",))
 
 
 def test_the_end_names_the_change_of_a_job_that_needs_permission_and_the_experiments_that_wait(quick: None) -> None:

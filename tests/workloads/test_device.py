@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gpuconsole.agent.account import StepAccount
-from gpuconsole.agent.allocator import allocator_stats
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.agent.world import World
 from gpuconsole.workloads import device as subject
+from gpuconsole.workloads.allocator import allocator_stats
 from gpuconsole.workloads.calibration.stages import prepare
 from gpuconsole.workloads.device import DeviceError, account_for, refuse_unless_tested, refusing, torch_device
 from gpuconsole.workloads.profiling.window import Recorder

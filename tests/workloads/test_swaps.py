@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuconsole.agent import probes
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, swap_layout, swap_precision
+from gpuconsole.agent.probes import ProbeError
 from gpuconsole.workloads.device import cores
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog
+from gpuconsole.workloads.training.probes import swaps as probes
 from gpuconsole.workloads.training.probes.catalog import swap_attention, swap_optim, swap_threads
 from gpuconsole.workloads.training.probes.memory import memory_parts
+from gpuconsole.workloads.training.probes.swaps import swap_layout, swap_precision
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
 

@@ -17,10 +17,10 @@ import torch
 
 from gpuconsole.agent import account as phase
 from gpuconsole.agent import counters
-from gpuconsole.agent.allocator import allocator_stats
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads import device_memory
+from gpuconsole.workloads.allocator import allocator_stats
 from gpuconsole.workloads.facts import model_facts
 from gpuconsole.workloads.training import gpt, settings
 from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded

@@ -121,7 +121,7 @@ class CountedSteps:
 
     def every(self, usual_s: float, busy: bool) -> int:
         """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
-        if busy or passes.state.counting is not None or watch.keep_inputs or watch.wrap_forward is not None or steppers.several:
+        if busy or passes.state.counting is not None or watch.keep_inputs or steppers.several:
             self._from = recorder.index + MARKED_AT_FIRST
         return MARKED_OF if recorder.index >= self._from and 0 < usual_s < COUNTED_BELOW_S else 0
 

@@ -83,7 +83,6 @@ def observed_knobs() -> Knobs:
     if watch.batch_size:
         knobs["batch_size"] = watch.batch_size
     knobs.update(_loader_knobs())
-    changes.tidy()
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     knobs["num_threads"] = sys.modules["torch"].get_num_threads()

@@ -20,7 +20,7 @@ from .guard import put_back, switch, wrappers_without_level
 from .job import Agent
 from .recorder import get_ident
 from .sampler import sampler
-from .watch import recorder, watch
+from .watch import recorder
 
 if sys.version_info >= (3, 12):
     from .borders.monitor import Monitor
@@ -33,8 +33,6 @@ for _part in (calls, passes, optimizer, data, graphs, memory, communication, loa
 AT_IMPORT: dict[str, Callable[[Any], None]] = {"torch": calls.on_torch, "torch._dynamo.eval_frame": calls.on_dynamo}
 """What else is done once a module is imported."""
 
-COMPILED = "compiled"
-"""In the folder of the job: a link to a private folder on a disk. It is missing where the machine has none."""
 HELPERS = ("--multiprocessing-fork", "compile_worker", "resource_tracker", "forkserver")
 """Words in the command line of helper processes: they connect only if they train."""
 
@@ -115,7 +113,6 @@ def begin(folder: str, token: str, joined: bool = False) -> Any:
     Python's own finders, where that is needed; else None."""
     agent = Agent(folder, token, joined)
     loading_parts.begin(folder)
-    watch.compiled_folder = os.path.join(folder, COMPILED)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT_FILE))
     _agent.append(agent)
     recorder.at_end = agent.step_ended

@@ -79,8 +79,8 @@ LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
 INTERRUPTED = "an exception of the program has ended the probe"
-ANYWHERE = frozenset(("optim", "precision", "torch_compile", "cudnn_benchmark"))
-"""Changes that can be taken back within a step: a flag, a setting, or what the next call of the model runs."""
+ANYWHERE = frozenset(("optim", "precision", "cudnn_benchmark"))
+"""Changes that can be taken back within a step: a flag or a setting."""
 BESIDE_A_WINDOW = 4
 """Steps beside those of a profiler window that another process leaves out: the warm-up step, the step at whose begin the profiler ends, and two to spare."""
 SETTLE_AFTER_S = 0.05
@@ -887,12 +887,11 @@ class Agent:
             self._send("probedone", request=0, probe="observed", signals=signals)
 
     def _send_owners(self, job: JobLoop, device: int) -> None:
-        """Send who owns how much of the GPU's memory now, and now and then the peaks that rules read: they grow after the first steps."""
+        """Send who owns how much of the GPU's memory now, and the peaks that rules read."""
         if owners := memory.owners(device):
             figures = memory.at_peak
-            due = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak) and memory.peaks_due(now())
-            signals = peaks(figures, memory.states) if due and figures is not None else {}
-            self._send("memoryowners", rank=self.rank, owners=owners, signals=signals)
+            own = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak)
+            self._send("memoryowners", rank=self.rank, owners=owners, signals=peaks(figures, memory.states) if figures and own else {})
         else:
             switch.notes.append(f"the owners of the GPU's memory are not read any longer: {memory.off}")
 

@@ -6,7 +6,6 @@ to a frame of the traceback would keep the tensors alive that a program frees be
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import sys
@@ -27,10 +26,8 @@ from .watch import is_program, module_name, program_frame, recorder, watch
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Begins, or is part of, the message of an error of torch: of its allocator, of the driver, of cuBLAS."""
 LONGEST_MESSAGE = 2000
-FIRST_SAMPLE_S, SAMPLE_EVERY_S = 0.5, 5.0
-"""Seconds from the first message about the owners to the next, then the longest time between two. A message takes two readings of counters."""
-PEAKS_EVERY_S = 20.0
-"""Seconds between two messages about the peaks: they grow over the run, and few of them matter."""
+FIRST_SAMPLE_S, SAMPLE_EVERY_S = 2.0, 60.0
+"""Seconds from the first message about the owners to the next, then the longest time between two: each time is twice the one before."""
 MOVES = ("_apply", "to", "cuda")
 """Methods of a module that bring its parameters to a GPU."""
 BATCH_KNOWN = 3
@@ -117,21 +114,6 @@ def tensors_of_program(roots: Iterable[Any], index: int | None = None) -> Tensor
         gradients=_bytes((p.grad for p in trained if p.grad is not None), index),
         optimizer=_bytes(states, index),
     )
-
-
-def search_models() -> list[Any]:
-    """The modules that the program calls; before its first call is seen, all modules that are no part of another one. That search looks at every object
-    of the process, which takes 20 ms in a small program: it is for a failure only."""
-    if roots := watch.alive(watch.roots):
-        return roots
-    base = sys.modules["torch"].nn.Module
-    everything = gc.get_objects()
-    # `isinstance` would run the code of proxies, and not every class has a hash
-    kinds = {id(kind) for kind in {id(kind): kind for kind in map(type, everything)}.values() if issubclass(kind, base)}
-    modules = [candidate for candidate in everything if id(type(candidate)) in kinds]
-    del everything
-    inner = {id(child) for module in modules for child in children(module)}
-    return [module for module in modules if id(module) not in inner and has_parameters(module)]
 
 
 def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
@@ -236,34 +218,22 @@ def _short(file: str) -> str:
 
 
 def phase_of(problem: BaseException) -> str:
-    """What the program did: the segment under way, else by the functions of torch in the traceback. `move`: a module goes to the GPU."""
+    """Return what the program did: the segment under way, else by the functions of torch in the traceback. `move`: a module goes to the GPU."""
     if recorder.thread == get_ident():
         for code in reversed(recorder.stack):
             if code in PHASES:
                 return PHASES[code]
-    phases = set()
-    trace = problem.__traceback__
+    phase, trace = "other", problem.__traceback__
     while trace is not None:
         module, function = module_name(trace.tb_frame), trace.tb_frame.f_code.co_name
-        if module.startswith("torch.autograd") or (module == "torch._tensor" and function == "backward"):
+        if module.startswith("torch.autograd") or (module, function) == ("torch._tensor", "backward"):
             return "backward"
-        if module.startswith("torch.nn.modules"):
-            phases.add("move" if function in MOVES else "forward" if function.endswith("_call_impl") else "")
+        if module.startswith("torch.nn.modules") and (function in MOVES or function.endswith("_call_impl")):
+            phase = "move" if function in MOVES else "forward"
         elif module.startswith("torch.optim"):
-            phases.add("optimizer")
+            phase = "optimizer"
         trace = trace.tb_next
-    return next((phase for phase in ("forward", "optimizer", "move") if phase in phases), "other")
-
-
-def batch_under_way() -> int:
-    """Samples of the pass under way; before a pass is seen, the batch of the program's newest DataLoader; 0: not known."""
-    if recorder.samples:
-        return watch.newest_batch
-    iterators = watch.alive(watch.iterators)
-    ref = iterators[-1].__dict__.get("_gpuconsole_loader") if iterators else None
-    loader = ref() if ref is not None else None
-    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return size if type(size) is int else 0
+    return phase
 
 
 class Memory:
@@ -289,9 +259,9 @@ class Memory:
         """The peak when an allocation last failed: a peak that is not above it says nothing about the steps after it."""
         self.at_peak: Counted | None = None
         """The figures of the last look; None where their peak is that of a failed attempt."""
-        self._due = self._peaks_due = 0.0
+        self._due = 0.0
         self._period = FIRST_SAMPLE_S
-        self._tensors, self._seen = Tensors(), (-1, -1, -1, -1)
+        self._tensors = Tensors()
         self._last = ("", -1)
         """The message of the last failed allocation that was sent, and its step."""
 
@@ -304,15 +274,8 @@ class Memory:
 
     def due(self, t: float) -> bool:
         """Whether the owners are to be looked at after the step that ended at `t`: after the first and the third step, which is the first with its
-        batch known, then every SAMPLE_EVERY_S."""
+        batch known, then ever more rarely."""
         return not self.off and (t >= self._due or recorder.index == BATCH_KNOWN)
-
-    def peaks_due(self, t: float) -> bool:
-        """Whether the peaks are to be sent at `t`, with the owners. They are sent for the first time with the parts of the memory."""
-        if self.at_peak is None or t < self._peaks_due:
-            return False
-        self._peaks_due = t + PEAKS_EVERY_S
-        return True
 
     @property
     def states(self) -> float:
@@ -330,20 +293,9 @@ class Memory:
             return {}
 
     def sample(self, index: int) -> dict[str, float]:
-        """Bytes by owner on the GPU `index`, at the largest allocation so far: an entry for each of OWNERS in `gpuconsole.model.memory`.
-
-        The tensors are looked at again only where the number of modules, of optimizers, of their groups or of their states has changed.
-        """
-        optimizers, roots = watch.alive(watch.optimizers), watch.alive(watch.roots)
-        seen = (
-            len(roots),
-            len(optimizers),
-            sum(len(each.param_groups) for each in optimizers),
-            sum(len(each.state) for each in optimizers),
-        )
-        if seen != self._seen:
-            self._seen, self._tensors = seen, tensors_of_program(roots, index)
-        figures, tensors = counted(index), self._tensors
+        """Bytes by owner on the GPU `index`, at the largest allocation so far: an entry for each of OWNERS in `gpuconsole.model.memory`."""
+        figures, tensors = counted(index), tensors_of_program(watch.alive(watch.roots), index)
+        self._tensors = tensors
         self._due, self._period = now() + self._period, min(SAMPLE_EVERY_S, 2 * self._period)
         states = self.states
         owners = {
@@ -386,7 +338,7 @@ class Memory:
             **place_of(problem, outside)._asdict(),
             "phase": phase,
             "steps": recorder.index,
-            "batch_size": batch_under_way(),
+            "batch_size": watch.newest_batch if recorder.samples else watch.loader_batch,
             "step_peak_bytes": self.step_peak,
             "step_batch": self.step_batch,
             "pass_peak_bytes": self.pass_peak,
@@ -406,8 +358,7 @@ class Memory:
         if index is None:
             self.send_lines({"device": "", "reason": "the job has trained on no GPU"})
             return
-        held = history.report(index, False, is_program)
-        self.send_lines(held | {"cost_s": history.end(index)} if history.on else held)
+        self.send_lines(history.report(index, False, is_program))
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -427,7 +378,7 @@ def _read(text: str) -> dict[str, Any]:
             "free_bytes": read.free,
             "total_bytes": read.total,
         }
-    roots, optimizers = search_models(), watch.alive(watch.optimizers)
+    roots, optimizers = watch.alive(watch.roots), watch.alive(watch.optimizers)
     tensors = tensors_of_program(roots, index)
     buckets = any(type(root).__name__ == "DistributedDataParallel" for root in roots)  # they hold all gradients, also after zero_grad
     return figures | {
@@ -447,7 +398,7 @@ def _read(text: str) -> dict[str, Any]:
 
 def _index_of_model() -> int:
     """The GPU of the first parameter that is on one; 0 where there is none. The current device may be a GPU that the program does not use."""
-    places = (parameter.device for model in search_models() for parameter in parameters_of(model))
+    places = (parameter.device for model in watch.alive(watch.roots) for parameter in parameters_of(model))
     return next((int(place.index) for place in places if place.type == "cuda"), 0)
 
 

@@ -14,6 +14,7 @@ from ..clock import now
 from ..protocol import COUNTS
 from .guard import unseen
 from .recorder import OWN
+from .structure import parameters_of
 from .watch import recorder
 
 EVERY_S = 0.4
@@ -21,6 +22,7 @@ EVERY_S = 0.4
 FORGOTTEN_AFTER = 1000
 """Steps after which a mode that no look has found again is gone: a program may count its operators in the first steps only."""
 
+BY_DTYPE = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 OPERATORS_SEEN = "the program has a mode on that sees each operator: it would see other operators"
 
 
@@ -86,6 +88,16 @@ def _present() -> list[str]:
         "cudnn_deterministic": recorder.on_stream and torch.backends.cudnn.deterministic,
     }
     return [name for name, is_on in found.items() if is_on]
+
+
+@unseen
+def autocast_around(module: Any) -> str:
+    """Return `bf16` or `fp16` where a pass of `module` that begins now is within autocast; empty otherwise."""
+    import torch
+
+    parameter = next(parameters_of(module), None)
+    kind = parameter.device.type if parameter is not None else "cpu"
+    return BY_DTYPE.get(str(torch.get_autocast_dtype(kind)), "") if torch.is_autocast_enabled(kind) else ""
 
 
 def has_modes() -> bool:

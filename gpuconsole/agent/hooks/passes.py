@@ -12,8 +12,7 @@ from typing import Any
 from . import tracing
 from .borders.table import Border
 from .guard import entry, switch
-from .modes import has_modes, modes
-from .precision import autocast_around, precision_within
+from .modes import autocast_around, has_modes, modes
 from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL
 from .structure import has_parameters
 from .watch import count_samples, recorder, rows, watch
@@ -98,7 +97,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
             state.sized = True
             count_samples(args, kwargs)
             if recorder.index < 4:
-                watch.autocast, watch.precision_within = autocast_around(module), precision_within(module)
+                watch.autocast = autocast_around(module)
         if watch.keep_inputs:
             watch.last_inputs = (weakref.ref(module), args, kwargs)
     if state.counting is not None:

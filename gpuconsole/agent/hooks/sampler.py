@@ -1,27 +1,28 @@
-"""Samples of the training thread's stack: which lines of the program take the time of each part of a step.
+"""Samples of the training thread's stack: which lines of the program take the time of each part of a step, and which parts of loading the time of its batches.
 
 The other threads of the program are looked at too: one that computes in Python holds the interpreter's lock, and the training thread waits for it.
 
-A bare thread reads the stack of the training thread about 20 times a second: 100 times a second in a fifth of a second, then it rests. While it waits for a
-sample, the interpreter's switch interval is short: with the usual 5 ms a sample would come with the next function of torch, which releases the lock, and
-never find the program's own lines before it. In the rest of the time the interval is the program's own.
+A thread reads the stack of the training thread about 20 times a second, and 100 times a second where the console has asked for more samples, and at the start. The
+interpreter's switch interval is the program's own: where the training thread runs Python for less than that interval (5 ms) between two functions of torch that
+release the interpreter's lock, a sample comes with the next of these functions, and shows the line of the program that calls it.
 
-`threading.enumerate` does not show the thread. It is gone before a fork and at the end of the process: Python 3.12 and newer warn where a process with
+No function of Python shows the thread (see `threads`). It is gone before a fork and at the end of the process: Python 3.12 and newer warn where a process with
 several threads forks.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
-import functools
 import gc
 import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..forks import before_forks, in_forked_children
 from ..held import ProcFile
@@ -45,20 +46,17 @@ from .recorder import (
     WITHOUT_GRADIENTS,
     ZERO,
 )
-from .threads import BareThread
+from .threads import Ticker
 from .watch import is_program, module_name, place_name, recorder
 
-EVERY_S = 0.01
-"""Mean seconds between two samples. A sample takes about 0.2 ms of a core."""
-SWITCH_S = 0.000101
-"""The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
-stack must be read by then. Python keeps whole microseconds, and cuts: 100 µs that a program reads and sets again are 99 µs then, 101 µs stay 101 µs."""
-SPELL_S, REST_S = 0.2, 0.8
-"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
-MOST_OF_A_CORE, LONGEST_REST_S = 0.004, 10.0
-"""Share of a core that samples may take at the low rate. Where many threads make a spell dearer, the rest after it is longer, up to so many seconds."""
+EVERY_S, FAST_S = 0.05, 0.01
+"""Mean seconds between two samples, and where many are wanted. A sample takes about 0.2 ms of a core. All pauses are random, so that they do not follow a rhythm of
+the program; they are exponential: a sample that C code has delayed stands for all samples that C code has prevented, wherever its own pause began."""
+MOST_OF_A_CORE = 0.004
+"""Share of a core that samples may take: where many threads make them dearer, they are rarer."""
+OTHERS_EVERY_S = 1.0
 FIRST_S = 3.0
-"""Seconds without rest at the start: a job of some seconds has samples too."""
+"""Seconds with many samples at the start: a job of some seconds has samples too."""
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 TYPED = ("<string>", "<stdin>")
 """The file names of a program that `python -c` or a pipe gives."""
@@ -78,7 +76,7 @@ SPIN_NS, LATE_S = 50_000, 0.0002
 """How long a thread goes on running that does not need the interpreter's lock. One without a core does not need it either if this thread got the lock at
 once."""
 NAP_S, STOOD_NS = 0.0002, 20_000
-"""How long the thread lets go of the interpreter's lock to see what a thread does that sleeps, and CPU time below which that thread slept on."""
+"""How long this thread waits to see what a thread does that sleeps, and CPU time below which that thread slept on."""
 OBJECTS = 60
 """More than a sample makes: a garbage collection, and with it finalizers of the program, must not run in this thread."""
 MOST_SKIPPED = 5
@@ -117,19 +115,35 @@ Stack = tuple[str, str, str, tuple[Line, ...]]
 innermost first."""
 
 
+class Seen(NamedTuple):
+    """A sample of a thread that sleeps: it waits for the interpreter's lock, or for something else. `clock_ns`: its CPU time."""
+
+    part: str
+    callee: str
+    lines: tuple[Line, ...]
+    weight: float
+    clock_ns: int
+
+
 class Sampler:
-    """Takes samples of the training thread while that trains. `cpu_s`: CPU seconds of the sampling thread so far."""
+    """Takes samples of the training thread while that trains. `cpu_s`: CPU seconds of the sampling thread so far. `see`: gets the innermost frame and the seconds
+    that a sample stands for, for the parts of loading; None: nobody asks for them."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
+        self.see: Callable[[FrameType, float], None] | None = None
         self._random = random.Random(0)
         self._skipped = 0
-        self._usual_s = 0.0
-        """The interpreter's switch interval as the program has it; 0: not known yet. A program that sets it itself is left alone."""
-        self._leaves_interval = False
+        self._broken = False
+        """Whether a sample has failed: no further one is taken."""
         self._thread = self._clock = 0
         self._state: ThreadState | None = None
         self._fast_until = 0.0
+        self._due = 0.0
+        """When the next sample is due."""
+        self._every_s = EVERY_S
+        self._others_due = 0.0
+        self._sleeping: Seen | None = None
         self._of_step: list[tuple[Stack, float]] = []
         self._step = 0
         """The samples of the step under way, and the number of this step."""
@@ -144,12 +158,10 @@ class Sampler:
 
     def _forget(self) -> None:
         """As in a process without the thread. A forked child has no other thread than the one that forked."""
-        self._wanted = False
-        self._sampling: BareThread | None = None
-        self._wake: Any = None
-        self._own_interval()
+        self._ticker: Ticker | None = None
+        self.see = None
         self.close()
-        self._stacks, self._of_step = {}, []
+        self._stacks, self._of_step, self._sleeping = {}, [], None
 
     def go_on(self) -> None:
         """Sample the present thread from now on. Called between two steps: after a fork, Python counts the threads until the fork is over."""
@@ -158,26 +170,16 @@ class Sampler:
             self._clock = time.pthread_getcpuclockid(thread)  # reading it raises OSError once the thread has ended
             self._state, self._thread = ThreadState(), thread
             self.faster(FIRST_S)
-        if (self._sampling is not None and self._sampling.runs) or switch.failed:
-            return
-        self._usual_s = self._usual_s or sys.getswitchinterval()
-        self._wanted = True
-        self._wake = wake = _thread.allocate_lock()
-        wake.acquire()
-        try:
-            self._sampling = BareThread(functools.partial(self._run, wake))
-        except RuntimeError:  # the program may have no further thread
-            self._wanted = False
+        if (self._ticker is None or not self._ticker.runs) and not self._broken and not switch.failed:
+            self._sleeping, self._due = None, 0.0
+            with contextlib.suppress(RuntimeError):  # the program may have no further thread
+                self._ticker = Ticker(self._tick)
 
     def stop(self) -> None:
         """End the thread, and wait until it is gone."""
-        wake, self._wake, self._wanted = self._wake, None, False
-        if wake is None:
-            return
-        wake.release()
-        self._own_interval()
-        if self._sampling is not None:
-            self._sampling.join()
+        ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.stop()
 
     def close(self) -> None:
         """Give the file of the sampled thread back."""
@@ -213,71 +215,38 @@ class Sampler:
 
     # --- in the thread of its own -------------------------------------------------------------------------------
 
-    def _run(self, wake: Any) -> None:
+    def _tick(self) -> float | None:
+        """Take a sample, or see what became of a thread that slept. Returns the seconds until the next call."""
         try:
-            self._sample_until_woken(wake)
-        except BaseException:  # Python would print it in the job. Without samples the rest goes on
-            self._wanted = False
+            if self._sleeping is not None:
+                self._woke(self._sleeping)
+            elif self._due:
+                self._look(time.perf_counter())
+        except Exception:  # Python would print it in the job. Without samples the rest goes on
+            self._broken = True
+            return None
+        if self._sleeping is not None:
+            return NAP_S
+        before_s, self.cpu_s = self.cpu_s, time.thread_time()
+        self._every_s = FAST_S if self.fast else max(EVERY_S, (self.cpu_s - before_s) / MOST_OF_A_CORE)
+        pause_s = self._random.expovariate(1 / self._every_s)
+        self._due = time.perf_counter() + pause_s
+        return pause_s
 
-    def _sample_until_woken(self, wake: Any) -> None:
-        """Sample for a spell, rest, and so on. All pauses are random, so that they do not follow a rhythm of the program."""
-        rest_s = REST_S
-        while self._wanted:
-            if not self.fast and wake.acquire(True, rest_s * (0.5 + self._random.random())):
-                return
-            begun_s = time.thread_time()
-            try:
-                self._others.look({self._thread, _thread.get_ident()})
-                until = time.perf_counter() + SPELL_S
-                while time.perf_counter() < until:
-                    if self._sample_later(wake):
-                        return
-            finally:
-                self.cpu_s = time.thread_time()
-            rest_s = min(LONGEST_REST_S, max(REST_S, (self.cpu_s - begun_s) / MOST_OF_A_CORE - SPELL_S))
-
-    def _sample_later(self, wake: Any) -> bool:
-        """Wait, then take a sample. Returns whether the thread is to end."""
-        # Exponential pauses: a sample that C code has delayed stands for all samples that C code has prevented, wherever its own pause began.
-        pause_s = self._random.expovariate(1 / EVERY_S)
-        due = time.perf_counter() + pause_s
-        short_s = self._switch_soon()
-        over = bool(wake.acquire(True, pause_s))
-        self._switch_as_ever(short_s)  # the stack must not change while it is read
+    def _look(self, t: float) -> None:
+        if t >= self._others_due:
+            self._others_due = t + OTHERS_EVERY_S
+            self._others.look({self._thread, _thread.get_ident()})
         self._skipped = 0 if self._skipped > MOST_SKIPPED or not _collects_soon() else self._skipped + 1
-        if not over and not self._skipped and recorder.thread == self._thread and not recorder.arm and recorder.kind == COUNTS:
-            self._sample(time.perf_counter() - due)
-        return over
-
-    def _switch_soon(self) -> float:
-        """Make the interpreter's switch interval short. Returns the short interval; 0 where the program sets the interval itself: the interval is not changed
-        then, because the program may bring back later what it has read."""
-        present_s = self._own_interval()
-        self._leaves_interval = self._leaves_interval or present_s != self._usual_s
-        if self._leaves_interval or present_s <= SWITCH_S or not self._wanted:
-            return 0.0
-        sys.setswitchinterval(SWITCH_S)
-        return SWITCH_S
-
-    def _own_interval(self) -> float:
-        """The program's own switch interval. Where the program has brought back the short interval, which it had read, the usual interval is set."""
-        present_s = sys.getswitchinterval()
-        if self._usual_s and present_s == SWITCH_S:
-            sys.setswitchinterval(self._usual_s)
-            return self._usual_s
-        return present_s
-
-    def _switch_as_ever(self, short_s: float) -> None:
-        """Bring back the program's own switch interval. Where the program has set an interval meanwhile, the sampler never changes the interval again."""
-        if short_s and self._own_interval() != self._usual_s:
-            self._leaves_interval = True
+        if not self._skipped and recorder.thread == self._thread and not recorder.arm and recorder.kind == COUNTS:
+            self._sample(t - self._due)
 
     def _sample(self, late_s: float) -> None:
         """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
         code, between = recorder.stack[-1], self._between()
         if code == WHOLE and recorder.last == FORWARD:  # in a framework's training step, after the model's call
             code = GAP
-        busy = self._others.busy
+        busy, weight = self._others.busy, 1 + late_s / self._every_s
         # No variable holds the dictionary: it has the frame of this function too, and both would keep each other and the program's objects alive.
         frame, *others = map(sys._current_frames().get, (self._thread, *busy))
         if frame is None or code == OWN:
@@ -286,10 +255,25 @@ class Sampler:
             native_id = list(busy.values())[len(others) - 1]
             _, callee, lines = self._lines(others.pop(), THREAD)
             if lines or callee:
-                self._count((THREAD, NATIVE if runs(native_id) else PYTHON, callee, lines), 1 + late_s / EVERY_S)
+                self._count((THREAD, NATIVE if runs(native_id) else PYTHON, callee, lines), weight)
+        if self.see is not None:
+            self.see(frame, weight * self._every_s)
         part, callee, lines = self._lines(frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT))
         del frame  # before the lock goes: nothing of the program may be freed here
-        self._count((part, self._kind(late_s), callee, lines), 1 + late_s / EVERY_S)
+        kind, clock_ns = self._kind(late_s)
+        if kind == WAITS:
+            self._sleeping = Seen(part, callee, lines, weight, clock_ns)
+        else:
+            self._count((part, kind, callee, lines), weight)
+
+    def _woke(self, seen: Seen) -> None:
+        """Count a sample of a thread that slept NAP_S ago, and could have had the interpreter's lock since then."""
+        self._sleeping = None
+        try:
+            went_on = time.clock_gettime_ns(self._clock) - seen.clock_ns > STOOD_NS or (self._state is not None and self._state.runs())
+        except OSError:  # the thread has ended, and with it its clock
+            went_on = True
+        self._count((seen.part, PYTHON if went_on else WAITS, seen.callee, seen.lines), seen.weight)
 
     def _count(self, stack: Stack, weight: float) -> None:
         """Keep a sample until its step is over. What the program does after its last step belongs to no step."""
@@ -355,23 +339,21 @@ class Sampler:
             belongs = self._is_program[file] = is_program(file)
         return belongs
 
-    def _kind(self, late_s: float) -> str:
-        """What the sampled thread does, where this thread has come to the interpreter's lock `late_s` after its time. This thread holds the lock now: one that
-        goes on running does so without it. One that sleeps may wait for the lock, and goes on as soon as it is let go."""
+    def _kind(self, late_s: float) -> tuple[str, int]:
+        """Return what the sampled thread does, where this thread has come to the interpreter's lock `late_s` after its time, and the CPU time of the sampled thread. This
+        thread holds the lock now: one that goes on running does so without it. One that sleeps may wait for the lock: `_woke` decides."""
         state = self._state
         if state is None:
-            return PYTHON
+            return PYTHON, 0
         try:
             begun_ns, since_ns = time.clock_gettime_ns(self._clock), time.perf_counter_ns()
             while state.runs():
                 if time.perf_counter_ns() - since_ns > SPIN_NS:
                     has_core = time.clock_gettime_ns(self._clock) - begun_ns > SPIN_NS / 2
-                    return NATIVE if has_core or late_s < LATE_S else PYTHON
-            begun_ns = time.clock_gettime_ns(self._clock)
-            time.sleep(NAP_S)
-            return PYTHON if state.runs() or time.clock_gettime_ns(self._clock) - begun_ns > STOOD_NS else WAITS
+                    return NATIVE if has_core or late_s < LATE_S else PYTHON, 0
+            return WAITS, time.clock_gettime_ns(self._clock)
         except OSError:  # the thread has ended, and with it its clock
-            return PYTHON
+            return PYTHON, 0
 
 
 class ThreadState:

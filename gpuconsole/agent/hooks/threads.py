@@ -1,41 +1,53 @@
-"""A thread of the agent's own that `threading.enumerate` does not show, and that gets no signal."""
+"""A thread of the agent's own, without a Python frame between two calls of its function: `sys._current_frames` and `threading.enumerate` do not show it.
+
+A watchdog that names each thread of `sys._current_frames()` by `threading.enumerate()` would end with KeyError at a thread that `threading` does not know; and a
+program that joins all threads of `threading.enumerate()` would never end with one that it does know. So the loop of this thread consists of C functions only:
+it waits in `lock.acquire`. While the function runs, the thread holds the interpreter's lock: it must not release it.
+"""
 
 from __future__ import annotations
 
 import _thread
+import itertools
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 GONE_S = 1.0
 """The longest wait for the end of the thread."""
 
 
-class BareThread:
-    """Runs `function`, which must not raise, in a thread. Raises RuntimeError where the program may have no further thread."""
+class Ticker:
+    """Calls `tick` in a thread, which gets no signal, until it returns None: it returns the seconds until the next call. Raises RuntimeError where the program
+    may have no further thread."""
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    def __init__(self, tick: Callable[[], float | None]) -> None:
+        self._function = tick
         self._native_id = 0
-        self._ended = _thread.allocate_lock()
-        self._ended.acquire()
-        _thread.start_new_thread(self._run, (function, self._ended))
+        self.runs = True
+        self._wake = _thread.allocate_lock()
+        self._wake.acquire()
+        self._pauses: list[float | None] = [0.0]
+        woken = map(self._wake.acquire, itertools.repeat(True), iter(self._pauses.pop, None))
+        _thread.start_new_thread(deque[None](maxlen=0).extend, (map(self._tick, woken),))
 
-    def _run(self, function: Callable[[], None], ended: Any) -> None:
+    def _tick(self, over: bool) -> None:
+        pause_s = None
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal is for a thread of the program, not for this thread
-            self._native_id = _thread.get_native_id()
-            function()
+            if not self._native_id:
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal is for a thread of the program
+                self._native_id = _thread.get_native_id()
+            pause_s = None if over else self._function()
         finally:
-            ended.release()
+            self.runs = pause_s is not None
+            self._pauses.append(pause_s)
 
-    @property
-    def runs(self) -> bool:
-        return self._ended.locked()
-
-    def join(self) -> None:
-        """Wait until the thread is gone, because Python 3.12 and newer warn if a process with several threads forks."""
+    def stop(self) -> None:
+        """End the thread, and wait until it is gone: Python 3.12 and newer warn if a process with several threads forks."""
+        if self._wake.locked():
+            self._wake.release()
         until = time.monotonic() + GONE_S
         while (self.runs or os.path.exists(f"/proc/self/task/{self._native_id}")) and time.monotonic() < until:
             time.sleep(0.00005)

@@ -35,7 +35,7 @@ class Watch:
     """One per process. The hooks write, and the changes read.
 
     `iterators`: DataLoader iterators, the newest last. `optimizers`: those that were made or have stepped. `roots`: modules that the program
-    called itself. `wrap_forward`: runs around the call of a root module as `(call, module, args, kwargs)`; None: nothing does. `last_inputs`:
+    called itself. `last_inputs`:
     arguments of the last training pass, where `keep_inputs` asks for them.
     """
 
@@ -59,15 +59,10 @@ class Watch:
         """The DataLoader of the last batch."""
         self.allows_numerics = False
         """Whether the user has agreed to changes that alter the numbers of the program."""
-        self.compiled_folder = ""
-        """The private folder for what torch.compile writes for a change of ours."""
-        self.wrap_forward: Callable[..., Any] | None = None
         self.last_inputs: tuple[Any, ...] | None = None
         self.keep_inputs = False
         self.autocast = ""
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
-        self.precision_within = ""
-        """The same by what is set within the model."""
         self.counted_precision = ""
         """The number type of most FLOPs of the counted step; empty before it, and where no step was counted."""
         self.newest_batch = 0

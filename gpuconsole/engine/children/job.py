@@ -32,6 +32,7 @@ from gpuconsole.engine.children.host_memory import oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.signals import signal_name
 from gpuconsole.engine.children.terminal.failure import failure_words
+from gpuconsole.engine.children.workers_memory import WorkersMemory
 from gpuconsole.model.encoding import utf8
 from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState
@@ -63,8 +64,6 @@ from gpuconsole.wire.events import (
 
 AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
-COMPILED = "compiled"
-"""A link in the folder of the job, to the folder for what torch.compile writes. The same name as in `agent/hooks/install.py`."""
 NO_TORCH = "No module named 'torch'"
 MEMORY_CONSENT_FILE = "memory"
 """A file in the folder of the job: the user has agreed to a history of allocations (agent/hooks/evidence/memory_lines.py)."""
@@ -183,12 +182,10 @@ def probe_of(window: Profiled) -> ProbeDone:
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
-    def __init__(self, path: Path, on_disk: Path, memory: bool = False) -> None:
-        """`path`, `on_disk`: private folders, the second for what torch.compile writes: gigabytes are possible. `memory`: torch keeps a history of
-        allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
+    def __init__(self, path: Path, memory: bool = False) -> None:
+        """`path`: a private folder. `memory`: torch keeps a history of allocations; the agent looks for the file MEMORY_CONSENT_FILE."""
         self.path = path / "job"
         self.path.mkdir(mode=0o700)
-        (self.path / COMPILED).symlink_to(on_disk)
         if memory:
             (self.path / MEMORY_CONSENT_FILE).touch(mode=0o600)
         self.socket = self.path / "socket"
@@ -272,14 +269,13 @@ class JobChild(Child):
         self,
         command: JobCommand,
         scratch: Path,
-        on_disk: Path,
         on_event: Callable[[AnyEvent], None],
         on_exit: Callable[[int], None],
     ) -> None:
-        """`scratch`, `on_disk`: see `JobFolder`."""
+        """`scratch`: see `JobFolder`."""
         super().__init__("", [], on_event, on_exit)
         self.command = command
-        self._folder = JobFolder(scratch, on_disk, command.memory)
+        self._folder = JobFolder(scratch, command.memory)
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}
@@ -445,7 +441,7 @@ class JobChild(Child):
         self._torch = True
         self.processes.append(joined)
         self.on_process(joined)
-        fold = SegmentFold()
+        fold, workers = SegmentFold(), WorkersMemory(joined.pid)
         rank: int | None = None
         off = False
 
@@ -472,7 +468,7 @@ class JobChild(Child):
                 self._on_event(event)
                 return
             if rank is not None or (isinstance(event, AgentOff) and event.where):
-                self._on_rank_event(event, fold, rank or 0)
+                self._on_rank_event(event, fold, rank or 0, workers)
 
         await self._read_events(reader, on_event)
         if rank is not None and self._ranks.get(rank) is writer:
@@ -506,12 +502,15 @@ class JobChild(Child):
             Note(event.t, f"process {pid} of the job trains too, apart from the others: only the first training is shown", "warning")
         )
 
-    def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int) -> None:
+    def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int, workers: WorkersMemory | None = None) -> None:
         match event:
             case Segments():
                 self._stepped = True
                 with contextlib.suppress(ValueError):
-                    steps = msgspec.structs.replace(fold.add(event), rank=rank)
+                    steps = fold.add(event)
+                    steps = msgspec.structs.replace(
+                        steps, rank=rank, counters={**steps.counters, **(workers.take() if workers is not None else {})}
+                    )
                     self._on_event(steps)
                     if steps.steps:
                         self._reached[rank] = steps.steps[-1].index

@@ -93,10 +93,10 @@ class WorkerHandle:
         self._child: Child
         self.job: JobChild | None = None
         if job is not None:
-            on_disk, in_memory = self._scratches[0], Scratch(runtime_folder())
+            in_memory = Scratch(runtime_folder())
             self._scratches.append(in_memory)
             kind = JoinedJob if job.joins else JobChild
-            self._child = self.job = kind(job, in_memory.path, on_disk.path, self._on_event, self._exited)
+            self._child = self.job = kind(job, in_memory.path, self._on_event, self._exited)
         elif launch is None:
             self._child = Child(module, ["--scratch", str(self._scratches[0].path)], self._on_event, self._exited)
         else:

@@ -91,8 +91,7 @@ def lines_report(run: Run) -> Report:
             continue
         when = "when the allocation failed" if held.failed else "at the largest allocation that torch's history has"
         rank = f"rank {held.rank}, " if held.rank else ""
-        cost = f"; the history cost {units.duration(held.cost_s).strip()} for each allocation" if held.cost_s is not None else ""
-        report.append(labelled("lines", visible(f"{rank}{held.device}: {_size(held.total_bytes)} {when}{cost}")))
+        report.append(labelled("lines", visible(f"{rank}{held.device}: {_size(held.total_bytes)} {when}")))
         rows: list[list[Segment]] = [
             [(visible(line.place), ""), (_size(line.bytes), ""), (f"{line.blocks} blocks", "dim")] for line in held.lines
         ]

@@ -206,7 +206,7 @@ def numerics_question(change: str, allow: Callable[[], None]) -> Question:
     what = (
         f"{change} changes numerics: {EFFECTS[CHANGES_NUMERICS]}."
         if change
-        else f"Some changes (bf16, torch.compile) alter the numbers of the job: {EFFECTS[CHANGES_NUMERICS]}."
+        else f"Some changes (TF32) alter the numbers of the job: {EFFECTS[CHANGES_NUMERICS]}."
     )
     about: Report = [
         text(what, "alert"),

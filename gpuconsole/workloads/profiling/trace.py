@@ -158,8 +158,6 @@ def on_tensor_cores(name: str) -> bool:
 RUNTIME = ("cuda_runtime", "cuda_driver")
 NEAR_US = 50.0
 """Maximum time between the end of the last kernel and the return of the synchronisation."""
-LINE = "line of the program: "
-"""Begins the annotation of a call that may wait for the GPU, in a window of a user's job (agent/hooks/evidence/probes.py). Its rest names the line."""
 NAME = 160
 """Characters of a name that are kept."""
 NAMED = 20
@@ -197,14 +195,12 @@ def _nearest(syncs: list[TraceEvent], t: float) -> TraceEvent | None:
 
 
 def _where(blamed: list[tuple[float, TraceEvent]], events: list[TraceEvent]) -> str:
-    """The innermost operator around the synchronisations with the most time, and the line of the program around it where the window marked it."""
+    """The innermost operator around the synchronisations with the most time."""
     lost: dict[str, float] = {}
     ops = [event for event in events if event.cat == OP]
-    lines = [event for event in events if event.cat == ANNOTATION and event.name.startswith(LINE)]
     for length, sync in blamed:
-        innermost = [min(around, key=lambda span: span.dur) for spans in (ops, lines) if (around := _around(sync, spans))]
-        name = " at ".join(span.name.removeprefix(LINE)[:NAME] for span in innermost)
-        if name:
+        if around := _around(sync, ops):
+            name = min(around, key=lambda span: span.dur).name[:NAME]
             lost[name] = lost.get(name, 0.0) + length
     return max(lost, key=lambda name: lost[name]) if lost else ""
 

@@ -23,7 +23,6 @@ import aiohttp
 from prometheus_client.metrics_core import Metric
 
 from gpuconsole import __version__
-from gpuconsole.agent import caches
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -49,6 +48,7 @@ from gpuconsole.wire.events import (
     decode_event,
     encode,
 )
+from gpuconsole.workloads import caches
 from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
 from gpuconsole.workloads.serving.http import api_key, connect, explain, make_key
 from gpuconsole.workloads.serving.scraping import Scraper

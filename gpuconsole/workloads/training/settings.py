@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from gpuconsole.agent import caches
 from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.model.knobs.training import GRAPH_MODES
+from gpuconsole.workloads import caches
 from gpuconsole.workloads.device import set_matmul_precision, set_threads
 from gpuconsole.workloads.training.parallel.plan import Parameters, unwrapped
 

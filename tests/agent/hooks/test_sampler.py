@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
-from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, SWITCH_S, WAITS, Sampler
+from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
 from gpuconsole.agent.hooks.watch import recorder
 from tests.agent.listener import Listener
 
@@ -211,33 +211,22 @@ def test_a_sample_keeps_nothing_of_the_program_alive(sampler: Sampler) -> None:
         gc.enable()
 
 
-def test_the_short_switch_interval_is_the_same_after_a_program_has_read_and_set_it() -> None:
-    """Python cuts to whole microseconds: 100 µs would come back as 99 µs, and nobody would know whose they are."""
-    usual_s = sys.getswitchinterval()
-    try:
-        sys.setswitchinterval(SWITCH_S)
-        for _ in range(2):
-            assert sys.getswitchinterval() == SWITCH_S
-            sys.setswitchinterval(sys.getswitchinterval())
-    finally:
-        sys.setswitchinterval(usual_s)
+def test_the_switch_interval_is_the_programs_own(sampler: Sampler) -> None:
+    usual_s, seen = sys.getswitchinterval(), set[float]()
+    work(sampler, lambda: seen.add(sys.getswitchinterval()), 10)
+    assert seen == {usual_s}
 
 
-def test_the_switch_interval_is_the_programs_own_whatever_the_program_does_with_it(sampler: Sampler) -> None:
-    usual_s = sys.getswitchinterval()
+def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sampler: Sampler) -> None:
+    """`names[ident] for ident in sys._current_frames()` ended with KeyError. A look may still find the thread where the kernel has stopped it within a sample."""
+    looks, strangers, before, until = 0, 0, sampler.cpu_s, time.monotonic() + 20
+    known = sys._current_frames().keys()  # among them those of a program that runs the tests
     sampler.go_on()
-    try:
-        for _ in range(300):
-            read_s = sys.getswitchinterval()
-            sys.setswitchinterval(0.02)
-            time.sleep(0.0005)
-            assert sys.getswitchinterval() == 0.02
-            sys.setswitchinterval(read_s)
-            time.sleep(0.001)
-        sampler.stop()
-        assert sys.getswitchinterval() == usual_s
-    finally:
-        sys.setswitchinterval(usual_s)
+    while looks < 2000 or (sampler.cpu_s == before and time.monotonic() < until):
+        strangers += not sys._current_frames().keys() <= known
+        looks += 1
+        time.sleep(0.0002)
+    assert sampler.cpu_s > before and strangers <= looks / 50
 
 
 def test_two_files_with_one_name_are_told_apart(sampler: Sampler) -> None:
@@ -274,10 +263,10 @@ def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: Sam
     sampler.go_on()
     callees: set[str] = set()
     until = time.monotonic() + 20
-    while len(callees) < 1 and time.monotonic() < until:
+    while "torch.interpolate" not in callees and time.monotonic() < until:
         names["fit"](torch.ones(1, 3, 64, 64))
         callees |= {callee for _, _, _, callee, lines in sampler.take() if lines and "test_what_torch_does" in lines[0]}
-    assert callees == {"torch.interpolate"}
+    assert "torch.interpolate" in callees and callees <= {"torch.interpolate", "fw.fit"}
 
 
 def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: Sampler) -> None:

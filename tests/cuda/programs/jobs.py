@@ -116,52 +116,6 @@ def graph():
     return model
 
 
-class Own(nn.Module):
-    """A model with a forward pass of its own, which torch.compile compiles."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = network("cuda")
-
-    def forward(self, x):
-        return self.inner(x) * 1.5
-
-
-def kept_outputs():
-    """The program keeps the outputs of many steps, as for the metrics of an epoch. It runs on until torch has compiled."""
-    model = Own().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    generator, kept = torch.Generator().manual_seed(1), []
-    for _ in range(400):
-        x, y = torch.randn(32, 64, generator=generator), torch.randint(0, 10, (32,), generator=generator)
-        output = model(x.to("cuda"))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(output, y.to("cuda")).backward()
-        optimizer.step()
-        kept.append(output.detach())
-        time.sleep(0.005)
-    print(f"{torch.stack(kept).sum().item():.6f}", flush=True)
-    sys.exit()  # compiled, the job takes more memory
-
-
-def tight():
-    """A change takes memory that this program does not have: it catches the error, and goes on."""
-    model = Own().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(1)
-    model.inner.register_forward_hook(lambda *_: torch.empty(2**40, device="cuda") if torch.is_autocast_enabled("cuda") else None)
-    for _ in range(400):
-        x, y = torch.randn(32, 64, generator=generator), torch.randint(0, 10, (32,), generator=generator)
-        for _ in range(3):
-            try:
-                train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
-                break
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
-        time.sleep(0.005)
-    return model
-
-
 def in_backward():
     """An optimizer for each parameter that steps as soon as its gradient is there: on a GPU in a thread of torch's."""
     model = network("cuda")
@@ -217,10 +171,7 @@ JOBS = {
     "long_epochs": lambda: long_epochs("cuda"),
     "second_device": second_device,
     "tf32": tf32,
-    "accumulation": lambda: plain("cuda", passes=4, steps=200),
     "graph": graph,
-    "kept_outputs": kept_outputs,
-    "tight": tight,
 }
 trained = JOBS[KIND]()
 torch.cuda.synchronize(next(trained.parameters()).device)

@@ -92,7 +92,7 @@ raise SystemExit(2)
 
 async def events_of(program: str, folder: Path) -> list[AnyEvent]:
     events: list[AnyEvent] = []
-    child = JobChild(JobCommand((sys.executable, "-c", program)), folder, folder, events.append, lambda code: None)
+    child = JobChild(JobCommand((sys.executable, "-c", program)), folder, events.append, lambda code: None)
     await child.start()
     async with asyncio.timeout(20):
         await child.exited.wait()
@@ -109,7 +109,7 @@ def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
 async def answer_of(program: str, folder: Path) -> KnobsSet:
     """The answer of a job of two ranks to a change."""
     events: list[AnyEvent] = []
-    child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), folder, folder, events.append, lambda code: None)
+    child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), folder, events.append, lambda code: None)
     await child.start()
     async with asyncio.timeout(20):
         while sum(isinstance(event, RankJoined) for event in events) < 2:
@@ -157,7 +157,7 @@ def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: 
 
     async def leave_at_once() -> None:
         program = "line = agent(0, 2, 7); line.recv(100)"
-        child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), tmp_path, tmp_path, lambda event: None, lambda code: None)
+        child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), tmp_path, lambda event: None, lambda code: None)
         await child.start()
         async with asyncio.timeout(20):
             while not child.processes:
@@ -172,9 +172,7 @@ def test_a_job_outlives_the_transport_of_its_process(tmp_path: Path) -> None:
     """asyncio closes the transport at the end of the console, from Python 3.12 on, and kills a process that runs then."""
 
     async def leave() -> psutil.Process:
-        child = JobChild(
-            JobCommand((sys.executable, "-c", "import time; time.sleep(60)")), tmp_path, tmp_path, lambda event: None, lambda code: None
-        )
+        child = JobChild(JobCommand((sys.executable, "-c", "import time; time.sleep(60)")), tmp_path, lambda event: None, lambda code: None)
         await child.start()
         child.detach()
         assert child._process is not None
@@ -236,7 +234,7 @@ def test_the_rank_comes_from_the_process_group_and_else_from_the_launcher(monkey
 def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
     async def why() -> str:
         words = ("sh", "-c", r"printf '7\tpython\t3.8.18\t\n' >> $GPUCONSOLE_AGENT/seen")
-        child = JobChild(JobCommand(words), tmp_path, tmp_path, lambda event: None, lambda code: None)
+        child = JobChild(JobCommand(words), tmp_path, lambda event: None, lambda code: None)
         await child.start()
         async with asyncio.timeout(20):
             await child.exited.wait()
@@ -258,7 +256,7 @@ def test_a_process_that_leaves_before_its_profile_is_an_answer(tmp_path: Path) -
 
     async def answer() -> Profiled:
         events: list[AnyEvent] = []
-        child = JobChild(JobCommand((sys.executable, "-c", AGENT + WINDOW_LEAVES)), tmp_path, tmp_path, events.append, lambda code: None)
+        child = JobChild(JobCommand((sys.executable, "-c", AGENT + WINDOW_LEAVES)), tmp_path, events.append, lambda code: None)
         await child.start()
         async with asyncio.timeout(20):
             while sum(isinstance(event, Steps) for event in events) < 2:

@@ -12,7 +12,7 @@ from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile, device_of
 from .optimizer import Optimizer
 
-__all__ = ["CHANGES", "Change", "Refused", "begin", "effects", "observed", "tidy", "why_fixed"]
+__all__ = ["CHANGES", "Change", "Refused", "begin", "effects", "observed", "why_fixed"]
 
 _ALL = (NumWorkers, PrefetchFactor, PinMemory, Optimizer, Precision, TorchCompile, ChannelsLast, CudnnBenchmark)
 CHANGES: dict[str, Change] = {change.knob: change() for change in _ALL}
@@ -90,14 +90,3 @@ def begin(knob: str, value: Value, prepare: bool = False) -> None:
 
 own: dict[str, Value | None] = {}
 """The values that the program itself has set, of the knobs that were changed."""
-
-
-def tidy() -> None:
-    """Give back what changes have left that were taken back. Called now and then, between two steps."""
-    compiled = CHANGES[TorchCompile.knob]
-    assert isinstance(compiled, TorchCompile)
-    try:
-        compiled.tidy()
-    except Exception as problem:  # what is left stays
-        if from_outside(problem):
-            raise

@@ -19,8 +19,6 @@ from ..changes.loader import worker_pids
 from ..guard import unseen
 from ..recorder import LOADER, LOADERS
 from ..watch import program_frame, watch
-from .loading_parts import job_folder
-from .workers_memory import WorkersMemory
 
 SAMPLE_EVERY_S = 0.04
 """Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
@@ -73,13 +71,11 @@ class Loading:
         self._last: dict[int, tuple[float, float, float]] = {}
         self.batch: tuple[int, int] | None = None
         """Tensors and bytes of a batch from `place`; None before one was seen."""
-        self._memory = WorkersMemory()
 
     def close(self) -> None:
         """Give the file of the thread's times back."""
         if self._times is not None:
             self._times.close()
-        self._memory.close()
 
     # --- places -----------------------------------------------------------------------------------------------
 
@@ -189,8 +185,6 @@ class Loading:
         }
         for who, totals in (("here", self._here), ("workers", self._workers)):
             counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
-        if (private := self._memory.read(job_folder(), list(self._last))) is not None:
-            counters["loader.private_bytes"] = private
         return counters
 
     def _read_workers(self, t: float) -> None:

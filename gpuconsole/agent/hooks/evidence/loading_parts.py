@@ -1,8 +1,8 @@
 """Which part of loading takes the time: a transform, a function or a line of the dataset. Stack samples in the processes that load.
 
-A worker of a DataLoader is a process of its own. A thread of each worker looks a few times a second for a file of the training process in the folder
-of the job. The file says until when samples are wanted. The samples of a worker are another file, which the training process reads. Without workers, a
-thread of the training process takes the samples. No code of the program runs for a sample, and no sample is taken outside the window.
+A worker of a DataLoader is a process of its own. A thread of each worker (see `threads`) looks a few times a second for a file of the training process in the folder
+of the job. The file says until when samples are wanted. The samples of a worker are another file, which the training process reads. Without workers, the sampler
+of the training thread takes the samples. No code of the program runs for a sample, and no sample of a worker is taken outside the window.
 """
 
 from __future__ import annotations
@@ -17,31 +17,26 @@ import random
 import re
 import sys
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ...clock import ThreadTimes, now
-from ...forks import before_forks
+from ...clock import now
 from ...loop import Signals
-from ...probes import ProbeError, short_switch_s
+from ...probes import ProbeError
 from ...protocol import Signal
 from ..borders.table import Border
 from ..guard import switch
-from ..threads import BareThread
+from ..sampler import sampler
+from ..threads import Ticker
 from ..watch import is_program, place_name
-from .workers_memory import Teller
 
 LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
 """Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
 LOOK_EVERY_S = 0.25
-EVERY_S = 0.01
-THREADS, THREADS_OF_WORKER = 2, 3
-"""Python's threads while samples are taken: the loading thread, ours, and in a worker the one that sends batches, which mostly waits."""
-MOST_COST = 0.008
-"""Share of the time for which samples may hold the interpreter lock. One takes 100 to 200 µs, so about 50 a second are taken."""
+EVERY_S = 0.02
+"""Mean seconds between two samples of a worker. A sample takes 100 to 200 µs."""
 WRITE_EVERY_S = 0.3
 """A worker writes so often within the window: it may end with its epoch."""
 LEAST_SAMPLES = 20
@@ -204,51 +199,18 @@ def _name(code: CodeType) -> str:
 
 
 class Samples:
-    """Stack samples of one thread.
+    """Stack samples of one thread. `seconds`: the time that they stand for, by part of loading. `count`: the number of samples within a part."""
 
-    `thread`: the identifier of the thread. `threads`: see `short_switch_s`. `seconds`: the time that the samples stand for, by part of loading.
-    `count`: the number of samples within a part.
-
-    A call that holds the interpreter lock delays a sample until the call returns, so fewer samples fall into it. The sample therefore stands for the delay
-    too. A wait for a core is not counted in the delay: the loading thread has usually gone on when the sample is taken, so its next part would get that
-    time (a sleep of 0.5 ms had 0.27 of the time and not 0.19, with 10 busy processes on 2 cores).
-    """
-
-    def __init__(self, thread: int, threads: int = THREADS) -> None:
+    def __init__(self) -> None:
         self.seconds = Seconds()
         self.count = 0
-        self._thread, self._threads = thread, threads
-        self._random = random.Random(os.getpid())  # the program's own random numbers stay as they are
 
-    def take(self, until: float, stop: threading.Event) -> Iterator[None]:
-        """Take samples until `until`, or until `stop`; goes on after each."""
-        usual_s, every_s = sys.getswitchinterval(), EVERY_S
-        times = ThreadTimes()
-        try:
-            while True:
-                pause_s = every_s * (0.5 + self._random.random())
-                wanted, runq_s = now() + pause_s, times.runq_s()
-                if wanted >= until:
-                    return
-                sys.setswitchinterval(short_switch_s(self._threads))
-                time.sleep(pause_s)  # not until `wanted`: the lock may be lost here for longer than that
-                sys.setswitchinterval(usual_s)  # the stack must not change while it is read
-                if stop.is_set():
-                    return
-                delay_s, cost_s = now() - wanted, time.thread_time()
-                part = part_of(sys._current_frames().get(self._thread))
-                delay_s -= (
-                    times.runq_s() - runq_s
-                )  # read after the stack: this reading releases the interpreter lock, and the loading thread runs on
-                if part is not None:
-                    self.seconds[part] += every_s + max(0.0, delay_s)
-                    self.count += 1
-                # before the yield, because the work of the caller is no cost of a sample
-                every_s = max(EVERY_S, (time.thread_time() - cost_s) / MOST_COST)
-                yield
-        finally:
-            sys.setswitchinterval(usual_s)
-            times.close()
+    def see(self, frame: FrameType | None, seconds: float) -> None:
+        """Add a sample that stands for `seconds`. `frame`: the innermost frame of the thread."""
+        part = part_of(frame)
+        if part is not None:
+            self.seconds[part] += seconds
+            self.count += 1
 
 
 class WorkerSampler:
@@ -257,32 +219,52 @@ class WorkerSampler:
 
     def __init__(self, folder: str, thread: int, parent: int) -> None:
         self._asked = asked_file(folder, parent)
-        self._folder, self._loads, self._ends = folder, thread, threading.Event()
-        self._memory = Teller(folder, parent)
+        self._folder, self._loads = folder, thread
         self._answer = f"{self._asked}-{os.getpid()}"
+        self._random = random.Random(os.getpid())  # the program's own random numbers stay as they are
+        self._samples: Samples | None = None
+        """Those of the window under way."""
+        self._until = self._due = self._write_at = 0.0
 
-    def run(self) -> None:
+    def tick(self) -> float | None:
+        """Take a sample, or look whether samples are wanted. Returns the seconds until the next call; None: the console has gone, or this part is off."""
         try:
-            while os.path.isdir(self._folder):  # gone with the console
-                time.sleep(LOOK_EVERY_S)
-                self._memory.look()
-                until = wanted_until(self._asked)
-                if until > now():
-                    self._sample(until)
+            t = now()
+            if self._samples is None:
+                return self._look(t)
+            # A call that holds the interpreter's lock delays a sample until the call returns: the sample stands for the delay too.
+            self._samples.see(sys._current_frames().get(self._loads), EVERY_S + max(0.0, t - self._due))
+            if t >= self._write_at and not self._goes_on(self._samples, t):
+                self._samples = None
+                return LOOK_EVERY_S
+            return self._pause_s()
         except Exception as problem:
             switch.part_off("parts.worker", problem)
+            return None
 
-    def _sample(self, until: float) -> None:
-        samples, written = Samples(self._loads, THREADS_OF_WORKER), now()
-        for _ in samples.take(until, self._ends):
-            if now() - written >= WRITE_EVERY_S:
-                written = now()
-                self._memory.look()
-                if not wanted_until(self._asked):
-                    with contextlib.suppress(OSError):
-                        os.unlink(self._answer)  # written after the training process has removed it
-                    return
-                self._write(samples)
+    def _look(self, t: float) -> float | None:
+        if not os.path.isdir(self._folder):  # gone with the console
+            return None
+        self._until = wanted_until(self._asked)
+        if self._until <= t:
+            return LOOK_EVERY_S
+        self._samples, self._write_at = Samples(), t + WRITE_EVERY_S
+        return self._pause_s()
+
+    def _pause_s(self) -> float:
+        pause_s = self._random.expovariate(1 / EVERY_S)
+        self._due = now() + pause_s
+        return pause_s
+
+    def _goes_on(self, samples: Samples, t: float) -> bool:
+        """Write the samples so far, and return whether more are wanted."""
+        self._write_at = t + WRITE_EVERY_S
+        if not wanted_until(self._asked):
+            with contextlib.suppress(OSError):
+                os.unlink(self._answer)  # written after the training process has removed it
+            return False
+        self._write(samples)
+        return t < self._until
 
     def _write(self, samples: Samples) -> None:
         with contextlib.suppress(OSError):  # the console has ended
@@ -313,16 +295,11 @@ def begin(folder: str) -> None:
     _folder[:] = [folder]
 
 
-def job_folder() -> str:
-    """The folder of the job; empty before `begin`."""
-    return _folder[0] if _folder else ""
-
-
 def begin_worker(frame: FrameType) -> bool:
     """What the process of a worker runs begins, in that process."""
     parent = multiprocessing.parent_process()
     if _folder and not switch.failed and parent is not None and parent.pid is not None:
-        BareThread(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).run)
+        Ticker(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).tick)
     return False
 
 
@@ -374,23 +351,16 @@ class Here:
     whose = "of the training thread while it loads"
 
     def __init__(self, seconds: float) -> None:
-        self._samples, self._stop = Samples(threading.get_ident()), threading.Event()
-        self._until = now() + seconds
-        self._thread = BareThread(self._run)
-
-    def _run(self) -> None:
-        try:
-            for _ in self._samples.take(self._until, self._stop):
-                continue
-        except Exception as problem:
-            switch.part_off("parts.here", problem)
+        self._samples = Samples()
+        sampler.see = self._samples.see
+        sampler.faster(seconds)
 
     def gathered(self) -> tuple[Mapping[Part, float], int]:
         return dict(self._samples.seconds), self._samples.count
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        sampler.see = None
+        sampler.faster(0.0)
 
 
 class Window:
@@ -427,11 +397,6 @@ class Window:
             self.end()
         return signals_of(seconds, count, samples.whose)
 
-    def process_forks(self) -> None:
-        """Python warns where a process with threads forks."""
-        if isinstance(self._samples, Here):
-            self.end()
-
     def end(self) -> None:
         """End the samples."""
         samples, self._samples = self._samples, None
@@ -444,7 +409,6 @@ class Window:
 
 
 window = Window()
-before_forks(window.process_forks)
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:

@@ -11,14 +11,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...clock import now
 from ..guard import from_outside
 
 ENTRIES = 50_000
 """Allocations and frees that are kept. By torch's documentation an entry with a stack takes several KB of host memory; entries of frees have none."""
 LINES = 10
-TIMED = 200
-"""Allocations that are timed with and without the history, at the end of the process."""
 NO_LINE = "no line of the program: the backward pass, and work of libraries"
 BEFORE = "allocated before the history began, or before the oldest entry that it keeps"
 CONSENT_FILE = "memory"
@@ -179,28 +176,6 @@ class History:
             if from_outside(problem):
                 raise
             return fields | {"reason": f"torch's history could not be read: {type(problem).__name__}: {problem}".splitlines()[0]}
-
-    def end(self, device: int) -> float:
-        """End the history. Returns what it has cost, in seconds for each allocation: measured with it and without, on the GPU `device`."""
-        if not self.on:
-            return 0.0
-        import torch
-
-        with_history = _allocation_s(device)
-        torch.cuda.memory._record_memory_history(enabled=None)
-        self.on = False
-        return max(0.0, with_history - _allocation_s(device))
-
-
-def _allocation_s(device: int) -> float:
-    """Seconds for one small tensor, on the host."""
-    import torch
-
-    place = torch.device("cuda", device)
-    begun = now()
-    for _ in range(TIMED):
-        torch.empty(1, device=place)
-    return (now() - begun) / TIMED
 
 
 history = History()

@@ -6,8 +6,6 @@ they are. Random state and buffers are put back. The next losses of the program 
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import random
 import re
@@ -28,14 +26,12 @@ from ...loop import Signals
 from ...probes import ProbeError, refuse_compiled
 from ...protocol import Knobs, Message, Profile, RunProbe, message
 from ...world import World
-from .. import graphs, tracing
+from .. import graphs
 from ..changes.state import state_of_generator
-from ..guard import switch, unseen, wrappers_without_level
-from ..recorder import BACKWARD, FORWARD, get_ident
+from ..guard import switch, unseen
+from ..recorder import BACKWARD, FORWARD
 from ..sampler import sampler
-from ..watch import place_name, program_frame, recorder, watch
-from .arithmetic import is_compiled
-from .observed import why_unpatched
+from ..watch import recorder, watch
 
 Probing = Generator[None, None, Signals]
 """A probe under way: it yields where it waits for further steps of the program, and returns signals."""
@@ -79,20 +75,15 @@ class LastPass(JobTimed):
     pass_note = "; without the loss function of the script"
 
     def __init__(self, module: Any, arguments: tuple[Any, Any], account: Any, knobs: Knobs) -> None:
-        self._parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        super().__init__(account, next(iter(self._parameters.values())).device)
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        super().__init__(account, self._parameters[0].device)
         self.model, self.knobs = module, knobs
         self._precision = watch.autocast
         """The autocast of the passes."""
-        self._nhwc: dict[str, Any] | None = None
-        """Copies of the weights of convolutions in NHWC, once they are made."""
-        self._in_place_of: dict[str, Any] = {}
-        """Parameters with which the passes run in place of the program's own, by name."""
-        self._casts_fit = False
         self._saved_bytes: float | None = None
         """Device memory that the forward pass of the first pass has left for its backward pass; None before it, and on a CPU."""
         self._tensors: list[Any] = []
-        check_room(self._parameters.values(), self.device)
+        check_room(self._parameters, self.device)
         self.batch = self._copied(arguments)
 
     @property
@@ -124,58 +115,14 @@ class LastPass(JobTimed):
         import torch
 
         arguments, keywords = batch
-        parameters = [self._in_place_of.get(name, parameter) for name, parameter in self._parameters.items()]
         first = self._saved_bytes is None and self.device.type == "cuda"
         held = torch.cuda.memory_allocated(self.device) if first else 0
         with torch.enable_grad():
             with autocast(self.device.type, self._precision):
-                if self._in_place_of:
-                    output = torch.func.functional_call(self.model, self._in_place_of, arguments, keywords)
-                else:
-                    output = self.model(*arguments, **keywords)
-                loss = scalar(output)
+                loss = scalar(self.model(*arguments, **keywords))
             if first:
                 self._saved_bytes = float(max(0, torch.cuda.memory_allocated(self.device) - held))
-            torch.autograd.grad(loss, parameters, allow_unused=True)
-
-    @contextmanager
-    def under(self, changes: Knobs) -> Iterator[None]:
-        """See `loop.Subject`. The parameters and settings of the program are as before after the block."""
-        before = self._precision, self._in_place_of
-        products = tf32_products() if changes.get("precision") == "tf32" else nullcontext()
-        try:
-            if changes.get("precision") == "bf16":
-                self._check_room_for_casts()
-                self._precision = "bf16"
-            if changes.get("channels_last"):
-                self._in_place_of = self._weights_in_nhwc()
-            with products:
-                yield
-        finally:
-            self._precision, self._in_place_of = before
-
-    def _check_room_for_casts(self) -> None:
-        """Autocast keeps a copy of each weight in 16 bits during a pass. Raises ProbeError where there is no room for them."""
-        if not self._casts_fit and self.device.type == "cuda":
-            weights = [parameter for parameter in self.model.parameters() if parameter.element_size() == 4]
-            require_room(2.0 * sum(weight.numel() for weight in weights), self.device, "copies of the weights in bf16")
-        self._casts_fit = True  # in later passes torch's cache holds their memory
-
-    def _weights_in_nhwc(self) -> dict[str, Any]:
-        """Copies, which the passes use by torch.func.functional_call. Activations follow the layout of the weights. Raises ProbeError where there is
-        no room."""
-        import torch
-
-        if self._nhwc is None:
-            weights = {name: weight for name, weight in self.model.named_parameters() if weight.dim() == 4}
-            require_room(
-                sum(weight.numel() * weight.element_size() for weight in weights.values()), self.device, "the copies of the weights"
-            )
-            self._nhwc = {
-                name: weight.detach().clone(memory_format=torch.channels_last).requires_grad_(weight.requires_grad)
-                for name, weight in weights.items()
-            }
-        return self._nhwc
+            torch.autograd.grad(loss, self._parameters, allow_unused=True)
 
     def drop_gradients(self) -> None:
         """The gradients of the parameters are those of the program."""
@@ -253,60 +200,6 @@ def require_room(needed: float, device: Any, what: str) -> None:
     free = free_bytes(device)
     if free is not None and needed > free:
         raise ProbeError(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
-
-
-# --- products of matrices in TF32 ---------------------------------------------------------------------------
-
-WIDER = {
-    ("cuda", "matmul"): ("cuda", "all"),
-    ("cuda", "all"): ("generic", "all"),
-    ("mkldnn", "matmul"): ("mkldnn", "all"),
-    ("mkldnn", "all"): ("generic", "all"),
-}
-"""The settings of torch 2.9 and newer: a setting of "none" takes the value of the wider one."""
-MATMUL = (("cuda", "matmul"), ("mkldnn", "matmul"))
-"""The settings that `torch.set_float32_matmul_precision` changes."""
-
-
-@contextmanager
-def tf32_products() -> Iterator[None]:
-    """Products of fp32 matrices run in TF32 in this block; the settings are as before after it.
-
-    torch 2.9 has settings for each backend beside the older one, and raises where both are used and differ. So the block changes the kind of setting
-    that the program uses.
-    """
-    import torch
-
-    get, put = getattr(torch._C, "_get_fp32_precision_getter", None), getattr(torch._C, "_set_fp32_precision_setter", None)
-    settings = [(key, _own_setting(key, get, put)) for key in MATMUL] if get is not None and put is not None else []
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        before = ""
-    if before:
-        torch.set_float32_matmul_precision("high")
-    elif put is not None:
-        put("cuda", "matmul", "tf32")
-    try:
-        yield
-    finally:
-        if before:
-            torch.set_float32_matmul_precision(before)
-        for key, setting in settings:
-            put(*key, setting)  # type: ignore[misc]  # the older setting writes a value where there was "none"
-
-
-def _own_setting(key: tuple[str, str], get: Callable[..., str], put: Callable[..., object]) -> str:
-    """The setting itself: "none" where torch reads the wider one in its place. Torch only tells the value in force, so the wider one is changed for a
-    moment."""
-    value, wider = get(*key), WIDER.get(key)
-    if wider is None or value != get(*wider):
-        return value
-    above = _own_setting(wider, get, put)
-    put(*wider, "ieee" if value == "tf32" else "tf32")
-    follows = get(*key) != value
-    put(*wider, above)
-    return "none" if follows else value
 
 
 # --- the inputs of a pass -----------------------------------------------------------------------------------
@@ -531,59 +424,6 @@ def autocast(kind: str, precision: str) -> Any:
     return torch.autocast(kind, dtype=torch.bfloat16 if precision == "bf16" else torch.float16, cache_enabled=cached)
 
 
-# --- steps of the optimizer on copies -----------------------------------------------------------------------
-
-COPIES = 8
-"""Copies of the parameters in memory: for both sides the parameters and two moments, once the gradients, and one to spare."""
-
-
-def updates_on_copies(optimizers: list[Any]) -> tuple[Any, Callable[[], None], Callable[[], None]]:
-    """The device of the parameters, and steps of AdamW on copies of them: in the implementation of the last of `optimizers`, and fused. The
-    optimizer is only read. Raises ProbeError where there is no fused form of it, or no room for the copies."""
-    import torch
-
-    update: Any = importlib.import_module("torch.optim.adamw").adamw  # the function form: no optimizer object that hooks would see
-    adamw = [optimizer for optimizer in optimizers if type(optimizer) is torch.optim.AdamW]
-    if not adamw:
-        raise ProbeError("the optimizer is not AdamW, and the probe knows no fused form of it")
-    groups = [group for group in adamw[-1].param_groups if group["params"]]
-    if any(group.get("fused") for group in groups):
-        raise ProbeError("the optimizer is fused already")
-    if any(group.get("amsgrad") or group.get("capturable") or group.get("differentiable") for group in groups):
-        raise ProbeError("amsgrad, capturable or differentiable AdamW has no fused form here")
-    parameters = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None or parameter.requires_grad]
-    if any(parameter.is_sparse or parameter.is_complex() for parameter in parameters):
-        raise ProbeError("parameters are sparse or complex")
-    device = parameters[0].device
-    require_room(COPIES * sum(p.numel() * p.element_size() for p in parameters), device, "copies of the parameters")
-    group = groups[0]
-    beta1, beta2 = group["betas"]
-    settings = {
-        "amsgrad": False,
-        "beta1": beta1,
-        "beta2": beta2,
-        "lr": float(group["lr"]),
-        "weight_decay": group["weight_decay"],
-        "eps": group["eps"],
-        "maximize": bool(group.get("maximize")),
-    }
-    gradients = [torch.full_like(parameter, 1e-3) for parameter in parameters]  # the cost does not depend on the values
-
-    def side(**form: bool) -> Callable[[], None]:
-        copies = [parameter.detach().clone() for parameter in parameters]
-        moments = [[torch.zeros_like(copy) for copy in copies] for _ in range(2)]
-        steps = [torch.zeros((), dtype=torch.float32, device=device if form.get("fused") else "cpu") for _ in copies]
-
-        def step() -> None:
-            with torch.no_grad():
-                update(copies, gradients, *moments, [], steps, **settings, **form)
-
-        return step
-
-    foreach = bool(group["foreach"]) if group.get("foreach") is not None else device.type == "cuda"
-    return device, side(foreach=foreach, fused=False), side(foreach=False, fused=True)
-
-
 def free_bytes(device: Any) -> float | None:
     """Memory that new tensors may use; None where it is not known."""
     if device.type == "cuda":
@@ -626,25 +466,9 @@ def batch_elasticity(loop: Any) -> Probing:
     return probes.batch_elasticity((yield from last_pass(loop)))
 
 
-def swap_optim(loop: Any) -> Probing:
-    yield
-    device, present, fused = updates_on_copies(watch.alive(watch.optimizers))
-    return probes.swap_optim(JobTimed(loop.account, device), present, fused)
-
-
 def launch(loop: Any) -> Probing:
     refuse_compiled(loop.knobs, "a pass alone")
     return probes.launch((yield from last_pass(loop)))
-
-
-def swap_precision(loop: Any) -> Probing:
-    refuse_compiled(loop.knobs, "another precision")
-    return probes.swap_precision((yield from last_pass(loop)))
-
-
-def swap_layout(loop: Any) -> Probing:
-    refuse_compiled(loop.knobs, "another layout")
-    return probes.swap_layout((yield from last_pass(loop)))
 
 
 PROBES: dict[str, Callable[[Any], Probing]] = {
@@ -652,9 +476,6 @@ PROBES: dict[str, Callable[[Any], Probing]] = {
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "launch": launch,
-    "swap_precision": swap_precision,
-    "swap_layout": swap_layout,
-    "swap_optim": swap_optim,
 }
 
 LOADING_PARTS = "loading_parts"
@@ -668,6 +489,9 @@ NEVER = {
     "exchange_sizes": "processes of a job wait for each other; a probe in one of them would stop them all",
     "swap_threads": "the threads of the program stay as they are; a trial can change them",
     "swap_attention": "the attention of the program is its own code",
+    "swap_precision": "passes run as the program runs them; another precision is a setting to try, with your permission",
+    "swap_layout": "passes run as the program runs them; a profiler window (f) shows the kernels that only convert layouts",
+    "swap_optim": "no copies of the parameters are made; a trial of optim=adamw_fused shows what the fused update gains",
 }
 UNKNOWN = "not possible in a job of your own"
 
@@ -733,7 +557,6 @@ class Window:
             self._forget_variables()
             raise
         self._on = True
-        self._lines = WaitingLines() if self._on_gpu and not is_compiled() else None
         switch.undo.append(self.stop)
 
     @property
@@ -770,8 +593,6 @@ class Window:
             return
         self._on = False
         switch.undo.remove(self.stop)
-        if self._lines is not None:
-            self._lines.stop()
         self._profile.stop()
         self._forget_variables()
 
@@ -795,82 +616,3 @@ class Window:
             cost_s=now() - self._start,
             probe=command.probe if isinstance(command, RunProbe) else "",
         )
-
-
-LINE = "line of the program: "
-"""Begins the annotations of WaitingLines; `workloads.profiling.trace.LINE` reads them."""
-WAITING = (
-    "item",
-    "tolist",
-    "cpu",
-    "numpy",
-    "nonzero",
-    "to",
-    "cuda",
-    "copy_",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "__getitem__",
-)
-"""Methods of a tensor that may wait for the GPU."""
-
-
-class WaitingLines:
-    """Marks in the trace which line of the program calls a method that may wait for the GPU, until `stop`. `torch.Tensor` inherits these methods, so its
-    own attributes can be taken away again."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._class: Any = torch.Tensor
-        self._annotate = torch.profiler.record_function
-        self._set: dict[str, Any] = {}
-        for name in WAITING if not why_unpatched() else ():
-            if name not in self._class.__dict__:
-                self._set[name] = self._marked(name, getattr(self._class, name))
-                setattr(self._class, name, self._set[name])
-
-    @wrappers_without_level
-    def _marked(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            line = self._line(name, tensor, args, kwargs)
-            if not line:
-                return plain(tensor, *args, **kwargs)
-            with self._annotate(line):
-                return plain(tensor, *args, **kwargs)
-
-        return functools.update_wrapper(method, plain)
-
-    def _line(self, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The annotation of a call; empty where it does not wait, or where no line of the program is known."""
-        try:
-            if tracing.is_compiling() or recorder.thread != get_ident() or not may_wait(name, tensor, args, kwargs):
-                return ""
-            frame = program_frame(sys._getframe(2))
-            return f"{LINE}{place_name(frame.f_code.co_filename, frame.f_lineno)} {frame.f_code.co_name}" if frame is not None else ""
-        except Exception as problem:
-            if switch.off("window.line", problem):
-                raise
-            return ""
-
-    def stop(self) -> None:
-        for name, method in self._set.items():
-            if self._class.__dict__.get(name) is method:
-                delattr(self._class, name)
-        self._set = {}
-
-
-def may_wait(name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether such a call may wait for the GPU: it reads a tensor of the GPU, or copies between the GPU and the host."""
-    on_host = tensor.device.type == "cpu"
-    if name == "__getitem__":
-        picked = args[0] if args and isinstance(args[0], tuple) else args
-        return not on_host and any(hasattr(index, "data_ptr") for index in picked)
-    if name in ("to", "copy_"):
-        target = kwargs.get("device", args[0] if args else None)
-        target = getattr(target, "device", target)  # a tensor stands for its device
-        kind = getattr(target, "type", target)  # a dtype has no type, and is no text
-        return isinstance(kind, str) and kind.startswith("cpu") != on_host
-    return on_host if name == "cuda" else not on_host

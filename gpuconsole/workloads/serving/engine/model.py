@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpuconsole.agent import caches
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
+from gpuconsole.workloads import caches
 from gpuconsole.workloads.process import cache_folder
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, Block

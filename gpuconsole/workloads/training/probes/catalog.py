@@ -18,13 +18,9 @@ from gpuconsole.agent.probes import (
     batch_elasticity,
     cached_batch,
     rounds,
-    speedup,
     stopwatch,
-    swap_layout,
-    swap_precision,
     untouched,
 )
-from gpuconsole.agent.probes import swap_optim as optimizer_steps_in_turn
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.cores import cores
 from gpuconsole.model.profile import pass_signals
@@ -35,6 +31,8 @@ from gpuconsole.workloads.training.probes.communication import exchange_sizes, e
 from gpuconsole.workloads.training.probes.gpu import GPU_PROBES
 from gpuconsole.workloads.training.probes.loader import loader_alone, script_lines
 from gpuconsole.workloads.training.probes.memory import heap_peaks, memory_parts
+from gpuconsole.workloads.training.probes.swaps import speedup, swap_layout, swap_precision
+from gpuconsole.workloads.training.probes.swaps import swap_optim as optimizer_steps_in_turn
 from gpuconsole.workloads.training.settings import make_optimizer
 
 PROFILED_PASSES = 2

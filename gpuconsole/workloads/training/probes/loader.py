@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
 from gpuconsole.agent.loop import Signals
-from gpuconsole.agent.probes import ProbeError, StackSamples, rounds
+from gpuconsole.agent.probes import ProbeError, rounds
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import PROBE
@@ -140,17 +142,72 @@ STEP = TrainingLoop.step.__code__
 BETWEEN_PHASES = TrainingLoop.script_work.__code__
 
 
-class LoopSamples(StackSamples):
-    """Stack samples of a training loop of ours."""
+SWITCH_S, SWITCH_OF_SEVERAL_S = 1e-5, 2e-4
 
-    def sample(self) -> None:
-        self.places.append(_place(sys._current_frames().get(self.thread_id)))
+
+def short_switch_s(threads: int = 2) -> float:
+    """The switch interval of the interpreter, in seconds, while a sample is waited for. With the usual 5 ms a sample would come with the next function of
+    torch, which releases the interpreter lock, and never find the script's own lines before it.
+
+    `threads`: those that are there where no further thread of the program computes. Several that compute share the interval, and it must not be as short.
+    """
+    return SWITCH_S if threading.active_count() <= threads else SWITCH_OF_SEVERAL_S
+
+
+class StackSamples:
+    """A hundred samples a second of the thread that makes this object, taken by another thread until `stop`. `places`: `file:line function` of the
+    script's own work in each sample; empty in a named phase."""
+
+    EVERY_S = 0.01
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self.thread_id = threading.get_ident()
+        self.stopping = threading.Event()
+        self._sampler = threading.Thread(target=self._run, name="gpuconsole-stacks", daemon=True)
+        self._sampler.start()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._sampler.join()
+
+    def _run(self) -> None:
+        usual_s = sys.getswitchinterval()
+        try:
+            while not self._is_over(usual_s):
+                try:
+                    self.places.append(_place(sys._current_frames().get(self.thread_id)))
+                except Exception:  # the training thread has just changed what the sample reads: the next sample will do
+                    continue
+        finally:
+            sys.setswitchinterval(usual_s)
+
+    def _is_over(self, usual_s: float) -> bool:
+        """Wait for the next sample."""
+        sys.setswitchinterval(short_switch_s())
+        over = self.stopping.wait(self.EVERY_S)
+        sys.setswitchinterval(usual_s)  # the stack must not change while it is read
+        return over
+
+    def signals(self) -> tuple[Signals, str]:
+        """The shares of the script's own lines, and the line with most samples. Raises ProbeError where no sample was possible."""
+        total = len(self.places)
+        if not total:
+            raise ProbeError("no stack sample was possible: a step never lets another thread run")
+        counts = Counter(place for place in self.places if place)
+        place, most = counts.most_common(1)[0] if counts else ("nowhere", 0)
+        source = f"{total} stack samples of ordinary steps"
+        shares = {
+            "stack.script_ratio": Signal(counts.total() / total, "ratio", f"{source}: in the script, outside of named phases"),
+            "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {place}"),
+        }
+        return shares, place
 
 
 def script_lines(loop: TrainingLoop) -> Signals:
     """Ordinary steps with a hundred stack samples a second: the share of time in the script's own work, and the line with most of it."""
     loop.account.restart()
-    samples = LoopSamples()
+    samples = StackSamples()
     kind, loop.kind = loop.kind, PROBE
     try:
         for _ in rounds(loop, LINES_BUDGET_S, 4, 200):

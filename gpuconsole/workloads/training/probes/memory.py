@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from gpuconsole.agent.allocator import allocator_name, allocator_stats, watched_heap_peaks
 from gpuconsole.agent.free_memory import free_and_total
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds, untouched
 from gpuconsole.agent.protocol import Signal
+from gpuconsole.workloads.allocator import allocator_name, allocator_stats, watched_heap_peaks
 from gpuconsole.workloads.device_memory import MB, limit_bytes
 from gpuconsole.workloads.training.loop import TrainingLoop
 

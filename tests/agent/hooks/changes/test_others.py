@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,13 +41,10 @@ class Job:
 
     def step(self) -> float:
         x, y = torch.randn(4, 3, 8, 8, generator=self.batches), torch.randint(0, 4, (4,), generator=self.batches)
-        wrap = self.watch.wrap_forward
-        out = self.model(x) if wrap is None else wrap(self.model, self.model, (x,), {})
-        loss = F.cross_entropy(out, y)
+        loss = F.cross_entropy(self.model(x), y)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        assert out.dtype == torch.float32
         return loss.item()
 
 
@@ -209,20 +205,24 @@ def test_gradients_in_another_layout_are_refused() -> None:
         Optimizer().set(job.watch, "adamw_fused")
 
 
-def test_bf16_and_back() -> None:
+def test_tf32_and_back_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     job, precision = Job(), Precision()
-    plain = losses(Job(), {})
-    found = losses(job, {3: lambda: precision.set(job.watch, "bf16"), 8: lambda: precision.set(job.watch, "fp32")})
-    assert found[:3] == plain[:3] and found[3] != plain[3]
-    assert found == pytest.approx(plain, rel=0.05)
-    assert job.watch.wrap_forward is None and precision.read(job.watch) == "fp32"
+    monkeypatch.setattr(model_changes, "device_of", lambda watch: "cuda")
+    before = torch.get_float32_matmul_precision()
+    for value in ("tf32", "fp32", "tf32"):
+        precision.set(job.watch, value)
+        assert precision.read(job.watch) == value
+    precision.set(job.watch, "fp32")
+    assert torch.get_float32_matmul_precision() == before
 
 
-def test_precisions_that_cannot_change() -> None:
+def test_other_precisions_are_a_matter_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     job, precision = Job(), Precision()
-    for value, words in (("fp16", "GradScaler"), ("tf32", "only a GPU")):
-        with pytest.raises(Refused, match=words):
-            precision.set(job.watch, value)
+    for device, values in (("cpu", ("fp16", "bf16", "tf32")), ("cuda", ("fp16", "bf16"))):
+        monkeypatch.setattr(model_changes, "device_of", lambda watch, device=device: device)
+        for value in values:
+            with pytest.raises(Refused, match="--restart-knob"):
+                precision.set(job.watch, value)
     job.watch.autocast = "bf16"
     assert precision.read(job.watch) == "bf16"
     assert "inside autocast" in precision.why_fixed(job.watch)
@@ -235,97 +235,12 @@ def test_the_precision_of_weights_that_are_not_in_fp32_is_theirs_and_stays(dtype
     assert precision.read(job.watch) == name and f"{bits} bits" in precision.why_fixed(job.watch)
 
 
-def test_outputs_of_all_kinds_are_fp32_again() -> None:
-    half = torch.zeros(2, dtype=torch.bfloat16)
-    found = model_changes.in_fp32({"a": half, "b": (half, [half, 3]), "c": torch.zeros(1, dtype=torch.int64)})
-    assert found["a"].dtype == found["b"][0].dtype == found["b"][1][0].dtype == torch.float32
-    assert found["b"][1][1] == 3 and found["c"].dtype == torch.int64
-
-
-class Pair(tuple[Any, ...]):
-    def __new__(cls, logits: Any, hidden: Any) -> Pair:
-        return super().__new__(cls, (logits, hidden))
-
-
-class Frozen(list[Any]):
-    def __setitem__(self, place: Any, item: Any) -> None:
-        raise RuntimeError("frozen")
-
-
-def test_outputs_of_the_programs_own_classes_keep_their_class() -> None:
-    half = torch.zeros(2, dtype=torch.bfloat16)
-    pair, own = Pair(half, 3), type("Own", (list,), {})
-    pair.note = "kept"  # type: ignore[attr-defined]
-    found = model_changes.in_fp32([pair, own([half]), torch.max(half.view(1, 2), 1)])
-    assert type(found[0]) is Pair and found[0][0].dtype == torch.float32 and found[0].note == "kept"
-    assert type(found[1]) is own and found[1][0].dtype == torch.float32
-    assert type(found[2]) is torch.return_types.max and found[2].values.dtype == torch.float32
-
-
-def test_bf16_ends_with_an_output_that_cannot_be_fp32() -> None:
-    """The program gets the output as it is, and the change is taken back with the reason."""
-    job, precision = Job(), Precision()
-    outputs = Frozen([torch.zeros(2, dtype=torch.bfloat16)])
-    precision.set(job.watch, "bf16")
-    assert precision.pending(job.watch), "the first step shows whether it works"
-    assert job.watch.wrap_forward is not None
-    assert job.watch.wrap_forward(lambda: outputs, job.model, (), {}) is outputs
-    assert job.watch.wrap_forward is None and precision.read(job.watch) == "fp32"
-    with pytest.raises(Refused, match="class Frozen"):
-        precision.pending(job.watch)
-    assert not precision.pending(job.watch)
-    with pytest.raises(Refused, match="class Frozen"):
-        precision.set(job.watch, "bf16")
-    precision.set(job.watch, "fp32")
-
-
-def test_torch_compile_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
+def test_torch_compile_is_observed_and_never_changed() -> None:
     job, compiled = Job(), TorchCompile()
-    with pytest.raises(Refused, match="no private folder"):
+    assert compiled.read(job.watch) == "off" and "--restart-knob" in compiled.why_fixed(job.watch)
+    with pytest.raises(Refused, match=r"torch\.compile"):
         compiled.set(job.watch, "default")
-    assert compiled.read(job.watch) == "off" and job.model._compiled_call_impl is None
-    job.watch.compiled_folder = str(tmp_path / "compiled")
-    before = torch._dynamo.config.suppress_errors
-    assert compiled.read(job.watch) == "off"
-    compiled.set(job.watch, "default")
-    assert compiled.pending(job.watch) and compiled.read(job.watch) == "default"
-    assert job.step() == Job().step()
-    compiled.set(job.watch, "off")
-    assert job.model._compiled_call_impl is None and torch._dynamo.config.suppress_errors == before
-    assert not compiled.pending(job.watch)
-
-
-class Own(nn.Module):
-    """A model with a forward pass of its own. torch 2.13 leaves that of nn.Sequential alone."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) * 1.5
-
-
-@pytest.mark.parametrize("compiles", [False, True])
-def test_a_compilation_without_effect_is_refused(compiles: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
-    job, compiled = Job(), TorchCompile()
-    job.watch.compiled_folder = str(tmp_path / "compiled")
-    job.model = Own(job.model) if compiles else nn.Sequential(job.model)
-    job.watch.roots[:] = [weakref.ref(job.model)]
-    for _ in range(2):  # the second time takes what was compiled
-        compiled.set(job.watch, "default")
-        for _ in range(model_changes.COMPILE_STEPS):
-            assert compiled.pending(job.watch)
-            job.step()
-        if compiles:
-            assert not compiled.pending(job.watch)
-        else:
-            with pytest.raises(Refused, match=r"no effect in this program: torch\.compile compiled nothing"):
-                compiled.pending(job.watch)
-        compiled.set(job.watch, "off")
-        assert compiled.read(job.watch) == "off" and not compiled.pending(job.watch)
+    assert job.model._compiled_call_impl is None
 
 
 def test_a_model_that_the_program_compiles_is_left_alone() -> None:
@@ -358,10 +273,12 @@ def test_what_changes_numerics_needs_the_users_consent(monkeypatch: pytest.Monke
 
     job = Job()
     monkeypatch.setattr(watch, "watch", job.watch)
+    monkeypatch.setattr(model_changes, "device_of", lambda watch: "cuda")
+    monkeypatch.setattr(changes, "device_of", lambda watch: "cpu")
     with pytest.raises(Refused, match="changes numerics"):
-        changes.begin("precision", "bf16")
+        changes.begin("precision", "tf32")
     job.watch.allows_numerics = True
-    changes.begin("precision", "bf16")
+    changes.begin("precision", "tf32")
     changes.begin("precision", "fp32")
     assert changes.effects()["precision"] == change.CHANGES_NUMERICS
 
@@ -407,7 +324,7 @@ def test_a_knob_that_changes_without_the_console_varies_in_the_program(monkeypat
     loop.close()
 
 
-def test_nothing_of_the_model_changes_while_the_program_replays_a_graph() -> None:
+def test_nothing_of_the_model_changes_while_the_program_replays_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph keeps the addresses of the weights: those in another layout would be trained no longer."""
 
     class Graph:
@@ -415,10 +332,11 @@ def test_nothing_of_the_model_changes_while_the_program_replays_a_graph() -> Non
 
     job, graph = Job(), Graph()
     job.step()
-    changes_of_model = (Precision(), TorchCompile(), Optimizer())
+    monkeypatch.setattr(model_changes, "device_of", lambda watch: "cuda")
+    changes_of_model = (Precision(), Optimizer())
     assert not any(change.why_fixed(job.watch) for change in changes_of_model)
     graphs.capture_ended(graph)
-    for refused, value in zip(changes_of_model, ("bf16", "default", "adamw_fused"), strict=True):
+    for refused, value in zip(changes_of_model, ("tf32", "adamw_fused"), strict=True):
         with pytest.raises(Refused, match="replays a CUDA graph"):
             refused.set(job.watch, value)
     del graph
@@ -436,7 +354,8 @@ def test_nothing_of_the_model_changes_where_a_mode_of_the_program_sees_each_oper
     monkeypatch.setattr(modes_of_agent, "modes", looks)
     job = Job()
     job.step()
-    changes_of_model = (Precision(), TorchCompile(), Optimizer())
+    monkeypatch.setattr(model_changes, "device_of", lambda watch: "cuda")
+    changes_of_model = (Precision(), Optimizer())
     with torch.device("cpu"):
         assert not any(change.why_fixed(job.watch) for change in changes_of_model)
     with Sees():
@@ -513,21 +432,10 @@ def test_a_change_for_which_there_is_no_room_is_refused(monkeypatch: pytest.Monk
     asked, job = list[Any](), Job()
     job.step()
     sizes = [weight.numel() for weight in job.model.parameters()]
-    monkeypatch.setattr(model_changes, "require_room", no_room)
     monkeypatch.setattr(optimizer_changes, "require_room", no_room)
-    for refused, value in ((Precision(), "bf16"), (Optimizer(), "adamw_foreach")):
-        with pytest.raises(Refused, match="no room"):
-            refused.set(job.watch, value)
-    assert asked == [(2 * sum(sizes), "copies"), (4 * sum(sizes), "the")]
-
-
-def test_outputs_of_graphs_have_memory_of_their_own() -> None:
-    pool = torch.zeros(2)
-    frozen = Frozen([pool])
-    call = model_changes._with_own_outputs(lambda output: output)
-    first, kept = call((pool, "text"))
-    pool.fill_(7.0)
-    assert first.tolist() == [0.0, 0.0] and kept == "text" and call(frozen) is frozen
+    with pytest.raises(Refused, match="no room"):
+        Optimizer().set(job.watch, "adamw_foreach")
+    assert asked == [(4 * sum(sizes), "the")]
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -550,61 +458,10 @@ def test_a_job_whose_optimizer_is_on_the_host_is_a_job_of_its_gpu(shards: bool, 
 def test_an_allocation_that_fails_in_the_first_steps_of_a_change_takes_it_back(of_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, taken_back = first_steps.FirstSteps(), list[str]()
     monkeypatch.setattr(first_steps.recorder, "index", 7)
-    steps.begin("precision=bf16", lambda: taken_back.append("bf16"))
+    steps.begin("optim=adamw_fused", lambda: taken_back.append("fused"))
     assert steps.under_way
     monkeypatch.setattr(first_steps.recorder, "index", 8 if of_ours else 9)
-    assert steps.failed("CUDA out of memory.\nTried") == ("precision=bf16" if of_ours else "")
-    assert taken_back == ["bf16"] * of_ours
-    assert steps.why_failed() == ("out of memory in the first steps with precision=bf16: CUDA out of memory." if of_ours else "")
+    assert steps.failed("CUDA out of memory.\nTried") == ("optim=adamw_fused" if of_ours else "")
+    assert taken_back == ["fused"] * of_ours
+    assert steps.why_failed() == ("out of memory in the first steps with optim=adamw_fused: CUDA out of memory." if of_ours else "")
     assert not steps.under_way and not steps.failed("CUDA out of memory")
-
-
-def test_a_backward_pass_that_cannot_be_compiled_runs_uncompiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By torch's default it is compiled within the pass of the program, and an error ends the program there."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
-
-    def fail(module: Any, inputs: Any) -> Any:
-        raise RuntimeError("no kernel")
-
-    backend = aot_autograd(fw_compiler=lambda module, _: make_boxed_func(module), bw_compiler=fail)
-    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend=backend))
-    job, alone, compiled = Job(), Job(), TorchCompile()
-    for each in (job, alone):
-        each.model = Own(each.model)
-    job.watch.roots[:] = [weakref.ref(job.model)]
-    job.watch.compiled_folder = str(tmp_path / "compiled")
-    compiled.set(job.watch, "default")
-    assert [job.step() for _ in range(3)] == [alone.step() for _ in range(3)]
-    compiled.set(job.watch, "off")
-    assert not torch._functorch.config.force_non_lazy_backward_lowering
-
-
-def test_what_a_change_has_compiled_goes_and_what_the_program_has_compiled_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Compiled(nn.Module):
-        """No other test has compiled its code."""
-
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) * 1.5
-
-    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
-    job, compiled, made = Job(), TorchCompile(), list[int]()
-    own = torch.compile(lambda t: t * 2.0, backend=lambda module, _: made.append(1) or module.forward)
-    own(torch.ones(3))
-    job.model = Compiled(job.model)
-    job.watch.roots[:] = [weakref.ref(job.model)]
-    job.watch.compiled_folder = str(tmp_path / "compiled")
-    before, counts = model_changes.compile_counters()["compile.graphs"], list[float]()
-    for after_s in (None, 60.0, 0.0):
-        if after_s is not None:
-            compiled.tidy(after_s)
-        compiled.set(job.watch, "default")
-        job.step()
-        compiled.set(job.watch, "off")
-        counts.append(model_changes.compile_counters()["compile.graphs"] - before)
-    own(torch.ones(3))
-    assert counts == [1, 1, 2] and made == [1], "a trial needs it again within seconds"

@@ -221,13 +221,11 @@ def test_an_operator_of_another_library_makes_the_count_a_lower_bound(monkeypatc
     library._destroy()
 
 
-def test_the_products_of_experts() -> None:
+def test_products_of_experts_have_no_formula() -> None:
     tokens, experts = torch.empty(64, 32, device="meta", dtype=torch.bfloat16), torch.empty(4, 32, 48, device="meta", dtype=torch.bfloat16)
     ends = torch.empty(4, device="meta", dtype=torch.int32)
     count = counted(lambda: torch._grouped_mm(tokens, experts, offs=ends))
-    assert count.flops == 2 * 64 * 32 * 48 and not count.unknown
-    gradients = torch.empty(64, 48, device="meta", dtype=torch.bfloat16)
-    assert counted(lambda: torch._grouped_mm(tokens.T, gradients, offs=ends)).flops == 2 * 64 * 32 * 48
+    assert not count.flops and count.unknown == {"aten::_grouped_mm"}
 
 
 # --- classes of tensors --------------------------------------------------------------------------------------

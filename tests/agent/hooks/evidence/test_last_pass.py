@@ -1,9 +1,9 @@
-"""What a probe puts back after its passes: the settings of products, and what modules, Python and numpy keep."""
+"""What a probe puts back after its passes: what modules, Python and numpy keep."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,67 +14,8 @@ from torch import nn
 
 from gpuconsole.agent.hooks.account import SegmentAccount
 from gpuconsole.agent.hooks.evidence import probes
-from gpuconsole.agent.hooks.evidence.probes import LastPass, check, tf32_products
-from gpuconsole.agent.probes import ProbeError, speedup, untouched
-
-KEYS = [
-    (backend, op) for backend in ("generic", "cuda", "mkldnn") for op in ("all", "matmul", "conv") if (backend, op) != ("generic", "matmul")
-]
-KEYS.remove(("generic", "conv"))
-get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-
-
-def reset() -> None:
-    """As at the start of torch. Nobody sets the precision of convolutions, whose first value cannot be set."""
-    torch.set_float32_matmul_precision("highest")
-    for key in KEYS:
-        if key[1] != "conv":
-            put(*key, "none")
-
-
-@pytest.fixture
-def _settings_of_torch() -> Iterator[None]:
-    yield
-    reset()
-
-
-SETTINGS: dict[str, Callable[[], object]] = {
-    "none": lambda: None,
-    "high": lambda: torch.set_float32_matmul_precision("high"),
-    "all backends, the newer way": lambda: put("generic", "all", "tf32"),
-    "cuda, the newer way": lambda: put("cuda", "all", "ieee"),
-    "products on cuda, the newer way": lambda: put("cuda", "matmul", "tf32"),
-}
-
-
-@pytest.mark.usefixtures("_settings_of_torch")
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_the_settings_of_products_are_as_before_also_those_that_follow_a_wider_one(setting: Callable[[], object]) -> None:
-    setting()
-
-    def seen() -> list[object]:
-        """The values now, and after each of the wider settings has changed."""
-        values: list[object] = []
-        for wider in (("generic", "all"), ("cuda", "all"), ("mkldnn", "all")):
-            values += [get(*key) for key in KEYS]
-            before = get(*wider)
-            for value in ("tf32", "ieee", "none"):
-                if wider[0] != "mkldnn" or value != "tf32":
-                    put(*wider, value)
-                    values += [get(*key) for key in KEYS]
-            put(*wider, before if wider[0] == "generic" else "none")
-        try:
-            values.append(torch.get_float32_matmul_precision())
-        except RuntimeError:
-            values.append("torch says nothing")
-        return values
-
-    with tf32_products():
-        assert get("cuda", "matmul") == "tf32"
-    after = seen()
-    reset()
-    setting()
-    assert after == seen()
+from gpuconsole.agent.hooks.evidence.probes import LastPass, check
+from gpuconsole.agent.probes import ProbeError, untouched
 
 
 class Caching(nn.Module):
@@ -105,9 +46,9 @@ def test_what_a_model_refers_to_and_all_random_states_are_as_before() -> None:
     subject = LastPass(model, ((torch.ones(2, 4),), {}), SegmentAccount.__new__(SegmentAccount), {})
     before = dict(model.__dict__), dict(model._buffers), dict(model.masks)
     states = random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(), torch.get_rng_state().tolist()
-    with untouched(subject), subject.under({"precision": "bf16"}):
+    with untouched(subject):
         subject.run_pass(subject.repeated(subject.batch, 2))
-        assert model.table.dtype is torch.bfloat16 and 4 in model.masks
+        assert 4 in model.masks
     assert {name: id(value) for name, value in model.__dict__.items()} == {name: id(value) for name, value in before[0].items()}
     assert [id(buffer) for buffer in model._buffers.values()] == [id(buffer) for buffer in before[1].values()]
     assert model.masks.keys() == before[2].keys() == {2}
@@ -199,7 +140,7 @@ def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come
     flat, weights = model.cell._flat_weights, model.weights
     held = [*flat, *model.cell._flat_weight_refs, *weights, model.mask, *model.named.values()]
     subject = LastPass(model, ((torch.ones(2, 3, 4),), {}), SegmentAccount.__new__(SegmentAccount), {})
-    with untouched(subject), subject.under({"channels_last": True}):
+    with untouched(subject):
         subject.run_pass(subject.repeated(subject.batch, 2))
         assert model.weights is not weights
     assert model.cell._flat_weights is flat and model.weights is weights
@@ -221,25 +162,6 @@ def test_an_object_of_unknown_state_that_a_pass_calls_refuses() -> None:
     assert probes.unknown_state(nn.Sequential(nn.Linear(1, 1), Drawing("iterator"))) == "1.count"
 
 
-def test_convolutions_run_in_nhwc_on_copies_of_their_weights() -> None:
-    layouts: list[bool] = []
-
-    class Noting(nn.Conv2d):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            layouts.append(self.weight.is_contiguous(memory_format=torch.channels_last))
-            return super().forward(x)
-
-    model = nn.Sequential(Noting(3, 8, 3), nn.Flatten(), nn.Linear(128, 2))
-    weights = {name: (id(weight), weight.data_ptr(), weight._version) for name, weight in model.named_parameters()}
-    subject = LastPass(model, ((torch.ones(2, 3, 6, 6),), {}), SegmentAccount.__new__(SegmentAccount), {"channels_last": False})
-    subject.run_pass(subject.batch)
-    with untouched(subject), subject.under({"channels_last": True}):
-        subject.run_pass(subject.batch)
-    subject.run_pass(subject.batch)
-    assert layouts == [False, True, False]
-    assert weights == {name: (id(weight), weight.data_ptr(), weight._version) for name, weight in model.named_parameters()}
-
-
 def test_models_whose_passes_alone_would_do_harm_are_refused() -> None:
     model = nn.Linear(2, 2)
     model.find_unused_parameters = True  # type: ignore[assignment]
@@ -248,27 +170,15 @@ def test_models_whose_passes_alone_would_do_harm_are_refused() -> None:
     spread = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(ProbeError, match="several devices"):
         check(spread)
-    with pytest.raises(ProbeError, match="compiled"):
-        speedup(LastPass(nn.Linear(2, 2), ((torch.ones(1, 2),), {}), None, {"torch_compile": "default"}), {}, "x")
 
 
-def test_copies_for_which_there_is_no_room_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "free_bytes", lambda device: 100.0)
-    model = nn.Conv2d(3, 8, 3)
-    subject = LastPass(model, ((torch.ones(2, 3, 6, 6),), {}), SegmentAccount.__new__(SegmentAccount), {"channels_last": False})
-    with pytest.raises(ProbeError, match=r"no room for the copies of the weights: 8.6e-07 GB are needed, and 1e-07 GB are free"):
-        subject.under({"channels_last": True}).__enter__()
-    with pytest.raises(ProbeError, match="no room for copies of the parameters"):
-        probes.updates_on_copies([torch.optim.AdamW(model.parameters())])
-
-
-@pytest.mark.parametrize("probe", [probes.launch, probes.swap_precision, probes.swap_layout, probes.batch_elasticity])
+@pytest.mark.parametrize("probe", [probes.launch, probes.batch_elasticity])
 def test_a_compiled_model_is_left_alone(probe: Callable[[Any], probes.Probing]) -> None:
     with pytest.raises(ProbeError, match="the model is compiled"):
         next(probe(SimpleNamespace(knobs={"torch_compile": "default"})))
 
 
-@pytest.mark.parametrize("probe", [name for name in probes.PROBES if name not in ("script_lines", "swap_optim")])
+@pytest.mark.parametrize("probe", [name for name in probes.PROBES if name not in ("script_lines",)])
 def test_one_of_several_processes_makes_no_pass(probe: str) -> None:
     with pytest.raises(ProbeError, match="several processes train together"):
         next(probes.PROBES[probe](SimpleNamespace(knobs={"nproc": 2})))

@@ -21,6 +21,8 @@ from torch.utils.data._utils import worker as worker_module
 
 from gpuconsole.agent.hooks.evidence import loading_parts as module
 from gpuconsole.agent.hooks.evidence.loading_parts import Part, part_of, signals_of
+from gpuconsole.agent.hooks.sampler import sampler
+from gpuconsole.agent.hooks.watch import recorder
 from gpuconsole.agent.probes import ProbeError
 from tests.waiting import wait_until
 
@@ -282,6 +284,7 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
     monkeypatch.setattr(module, "_folder", [str(tmp_path)])
     plain = worker_module._worker_loop
     module.on_worker(worker_module)
+    recorder.begin([])
     try:
         workers = 0 if context is None else 2
         data = Busy()
@@ -291,49 +294,17 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
         module.window.begin(workers, 7)
         while not module.window.due():
             next(batches)
+            sampler.go_on()
         assert module.window.request == 7
         signal = module.window.answer()[module.SHOWN[0]]
         assert not module.window.request and not module.window.due()  # it goes on
     finally:
         worker_module._worker_loop = plain
         module.window.end()
+        sampler.stop()
+        sampler._forget()
+        recorder.reset()
     assert signal.source.rpartition(": ")[2].startswith("Busy.slow at " if sys.version_info >= (3, 11) else "slow at ")
     assert signal.value == pytest.approx(float(data.stamps[0] / data.stamps[1]), abs=0.12)
     assert sys.getswitchinterval() == switch_s
     wait_until(lambda: not list(tmp_path.iterdir()), 10, "the workers leave no file")
-
-
-def test_the_program_does_not_see_the_thread_which_ends_before_the_process_forks() -> None:
-    known, tasks = threading.enumerate(), set(os.listdir("/proc/self/task"))
-    module.window.begin(0, 7)
-    (own,) = set(os.listdir("/proc/self/task")) - tasks
-    assert threading.enumerate() == known
-    child = os.fork()
-    if not child:
-        os._exit(len(os.listdir("/proc/self/task")) - 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert own not in os.listdir("/proc/self/task")
-    assert module.window.due()
-    with pytest.raises(ProbeError, match="has ended the samples"):
-        module.window.answer()
-    assert not module.window.due()
-
-
-def test_work_between_two_samples_makes_samples_no_rarer() -> None:
-    """A worker writes its answer and reads its memory there."""
-    taken = 0
-    for _ in module.Samples(threading.get_ident()).take(module.now() + 0.6, threading.Event()):
-        taken += 1
-        end = time.thread_time() + 0.01
-        while time.thread_time() < end:
-            pass
-    assert taken >= 6
-
-
-def test_a_thread_that_loses_the_lock_before_its_pause_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause is 5 to 15 ms; here the lock comes back after 20."""
-    plain_sleep = time.sleep
-    monkeypatch.setattr(module.sys, "setswitchinterval", lambda seconds: plain_sleep(0.02))
-    samples = module.Samples(threading.get_ident())
-    taken = sum(1 for _ in samples.take(module.now() + 0.5, threading.Event()))
-    assert taken >= 3
