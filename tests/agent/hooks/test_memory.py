@@ -17,7 +17,7 @@ from torch import nn
 from gpuconsole.agent.hooks import memory as hook
 from gpuconsole.agent.hooks.evidence.observed import memory_parts
 from gpuconsole.agent.hooks.evidence.observed import peaks as memory_peaks
-from gpuconsole.agent.hooks.memory import Memory, memory, place_of, raised, tensors_of_program, watch_retries
+from gpuconsole.agent.hooks.memory import Memory, begin_emptying, memory, place_of, raised, tensors_of_program
 from gpuconsole.agent.hooks.watch import watch
 
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
@@ -110,21 +110,13 @@ def test_no_tensor_of_the_traceback_lives_on(sent: list[dict[str, Any]]) -> None
 
 
 def test_a_program_that_frees_the_cache_while_it_handles_the_error_is_seen(sent: list[dict[str, Any]]) -> None:
-    calls = []
-
-    class Cuda:
-        empty_cache = staticmethod(lambda: calls.append(1))
-
-    cuda = Cuda()
-    watch_retries(cuda)
-    watch_retries(cuda)
-    cuda.empty_cache()
-    assert not sent
+    here = sys._getframe()
+    assert not begin_emptying(here) and not sent
     try:
         forward()
     except torch.OutOfMemoryError:
-        cuda.empty_cache()
-    assert len(calls) == 2 and [report["phase"] for report in sent] == ["forward"]
+        begin_emptying(here)
+    assert [report["phase"] for report in sent] == ["forward"]
 
 
 def test_other_errors_are_none_of_ours(sent: list[dict[str, Any]]) -> None:
