@@ -53,7 +53,7 @@ class Loop:
         plain = (
             {"__call__": nn.Module.__call__},
             {name: getattr(torch.optim.AdamW, name).__wrapped__ for name in ("step", "zero_grad")},
-            {"__next__": type(self.batches)._gpuconsole_plain_next},
+            {"__next__": type(self.batches).__next__.__wrapped__},
         )
         self._plain = [(thing, type(cls.__name__, (cls,), methods)) for (thing, cls), methods in zip(self._hooked, plain, strict=True)]
 

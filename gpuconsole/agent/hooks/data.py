@@ -31,9 +31,7 @@ def on_dataloader(module: Any) -> None:
         note_iterator(self, loader)
 
     def __next__(self: Any) -> Any:
-        noted = self.__dict__
-        serves = noted.get("_gpuconsole_serves")
-        if recorder.light and serves is None and begin_usual_batch(noted.get("_gpuconsole_place")):
+        if recorder.light and begin_usual_batch(self.__dict__.get("_gpuconsole_place")):
             try:
                 return plain(self)
             finally:
@@ -44,7 +42,7 @@ def on_dataloader(module: Any) -> None:
                         raise
         begun = begin_batch(self) if recorder.thread else None
         try:
-            batch = plain(self) if serves is None else serves()
+            batch = plain(self)
             if begun is not None:
                 note_batch(self, batch)
             return batch
@@ -66,7 +64,6 @@ def on_dataloader(module: Any) -> None:
 
     put(base, "__init__", alike(__init__, plain_init))
     put(base, "__next__", functools.update_wrapper(__next__, plain))
-    put(base, "_gpuconsole_plain_next", plain)
     put(module.DataLoader, "__init__", alike(made, loader_init))
     put(module.DataLoader, "__iter__", alike(__iter__, plain_iter))
 

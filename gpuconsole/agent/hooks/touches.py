@@ -154,12 +154,11 @@ OBJECTS = Group(
     Until.LEAVE,
     "The figure is missing, or the change is refused.",
     (
-        Touch(BASE_ITERATOR, "_gpuconsole_plain_next", "batches of a change", When.IMPORT),
         Touch(ITERATORS, "_gpuconsole_place _gpuconsole_number _gpuconsole_loader _gpuconsole_stand_in",
               "which loader serves the training, and its settings", When.MADE),
         Touch(ITERATORS, "_next_index", "seconds of the sampler before the first batch of an epoch", When.MADE,
               "The method of the class runs again from the second batch on.", Until.ITSELF),
-        Touch(ITERATORS, "_gpuconsole_serves _gpuconsole_epoch _sampler_iter _persistent_workers _num_yielded _shutdown",
+        Touch(ITERATORS, "_next_data _gpuconsole_epoch _sampler_iter _persistent_workers _shutdown",
               "a change of the loader in the middle of an epoch, with the same samples in the same order", When.TRIAL,
               "The sampler is asked earlier than without the change. Where the program changes its sampler between two batches, the change ends.", Until.CHANGE,
               "Where the new workers fail, the program's own loader serves from the first batch that was not delivered."),

@@ -114,7 +114,7 @@ class Epoch:
         outer = self.outer()
         if outer is not None:
             outer.__dict__["_gpuconsole_epoch"] = self
-            outer.__dict__["_gpuconsole_serves"] = self.serve
+            outer.__dict__["_next_data"] = self.serve
         self.control.epoch = weakref.ref(self)
         _epochs.add(self)
 
@@ -183,9 +183,6 @@ class Epoch:
         self.indices.delivered()
         if not self.alone:
             control.delivered(time.monotonic() - begun)
-        outer = self.outer()
-        if outer is not None and not server.own:
-            outer._num_yielded += 1
         if control.rehearsal is not None and not self.alone:
             control.served(index, batch)
         if self.indices.sampler_changes and not self.alone:
@@ -341,7 +338,7 @@ class Epoch:
         outer = self.outer()
         if outer is not None:
             outer._sampler_iter = self.indices
-            for name in ("_gpuconsole_serves", "_gpuconsole_epoch"):
+            for name in ("_next_data", "_gpuconsole_epoch"):
                 outer.__dict__.pop(name, None)
 
     def __del__(self) -> None:
@@ -712,7 +709,7 @@ class Control:
     def follow(self, outer: Any) -> None:
         """Follow an iterator from its next batch on."""
         outer_ref = weakref.ref(outer)
-        outer.__dict__["_gpuconsole_serves"] = lambda: self.attach(outer_ref()).serve()
+        outer.__dict__["_next_data"] = lambda: self.attach(outer_ref()).serve()
 
     def attach(self, outer: Any) -> Epoch:
         """Follow the indices of the program's own iterator, which serves as before."""
@@ -754,12 +751,12 @@ class Control:
             epoch.indices.peek(self._depth)
             self._begin(epoch)
         else:
-            outer.__dict__["_gpuconsole_serves"] = lambda: self._begin(epoch).serve()
+            outer.__dict__["_next_data"] = lambda: self._begin(epoch).serve()
 
     def _begin(self, epoch: Epoch) -> Epoch:
         outer = epoch.outer()
         if outer is not None:
-            outer.__dict__["_gpuconsole_serves"] = epoch.serve
+            outer.__dict__["_next_data"] = epoch.serve
         epoch.broken_off = True
         try:
             epoch.start(self._server(self.in_force, epoch))

@@ -263,7 +263,7 @@ def install(data: Any) -> None:
             return plain_reset(self, loader, first_iter)
         control.abandon()
         epoch = self.__dict__.pop("_gpuconsole_epoch", None)
-        self.__dict__.pop("_gpuconsole_serves", None)
+        self.__dict__.pop("_next_data", None)
         if epoch is not None:
             epoch.leave()
         if control.in_force == control.program:

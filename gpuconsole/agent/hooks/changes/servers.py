@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -220,8 +220,6 @@ class Server:
     ) -> None:
         """`own`: the iterator that the program holds. It is not kept alive. `random`, `hides`: see `Recipe.server`. `imports`: each worker imports the modules
         of the program at its start."""
-        base = module._BaseDataLoaderIter
-        self._plain_next: Callable[[Any], Any] = getattr(base, "_gpuconsole_plain_next", None) or base.__next__
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
         self.settings, self.own = settings, own
         _of_parent.add(iterator)
@@ -286,7 +284,8 @@ class Server:
 
     def _next(self) -> Any:
         try:
-            return self._plain_next(self.iterator)
+            iterator = self.iterator
+            return type(iterator)._next_data(iterator)
         except StopIteration:
             raise
         except BaseException:

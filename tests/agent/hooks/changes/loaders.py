@@ -31,7 +31,7 @@ KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distribu
 def hooked() -> Iterator[Watch]:
     """The hooks of DataLoader iterators as docs/own-job-internals.md describes them, without the rest of the agent."""
     base, several = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter
-    watch, init, following = Watch(), base.__init__, base.__next__
+    watch, init = Watch(), base.__init__
     reset, get_iterator = several._reset, DataLoader._get_iterator
 
     def __init__(self: Any, loader: Any) -> None:
@@ -41,19 +41,14 @@ def hooked() -> Iterator[Watch]:
             watch.iterators[:] = [one for one in watch.iterators if one() is not None]
             watch.iterators.append(weakref.ref(self))
 
-    def __next__(self: Any) -> Any:
-        serves = self.__dict__.get("_gpuconsole_serves")
-        return following(self) if serves is None else serves()
-
-    base.__init__, base.__next__, base._gpuconsole_plain_next = __init__, __next__, following
+    base.__init__ = __init__
     waits, control.waits_for_children = control.waits_for_children, lambda: ""  # another test in this process may have such a line
     try:
         yield watch
     finally:
         control.waits_for_children = waits
-        base.__init__, base.__next__ = init, following
+        base.__init__ = init
         several._reset, DataLoader._get_iterator = reset, get_iterator
-        del base._gpuconsole_plain_next
         for key in list(loaders_of._controls):  # a loader in a reference cycle may outlive its test
             loaders_of._end(key)
         for of_all_loaders in (changed_loaders, loaders_of.lost, loaders_of._kept):
