@@ -56,6 +56,8 @@ class Watch:
         """The DataLoader of the last batch."""
         self.allows_numerics = False
         """Whether the user has agreed to changes that alter the numbers of the program."""
+        self.allows_loader = False
+        """Whether the user has agreed to workers that load ahead, from copies of the dataset."""
         self.compiled_folder = ""
         """The private folder for what torch.compile writes for a change of ours."""
         self.wrap_forward: Callable[..., Any] | None = None
