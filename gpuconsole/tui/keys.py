@@ -255,8 +255,8 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "numerics",
         "N",
-        "allow numerics",
-        "Allow changes that alter the numbers of a job of your own (bf16, torch.compile). Asks again.",
+        "allow changes",
+        "Allow changes of a job of your own that need it: new workers of its DataLoader; other numbers (bf16, torch.compile). Asks again.",
         ("main",),
         lambda view: _is_job(view) and _running(view),
     ),

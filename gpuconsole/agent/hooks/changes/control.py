@@ -131,7 +131,9 @@ class Epoch:
         if server.own:
             self._open_own()
             return
-        feed = Feed(self.indices)  # noted before `server` draws: what it has drawn is known wherever an exception from outside ends the call
+        feed = Feed(
+            self.indices
+        )  # noted before `server` draws: what it has drawn is known wherever an exception from outside ends the call
         server.feed = feed
         self.line.append(server)
         try:
@@ -366,10 +368,9 @@ class Control:
             self._end_idle(epoch)
         elif self.wanted == self.in_force:
             self.wanted = None
-        elif self._is_own(self.wanted) or (not self.watches(epoch) and self._server(self.wanted).is_ready()):
-            if not self.held:
-                self._serve_by(self.wanted, epoch)
-                self.in_force, self.wanted = self.wanted, None
+        elif (self._is_own(self.wanted) or (not self.watches(epoch) and self._server(self.wanted).is_ready())) and not self.held:
+            self._serve_by(self.wanted, epoch)
+            self.in_force, self.wanted = self.wanted, None
 
     def _is_own(self, settings: Settings) -> bool:
         """Whether the program's own iterator serves these settings: its own ones, and page-locked memory without workers."""

@@ -46,7 +46,9 @@ def _has_known_sampler(batches: Any) -> bool:
 
 DATASETS = (
     Known("builtins.range", "the numbers of a range never change"),
-    Known("datasets.arrow_dataset.Dataset", "a table of Arrow cannot be written: map, filter and select give another dataset", _is_plain_arrow),
+    Known(
+        "datasets.arrow_dataset.Dataset", "a table of Arrow cannot be written: map, filter and select give another dataset", _is_plain_arrow
+    ),
 )
 SAMPLERS = (
     Known("torch.utils.data.sampler.SequentialSampler", "its order is that of the dataset"),

@@ -209,10 +209,9 @@ class LoaderChange(Change):
         if loader is None and watch.last_loader is not None:
             return ONE_BATCH
         control = control_of(loader, iterator)
-        if iterator is not None and (control is None or control.in_force == control.program):
-            if shared := shared_by(iterator._dataset, iterator._collate_fn):
-                return cannot_share(shared)
-        return why_not(loader, iterator)
+        loads_here = iterator is not None and (control is None or control.in_force == control.program)
+        shared = shared_by(iterator._dataset, iterator._collate_fn) if loads_here else ""
+        return cannot_share(shared) if shared else why_not(loader, iterator)
 
     def set(self, watch: Watch, value: Value) -> None:
         self._ask(watch, value, held=False)

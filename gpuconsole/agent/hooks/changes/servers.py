@@ -153,13 +153,13 @@ class Recipe:
         spec = Spec(
             **self._fields,
             _index_sampler=Feed(iter(())),
-            generator=torch.Generator().manual_seed((self._seed + 7919 * self._made) % 2**62),  # nothing is drawn from the program's generators
+            generator=torch.Generator().manual_seed(
+                (self._seed + 7919 * self._made) % 2**62
+            ),  # nothing is drawn from the program's generators
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
             pin_memory=settings.pin_memory,
-            worker_init_fn=functools.partial(
-                begin_worker, self._worker_init, ready, threading.current_thread() is threading.main_thread()
-            ),
+            worker_init_fn=functools.partial(begin_worker, self._worker_init, ready, threading.current_thread() is threading.main_thread()),
         )
         kind = self.module._MultiProcessingDataLoaderIter
         iterator = kind.__new__(kind)

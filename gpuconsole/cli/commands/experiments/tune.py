@@ -71,6 +71,7 @@ OPTIONS = (
     options.PROBE,
     options.PATCH,
     options.ALLOW_NUMERICS,
+    options.ALLOW_LOADER,
     options.NODES,
     options.SERVING,
     options.WATCHING,
