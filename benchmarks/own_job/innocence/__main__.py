@@ -153,9 +153,8 @@ class Runs:
         told = self._folder / "told"
         told.unlink(missing_ok=True)
         module = "benchmarks.own_job.innocence.switched"
-        row = self._compared(
-            f"{'kept' if keep else 'tried'}: {', '.join(changes)}", [module, "--told", str(told), *(["--keep"] if keep else []), *changes]
-        )
+        options = ["--keep"] * keep + ["--allow-loader"] * (not self._program.asks)
+        row = self._compared(f"{'kept' if keep else 'tried'}: {', '.join(changes)}", [module, "--told", str(told), *options, *changes])
         return row._replace(told="; ".join(told.read_text().splitlines()) if told.exists() else "")
 
     def _compared(self, change: str, module: list[str]) -> Row:

@@ -137,8 +137,8 @@ class WorkerHandle:
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Apply live changes. The answer holds the first step with them, or the error. Raises WorkerGone."""
-        allowed = {"numerics": self.allows_numerics, "loader": self.allows_loader}
-        answer = await self._ask(lambda request: SetKnobs(request, changes, arm, **allowed))
+        numerics, loader = self.allows_numerics, self.allows_loader
+        answer = await self._ask(lambda request: SetKnobs(request, changes, arm, numerics=numerics, loader=loader))
         assert isinstance(answer, KnobsSet)
         return answer
 

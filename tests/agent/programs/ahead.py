@@ -129,17 +129,17 @@ def main():
         object.__setattr__(loader, "batch_sampler", Endless(loader.batch_sampler))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     order, values = [], hashlib.sha1()
-    for step, batch in zip(range(STEPS), itertools.chain.from_iterable(itertools.repeat(loader))):
+    for step, batch in zip(range(STEPS), itertools.chain.from_iterable(itertools.repeat(loader)), strict=False):
         indices = [item.index for item in batch] if collate else batch[0].tolist()
         value = [item.memory for item in batch] if collate else batch[1].tolist()
         order += indices
         values.update(repr(value).encode())
-        given = torch.tensor([[index / COUNT] * 8 + [number] for index, number in zip(indices, value)])
+        given = torch.tensor([[index / COUNT] * 8 + [number] for index, number in zip(indices, value, strict=True)])
         output = model(given)
         optimizer.zero_grad()
         output.pow(2).mean().backward()
         optimizer.step()
-        for item, number in zip(batch if collate else [], output.tolist()):
+        for item, number in zip(batch if collate else [], output.tolist(), strict=False):
             item.memory += number[0]
         if step % EVERY == 0:
             data.labels[(step * 7) % COUNT :: 3] = [float(step)] * len(data.labels[(step * 7) % COUNT :: 3])

@@ -21,7 +21,7 @@ from .change import Refused
 from .children import handles_children
 from .indices import Feed, Indices
 from .servers import Recipe, Server, Settings, in_one_line, settings_of
-from .state import WRITES, cannot_share, shared_by, use
+from .state import WRITES, Use, cannot_share, shared_by, use
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
@@ -271,7 +271,7 @@ class Control:
 
     def _begin(self, outer: weakref.ref[Any]) -> Any:
         """Follow the program's own iterator from its next batch on."""
-        iterator = outer()
+        iterator: Any = outer()
         if self.gone or self.is_done:
             del iterator.__dict__["_next_data"]
             return iterator._next_data()
@@ -320,7 +320,7 @@ class Control:
             outer.__dict__["_reset"] = functools.partial(self._reset, weakref.ref(outer))
 
     def _reset(self, outer: weakref.ref[Any], loader: Any, first_iter: bool = False) -> None:
-        iterator = outer()
+        iterator: Any = outer()
         epoch = iterator.__dict__.get("_gpuconsole_epoch")
         self._leave_epoch()
         if epoch is not None:
@@ -413,7 +413,7 @@ class Control:
         alone = len(epoch.line) == 1 and epoch.line[0].own
         return waits and not self.program.num_workers and alone and self._watched < WATCHED
 
-    def note_use(self, before: Any) -> None:
+    def note_use(self, before: Use) -> None:
         """A watched batch was loaded."""
         name, received = before.reads()
         self._watched += 1

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...forks import in_forked_children
 from ...protocol import Value
 from .change import MAY_DIFFER, NEEDS_PERMISSION, SAME_BITS, SAME_SAMPLES, Change, Refused
-from .control import Control, _broken, lost
+from .control import Control, _broken
+from .control import lost as lost
 from .known import is_out_of_reach
 from .servers import Settings, loader_of, missing_names, settings_of, start_method
 from .state import cannot_share, shared_by

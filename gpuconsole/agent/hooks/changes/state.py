@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -193,21 +193,20 @@ def _received() -> dict[tuple[int, int], int]:
         size = ctypes.c_uint32(len(information))
         if library.getsockopt(number, IPPROTO_TCP, TCP_INFO, information, ctypes.byref(size)) == 0 and size.value == len(information):
             with contextlib.suppress(OSError):
-                found[number, os.fstat(number).st_ino] = int.from_bytes(information[RECEIVED_AT : RECEIVED_AT + 8], sys.byteorder)
+                found[number, os.fstat(number).st_ino] = int.from_bytes(information.raw[RECEIVED_AT:], sys.byteorder)
     return found
 
 
 def _written_here() -> int | None:
     """The bytes that this thread has written to files, pipes and terminals, with what was printed until now, without writes of one byte, with which
     multiprocessing wakes threads. None where the system does not tell. Streams of the program's own classes are left alone."""
-    for stream in _streams():
-        with contextlib.suppress(OSError):  # nobody reads the pipe any longer: the program's own next line says so
-            stream.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # nobody reads the pipe any longer: the program's own next line says so; or it is closed
+            if type(stream) is io.TextIOWrapper:
+                stream.flush()
     with contextlib.suppress(OSError, ValueError, KeyError), open("/proc/thread-self/io", encoding="ascii") as file:
         fields = dict(line.split(": ", 1) for line in file)
         return int(fields["wchar"]) - int(fields["syscw"])
     return None
-
-
-def _streams() -> Iterable[Any]:
-    return [stream for stream in (sys.stdout, sys.stderr) if type(stream) is io.TextIOWrapper and not stream.closed]
