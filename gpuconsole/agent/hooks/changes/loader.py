@@ -222,6 +222,8 @@ class LoaderChange(Change):
 
     def _ask(self, watch: Watch, value: Value, held: bool) -> None:
         loader, iterator = training_loader(watch)
+        if loader is None:
+            raise Refused(LoaderChange.why_fixed(self, watch))
         control = control_of(loader, iterator)
         wanted = self.changed((control.wanted or control.in_force) if control is not None else settings_of(loader), value)
         own = control.program if control is not None else settings_of(loader)
