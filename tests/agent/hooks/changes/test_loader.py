@@ -214,13 +214,14 @@ def test_random_changes_over_epochs(watch: Watch) -> None:
         assert same, seed
         changers.append(changer)
     assert sum(changer.done for changer in changers) >= 20
-    assert not [reason for changer in changers for reason in changer.refused]
+    assert {reason for changer in changers for reason in changer.refused} <= {loaders_of.FEWER}
 
 
 @pytest.mark.parametrize(("fault", "first"), [("raises", 0), ("dies", 0), ("raises", 200), ("dies", 200), ("hangs", 200)])
 def test_workers_that_fail_are_replaced(watch: Watch, monkeypatch: pytest.MonkeyPatch, fault: str, first: int) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.servers.HANG_S", 0.5)
-    seen, _, _ = train(watch, DataLoader(Faulty(fault, first=first), 4), 2)
+    loader = DataLoader(Faulty(fault, first=first), 4)
+    seen, _, _ = train(watch, loader, 2)
     assert seen == list(range(400)) and WORKERS.read(watch) == 0
     assert len(lost) == 1
     assert not workers_alive()
@@ -235,9 +236,11 @@ def by_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_workers_that_import_the_program_first(watch: Watch, by_forkserver: None) -> None:
     """The program does not wait for them."""
-    seen, answer, _ = train(watch, DataLoader(Faulty("none"), 4), 2, step_s=0.1)
-    assert answer is None and WORKERS.read(watch) == 2
-    assert seen == list(range(400))
+    iterator = iter(loader := DataLoader(Faultless(40_000), 4))
+    seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
+    seen += next(iterator)[1].tolist()
+    assert seen == list(range(len(seen))) and WORKERS.read(watch) == 2
+    del loader
 
 
 def test_a_script_that_workers_would_run_again_is_no_subject_of_a_trial(
