@@ -41,7 +41,7 @@ FROZEN = {
     "skill": "",
     "snapshot-schema": "",
     "sweep": (
-        "scenario --vary --set --grid --repeat --duration --stop-settled --headless --snapshot --json --summary --restart-knob "
+        "scenario --vary --set --grid --repeat --duration --stop-settled --headless --snapshot --json --summary --restart-knob --allow-loader "
         f"{LOAD} {WATCHING}"
     ),
     "tune": (
