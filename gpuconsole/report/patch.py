@@ -124,11 +124,8 @@ def in_own_code(changes: Knobs, facts: JobFacts, before: Knobs) -> list[str]:
     for kind, arguments in _arguments(changes, facts).items():
         site = next((site for site in facts.sites if site.kind == ("loader" if kind == "arguments" else kind)), None)
         calls.append(_call(kind, arguments) + (f" at {os.path.basename(site.file)}:{site.line}" if site and kind != "arguments" else ""))
-    return (
-        [AHEAD] * _has_workers(changes, before)
-        + calls
-        + [line for knob, values in LINES.items() if (line := values.get(changes.get(knob, "")))]
-    )
+    calls += [AHEAD] * _has_workers(changes, before)
+    return calls + [line for knob, values in LINES.items() if (line := values.get(changes.get(knob, "")))]
 
 
 def _has_workers(changes: Knobs, before: Knobs) -> bool:
