@@ -256,7 +256,7 @@ ACTIONS: tuple[Action, ...] = (
         "numerics",
         "N",
         "allow changes",
-        "Allow changes of a job of your own that need it: new workers of its DataLoader; other numbers (bf16, torch.compile). Asks again.",
+        "Allow new loader workers, or other numbers (bf16), in a job of your own. Asks again.",
         ("main",),
         lambda view: _is_job(view) and _running(view),
     ),
