@@ -138,7 +138,7 @@ class SetKnobs:
     """Change live knobs between two steps. Later steps carry `arm`.
 
     `at_step`: a user's job makes the change before this step, or answers that it is too late; 0: the next step.
-    `numerics`: the user has agreed to changes that alter the numbers of the user's own job.
+    `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `loader`: to workers that load ahead, from copies of the dataset.
     `stage`: in a job of several processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before.
     """
 
@@ -147,6 +147,7 @@ class SetKnobs:
     arm: int = 0
     at_step: int = 0
     numerics: bool = False
+    loader: bool = False
     stage: str = ""
 
 

@@ -18,8 +18,9 @@ from gpuconsole.engine.job import log_path
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.mcp.control import ControlClient, NoConsole
 from gpuconsole.mcp.server import serve
-from gpuconsole.mcp.tools import NUMERICS, PROBES, Tools
+from gpuconsole.mcp.tools import PROBES, Tools
 from gpuconsole.mcp.wire import Descriptors, claim
+from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.session.api import SessionError
 
@@ -65,7 +66,7 @@ class AgentSession:
 
     async def _serve(self, engine: LiveSession, ends: Descriptors, file: Path | None) -> None:
         """Serve the client until it goes, or until a signal ends this process."""
-        granted = {PROBES: self._args.may_probe, NUMERICS: self._args.may_change_numerics}
+        granted = {PROBES: self._args.may_probe, NUMERICS: self._args.may_change_numerics, LOADER: self._args.may_change_loader}
         tools = Tools(engine, patch_of, frozenset(what for what, given in granted.items() if given), file)
         serving = asyncio.create_task(serve(tools.call, ends))
         on_interrupt(serving.cancel)

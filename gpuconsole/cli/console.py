@@ -64,7 +64,11 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
         from gpuconsole.engine.children.job import JobCommand
 
         job = JobCommand(
-            tuple(command), stored=args.store_command, memory=getattr(args, "memory", False), allows_numerics=args.allow_numerics
+            tuple(command),
+            stored=args.store_command,
+            memory=getattr(args, "memory", False),
+            allows_numerics=args.allow_numerics,
+            allows_loader=args.allow_loader,
         )
         await engine.start_job_on_terminal(job, columns, rows, args.output)
 

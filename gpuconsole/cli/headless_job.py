@@ -52,10 +52,13 @@ class HeadlessJob:
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
-        stored, numerics, memory = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics", "memory"))
+        stored, numerics, loader, memory = (
+            getattr(self._args, name, False) for name in ("store_command", "allow_numerics", "allow_loader", "memory")
+        )
         async with session(self._args, prepare=lambda engine: engine.listeners.append(self._on_event)) as engine:
             try:
-                worker = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, memory=memory, allows_numerics=numerics))
+                command = JobCommand(tuple(self._args.job), stored=stored, memory=memory, allows_numerics=numerics, allows_loader=loader)
+                worker = await engine.start_job(command)
             except SessionError as error:
                 output.problem(str(error))
                 return NOT_EXECUTABLE

@@ -38,7 +38,7 @@ def job_hints(snapshot: Snapshot, tries: Knobs | None = None) -> list[str]:
         f" that takes {about(needed_s)} or more"
     ]
     if run.job is not None and (code := in_own_code(changes, run.job, run.knobs)):
-        lines.append(f"to try it in your own code: {'; '.join(code)}")
+        lines.append(f"to try it in your own code: {'; '.join(code).replace('; #', '  #')}")
     return [clean(line) for line in lines]  # names of files may hold anything
 
 

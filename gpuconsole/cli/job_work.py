@@ -100,6 +100,7 @@ class TuneJob(JobWork):
             self._args.budget,
             allow_training_changes=self._args.allow_training_changes,
             allow_numerics=lambda: self._args.allow_numerics,
+            allow_loader=lambda: self._args.allow_loader,
             only=self._args.only,
             on_change=on_change,
         )

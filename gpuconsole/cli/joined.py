@@ -34,6 +34,7 @@ OPTIONS: options.Options = (
     Option("--name", "what it is called", "NAME", required=True),
     options.PROBE,
     options.ALLOW_NUMERICS,
+    options.ALLOW_LOADER,
     options.MEMORY,
     options.APPLY_TOP,
     options.TRY,
@@ -56,7 +57,11 @@ class JoinedSession(HeadlessJob):
         async with session(self._args, prepare=lambda engine: engine.listeners.append(self._on_event)) as engine:
             self._engine = engine
             command = JobCommand(
-                (self._args.name,), joins=self._args.pid, memory=self._args.memory, allows_numerics=self._args.allow_numerics
+                (self._args.name,),
+                joins=self._args.pid,
+                memory=self._args.memory,
+                allows_numerics=self._args.allow_numerics,
+                allows_loader=self._args.allow_loader,
             )
             try:
                 job = (await engine.start_job(command)).job

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuconsole.engine.machine import settings
+from gpuconsole.model.job import EFFECTS, MAY_DIFFER
 from gpuconsole.model.profile import MOST_STEPS, STEPS
 from gpuconsole.report.trackers import choice as trackers
 
@@ -258,11 +259,16 @@ PATCH = Option(
 )
 ALLOW_NUMERICS = Option(
     "--allow-numerics",
-    "a job of your own: allow changes that alter its numbers (bf16, torch.compile, other random numbers in a random dataset)",
+    "a job of your own: allow changes that alter its numbers (bf16, torch.compile)",
+    refused={**OWN_ONLY, **NO_RESTARTS},
+)
+ALLOW_LOADER = Option(
+    "--allow-loader",
+    f"a job of your own: allow new workers of its DataLoader ({EFFECTS[MAY_DIFFER]})",
     refused={**OWN_ONLY, **NO_RESTARTS},
 )
 OWN_JOB = Group(
-    "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, MEMORY, SUMMARY, PATCH, ALLOW_NUMERICS)
+    "a job of your own (-- COMMAND ARGS...)", (OUTPUT, RESTART_KNOB, STORE_COMMAND, PROBE, MEMORY, SUMMARY, PATCH, ALLOW_NUMERICS, ALLOW_LOADER)
 )
 LOG_TO = Option(
     "--log-to", f"copy the session's figures to a tracker, several allowed: {trackers.USAGE}; address and key as the tracker's own environment variables say",

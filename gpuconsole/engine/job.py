@@ -76,6 +76,13 @@ class ScreenJob(JobApi):
         self._worker.allows_numerics = True
 
     @property
+    def allows_loader(self) -> bool:
+        return self._worker.allows_loader
+
+    def allow_loader(self) -> None:
+        self._worker.allows_loader = True
+
+    @property
     def allows_probes(self) -> bool:
         return self._diagnosis.may_probe_jobs
 

@@ -19,7 +19,7 @@ from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS
 from gpuconsole.model.certificate import Attempt, Certificate, LeftAlone, Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
-from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS, LOADER, MAY_DIFFER, NUMERICS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs, show
 from gpuconsole.model.run import Run
 from gpuconsole.session.api import Busy, SessionApi, SessionError, View
@@ -37,11 +37,12 @@ UNPREDICTED = 0.5
 
 
 class Allowed(NamedTuple):
-    """What the user allows a session to try: changes of what the model learns per step; changes that alter the numbers of the user's own job;
-    changes of the knobs in `only` (empty: of all settings)."""
+    """What the user allows a session to try: changes of what the model learns per step; changes that alter the numbers of the user's own job; new workers of
+    its DataLoader; changes of the knobs in `only` (empty: of all settings)."""
 
     training: bool = False
     numerics: bool = False
+    loader: bool = False
     only: Collection[str] = ()
 
 
@@ -86,7 +87,10 @@ def barrier(run: Run, changes: Knobs, allowed: Allowed = ALLOWED) -> str:
         return f"the users of the server decide its load; --set {name}={show(changes[name])} starts with it"
     if not allowed.training and any(CATALOGUE[name].changes_training for name in changes):
         return "it changes what the model learns per step; --allow-training-changes allows it"
-    if not allowed.numerics and run.effect(changes) == CHANGES_NUMERICS:
+    needed = run.permissions(changes)
+    if not allowed.loader and LOADER in needed:
+        return f"{EFFECTS[MAY_DIFFER]}; --allow-loader allows it (on the screen: N)"
+    if not allowed.numerics and NUMERICS in needed:
         return f"it changes numerics ({EFFECTS[CHANGES_NUMERICS]}); --allow-numerics allows it (on the screen: N)"
     if missing := [name for name in changes if allowed.only and name not in allowed.only]:
         return f"--only leaves it out; --only {','.join([*allowed.only, *missing])} allows it"
@@ -204,16 +208,17 @@ class Tuner:
         overrides: Knobs | None = None,
         allow_training_changes: bool = False,
         allow_numerics: Callable[[], bool] = lambda: False,
+        allow_loader: Callable[[], bool] = lambda: False,
         only: Collection[str] = (),
         on_change: Callable[[Certificate], None] = lambda certificate: None,
         resumed: Certificate | None = None,
     ) -> None:
         """`scenario`: the user's name or path of the scenario; `overrides`: the knobs that the user set. `allow_numerics`: whether the user now
-        allows changes that alter the numbers of the user's own job. `only`: the knobs that may change ((): all tunable knobs). `on_change`
+        allows changes that alter the numbers of the user's own job; `allow_loader`: new workers of its DataLoader. `only`: the knobs that may change ((): all tunable knobs). `on_change`
         receives the certificate after every attempt. `resumed`: the certificate of an earlier session; its attempts are not repeated.
         """
         self._engine, self._budget_s = engine, budget_s
-        self._allow_training, self._allow_numerics = allow_training_changes, allow_numerics
+        self._allow_training, self._allow_numerics, self._allow_loader = allow_training_changes, allow_numerics, allow_loader
         self._on_change = on_change
         self._begun = time.monotonic()
         run = engine.view().run
@@ -276,7 +281,7 @@ class Tuner:
 
     @property
     def _allowed(self) -> Allowed:
-        return Allowed(self._allow_training, self._allow_numerics(), self.certificate.only)
+        return Allowed(self._allow_training, self._allow_numerics(), self._allow_loader(), self.certificate.only)
 
     def _training_knobs(self, run: Run) -> set[str]:
         """The knobs that are excluded only because they alter training, and that a rule may still suggest after its probe."""
@@ -384,6 +389,7 @@ class TuningSession:
             budget_s,
             overrides=overrides,
             allow_numerics=lambda: self._engine.job is not None and self._engine.job.allows_numerics,
+            allow_loader=lambda: self._engine.job is not None and self._engine.job.allows_loader,
             on_change=lambda certificate: self._report(certificate, budget_s, True),
         )
         self._report(tuner.certificate, budget_s, True)

@@ -128,6 +128,7 @@ class Permissions(msgspec.Struct, frozen=True):
 
     probes: str
     numerics: str
+    loader: str
 
 
 class Output(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from gpuconsole.mcp import answers, readings
 from gpuconsole.mcp.answers import FromJob, Permissions, from_job
 from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.experiments import Trial
-from gpuconsole.model.job import CHANGES_NUMERICS
+from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, describe_changes
 from gpuconsole.model.profile import MOST_STEPS, STEPS
 from gpuconsole.model.run import Run
@@ -35,8 +35,8 @@ SHORT = (3000, 2000, 1200, 700)
 """Characters of a report or a patch that is not asked for as a whole: the first that fits."""
 TEXT_BYTES = 3200
 WHOLE = 200_000
-PROBES, NUMERICS = "probes", "numerics"
-FLAGS = {PROBES: "--probe", NUMERICS: "--allow-numerics"}
+PROBES = "probes"
+FLAGS = {PROBES: "--probe", NUMERICS: "--allow-numerics", LOADER: "--allow-loader"}
 
 Progress = Callable[[float, float | None, str], Awaitable[None]]
 """Takes the seconds so far, the limit in seconds, and a line."""
@@ -123,8 +123,8 @@ TOOLS = (
     Tool("revert", "Undo the last change that was kept.", Nothing, answers.Kept, True),
     Tool(
         "allow",
-        "Use a permission that the person has granted on the command line. what: probes (extra passes on copies of a batch) or numerics (changes "
-        "that alter the numbers of the job).",
+        "Use a permission that the person has granted on the command line. what: probes (extra passes on copies of a batch), numerics (changes "
+        "that alter the numbers of the job) or loader (new workers, which load ahead, from copies of the dataset).",
         Permission,
         answers.Done,
         True,
@@ -234,7 +234,7 @@ class Tools:
         if why := run.why_not(given.changes):
             raise ToolError(answers.name(why))
         changes: Knobs = run.effective(given.changes)
-        self._check_numerics(run, changes)
+        self._check_permissions(run, changes)
         begun = time.monotonic()
         trial = asyncio.create_task(self._api.try_change(changes, readings.prediction_of(self._api.view(), changes), keep=given.keep))
         try:
@@ -283,7 +283,7 @@ class Tools:
             raise ToolError(
                 f"allow: the person has not granted {given.what} ({FLAGS[given.what]} on the command line, or a key on the screen)"
             )
-        job.allow_probes() if given.what == PROBES else job.allow_numerics()
+        {PROBES: job.allow_probes, NUMERICS: job.allow_numerics, LOADER: job.allow_loader}[given.what]()
         return answers.Done(f"{given.what} allowed")
 
     async def profile(self, given: Steps, progress: Progress) -> answers.ProfileAnswer:
@@ -309,18 +309,21 @@ class Tools:
             raise ToolError("nothing is running")
         return run
 
-    def _check_numerics(self, run: Run, changes: Knobs) -> None:
+    def _check_permissions(self, run: Run, changes: Knobs) -> None:
         job = self._api.job
-        if job is not None and run.effect(changes) == CHANGES_NUMERICS and not job.allows_numerics:
-            raise ToolError(f"{describe_changes(changes)} alters the numbers of the job: it needs the permission for numerics (allow)")
+        needed = run.permissions(changes) if job is not None else []
+        if missing := [what for what in needed if not getattr(job, f"allows_{what}")]:
+            raise ToolError(
+                f"{describe_changes(changes)}: {run.effect(changes)}. It needs the permission for {' and '.join(missing)} (allow)"
+            )
 
     def _permissions(self) -> Permissions | None:
         job = self._api.job
         if job is None:
             return None
-        in_force = {PROBES: job.allows_probes, NUMERICS: job.allows_numerics}
+        in_force = {PROBES: job.allows_probes, NUMERICS: job.allows_numerics, LOADER: job.allows_loader}
         states = {what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO for what, on in in_force.items()}
-        return Permissions(states[PROBES], states[NUMERICS])
+        return Permissions(states[PROBES], states[NUMERICS], states[LOADER])
 
     def _last_output(self) -> tuple[str, str] | None:
         """The file with the output of the job, and its last lines."""

@@ -24,13 +24,17 @@ VARIES = "varies: "
 """Prefix of a note of the agent: the program changes this knob by itself."""
 EFFECT = "effect: "
 """Prefix of the agent's notes about knobs that can change while the job runs; the note holds one of EFFECTS."""
-SAME_BITS, SAME_SAMPLES, CHANGES_NUMERICS = "same bits", "same samples", "changes numerics"
+SAME_BITS, SAME_SAMPLES, MAY_DIFFER, CHANGES_NUMERICS = "same bits", "same samples", "samples may differ", "changes numerics"
 EFFECTS = {
     SAME_BITS: "the job computes exactly what it would compute without the change",
     SAME_SAMPLES: "the same batches in the same order; results may differ by rounding",
+    MAY_DIFFER: "workers load ahead, from copies of the dataset: samples that your loop changes meanwhile, random numbers and counters may differ",
     CHANGES_NUMERICS: "losses and weights differ from those without the change",
 }
 """What a change does to the numbers of the job, the mildest first."""
+NUMERICS, LOADER = "numerics", "loader"
+PERMISSIONS = {CHANGES_NUMERICS: NUMERICS, MAY_DIFFER: LOADER}
+"""The permission of the user that a change with this effect needs in a job of the user's own; the option is `--allow-` with this word."""
 
 
 class Site(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,8 +90,6 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     lines: dict[str, str] = {}
     loop: str = ""
     """The framework that runs the training loop: `transformers` (its Trainer) or `lightning`; empty where the program does."""
-    dataset_stays: bool = False
-    """Whether the dataset was the same at the start of each epoch since its workers were changed. Only such a dataset may have persistent workers."""
 
 
 # --- a knob that is a flag of the user's command -------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.job import EFFECTS, JOB, JobFacts
+from gpuconsole.model.job import EFFECTS, JOB, PERMISSIONS, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import LIVE_FLAG, LIVE_KNOBS
@@ -350,6 +350,11 @@ class Run(msgspec.Struct, omit_defaults=True):
         """What `changes` do to the numbers of the user's own job: the strongest of their effects; empty where it is not known."""
         order, effects = list(EFFECTS), [self.effects.get(name, "") for name in changes]
         return max(effects, key=order.index) if effects and all(effect in order for effect in effects) else ""
+
+    def permissions(self, changes: Knobs) -> list[str]:
+        """The permissions of the user that `changes` need in a job of the user's own: NUMERICS, LOADER."""
+        effects = {self.effects.get(name, "") for name in changes}
+        return [permission for effect, permission in PERMISSIONS.items() if effect in effects]
 
     def effective(self, changes: Knobs) -> Knobs:
         """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and if no knob is altered."""

@@ -15,7 +15,7 @@ from gpuconsole.notebook.console import WatchError
 from gpuconsole.notebook.session import watch
 
 VARIABLE = "gpuconsole_session"
-USAGE = """%%gpuconsole [--apply-top] [--try NAME=VALUE]... [--probe] [--allow-numerics] [--memory] [--log-to TRACKER]... [--record FILE] [--device ID]
+USAGE = """%%gpuconsole [--apply-top] [--try NAME=VALUE]... [--probe] [--allow-numerics] [--allow-loader] [--memory] [--log-to TRACKER]... [--record FILE] [--device ID]
 [--interval S] [--name NAME] [--quiet]: watch the training in this cell; the session is the variable gpuconsole_session"""
 
 
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The options of `watch`, as `gpuconsole run` spells them."""
     made = Parser(prog="%%gpuconsole", add_help=False, allow_abbrev=False)
-    for flag in ("--apply-top", "--probe", "--allow-numerics", "--memory", "--quiet"):
+    for flag in ("--apply-top", "--probe", "--allow-numerics", "--allow-loader", "--memory", "--quiet"):
         made.add_argument(flag, action="store_true")
     made.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=VALUE", type=_change)
     made.add_argument("--log-to", action="append", default=[], metavar="TRACKER")

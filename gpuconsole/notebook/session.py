@@ -45,6 +45,7 @@ def watch(
     tries: Mapping[str, Value] | None = None,
     probe: bool = False,
     allow_numerics: bool = False,
+    allow_loader: bool = False,
     memory: bool = False,
     log_to: Iterable[str] = (),
     record: str | os.PathLike[str] | None = None,
@@ -57,12 +58,18 @@ def watch(
     """Watch the training in a `with` block: `with gpuconsole.watch() as session: ...`.
 
     `apply_top`: try the top suggestion as soon as the diagnosis is complete, and keep it in the block if it is faster. `tries`: try this change instead,
-    such as `{"num_workers": 4}`. Without these two, nothing is changed. `probe`, `allow_numerics`, `memory`, `log_to`, `record`, `device`, `interval`: as the
+    such as `{"num_workers": 4}`. Without these two, nothing is changed. `probe`, `allow_numerics`, `allow_loader`, `memory`, `log_to`, `record`, `device`, `interval`: as the
     options of `gpuconsole run`. `name`: what the run is called. `live`: show a table that is updated; None: in a notebook. `quiet`: neither a table nor a
     report at the end.
     """
     options = [f"--name={name or _name()}"]  # with =, a value that begins with a dash is no option
-    for flag, given in (("probe", probe), ("allow-numerics", allow_numerics), ("memory", memory), ("apply-top", apply_top)):
+    for flag, given in (
+        ("probe", probe),
+        ("allow-numerics", allow_numerics),
+        ("allow-loader", allow_loader),
+        ("memory", memory),
+        ("apply-top", apply_top),
+    ):
         options += [f"--{flag}"] if given else []
     for knob, value in (tries or {}).items():
         options.append(f"--try={knob}={show(value)}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuconsole.model.job import EDITED, JobFacts, Site
+from gpuconsole.model.job import EDITED, EFFECTS, MAY_DIFFER, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs, Value, show
 
 CLASSES = {
@@ -52,6 +52,7 @@ LINES: dict[str, dict[Value, str]] = {
 """Lines for changes that have no argument in one call."""
 
 
+AHEAD = f"# {EFFECTS[MAY_DIFFER]}"
 NEW_WORKERS = "makes a DataLoader in each epoch, which starts new workers each time: make it once, before the epochs"
 
 
@@ -91,7 +92,7 @@ def make_patch(
     patch is applied (empty: the current folder) and its path from there."""
     files: dict[str, _File] = {}
     lines = []
-    for kind, arguments in _arguments(changes, before, facts).items():
+    for kind, arguments in _arguments(changes, facts).items():
         for place in _places(kind, facts):
             try:
                 if place is None:
@@ -113,31 +114,36 @@ def make_patch(
     for path, file in files.items():
         folder, name = place_of(path)
         diffs[folder] = diffs.get(folder, "") + file.diff(name)
-    return Patch(tuple(FolderPatch(folder, diff) for folder, diff in diffs.items() if diff), tuple(lines))
+    ahead = f"{AHEAD}\n" if _has_workers(changes, before) else ""  # git apply and patch skip lines before the first file
+    return Patch(tuple(FolderPatch(folder, ahead + diff) for folder, diff in diffs.items() if diff), tuple(lines))
 
 
 def in_own_code(changes: Knobs, facts: JobFacts, before: Knobs) -> list[str]:
     """What the user would write for `changes`, a line for each call, with the place where the program has it."""
     calls = []
-    for kind, arguments in _arguments(changes, before, facts).items():
+    for kind, arguments in _arguments(changes, facts).items():
         site = next((site for site in facts.sites if site.kind == ("loader" if kind == "arguments" else kind)), None)
         calls.append(_call(kind, arguments) + (f" at {os.path.basename(site.file)}:{site.line}" if site and kind != "arguments" else ""))
+    calls += [AHEAD] * _has_workers(changes, before)
     return calls + [line for knob, values in LINES.items() if (line := values.get(changes.get(knob, "")))]
+
+
+def _has_workers(changes: Knobs, before: Knobs) -> bool:
+    """Whether `changes` are of a loader that has workers then."""
+    return any(name in changes for name in ("num_workers", "prefetch_factor")) and bool(
+        changes.get("num_workers", before.get("num_workers"))
+    )
 
 
 def _by_trainer(facts: JobFacts) -> bool:
     return any(site.library == TRAINER for site in facts.sites)
 
 
-def _arguments(changes: Knobs, before: Knobs, facts: JobFacts) -> dict[str, dict[str, Value]]:
+def _arguments(changes: Knobs, facts: JobFacts) -> dict[str, dict[str, Value]]:
     """The arguments to set, by the kind of the call."""
     loader: dict[str, Value] = {name: changes[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if name in changes}
     if loader.get("num_workers") == 0:
         loader.pop("prefetch_factor", None)
-    if (
-        loader.get("num_workers") and not before.get("num_workers") and facts.dataset_stays
-    ):  # else they would not see what the program changes
-        loader["persistent_workers"] = True  # as the console's own workers did
     optimizer = dict(FLAGS.get(changes.get("optim", ""), {}))
     if not _by_trainer(facts):
         return {kind: arguments for kind, arguments in (("loader", loader), ("optimizer", optimizer)) if arguments}

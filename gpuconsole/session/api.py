@@ -176,6 +176,15 @@ class JobApi(Protocol):
         ...
 
     @property
+    def allows_loader(self) -> bool:
+        """Whether the user has allowed new workers of the DataLoader, which load ahead, from copies of the dataset."""
+        ...
+
+    def allow_loader(self) -> None:
+        """Allow new workers of the DataLoader."""
+        ...
+
+    @property
     def allows_probes(self) -> bool:
         """Whether the user has allowed probes and the profiler in the job."""
         ...

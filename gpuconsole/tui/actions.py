@@ -13,7 +13,7 @@ from textual.app import App
 from textual.widget import AwaitMount
 
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.job import CHANGES_NUMERICS
+from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
@@ -200,32 +200,42 @@ class Actions:
         if not isinstance(self._app.screen, ConsentScreen):
             self._app.push_screen(ConsentScreen(self._api, self, question))
 
-    def allow_numerics(self) -> None:
-        """Ask whether changes may alter the numbers of the user's own job."""
-        job = self._api.job
+    def permit(self) -> None:
+        """Ask for a permission in the user's own job that is missing: first the one that the selected suggestion needs."""
+        job, run = self._api.job, self._api.view().run
         if job is None or job.ended:
             self.report("no job of your own runs here")
-        elif job.allows_numerics:
-            self.report("you have already allowed changes that alter the numbers of this job; u reverts a change")
+            return
+        suggestion = self._app.main_screen.chosen()
+        needed = run.permissions(suggestion.changes) if run is not None and suggestion is not None else []
+        missing = [what for what in (*needed, NUMERICS, LOADER) if not getattr(job, f"allows_{what}")]
+        if not missing:
+            self.report("you have already allowed such changes of this job; u reverts a change")
         else:
-            from gpuconsole.tui.screens.questions import numerics_question
-
-            self.ask(numerics_question("", job.allow_numerics))
+            self._ask_for(missing[0], "", lambda: None)
 
     def _when_agreed(self, changes: Knobs, go_on: Callable[[], None]) -> None:
-        """Go on with a change; ask first where it alters the numbers of the user's own job, and the user has not allowed that."""
+        """Go on with a change; ask first for what the change needs in the user's own job, and the user has not allowed."""
         job, run = self._api.job, self._api.view().run
-        if job is None or run is None or job.allows_numerics or run.effect(changes) != CHANGES_NUMERICS:
+        needed = run.permissions(changes) if job is not None and run is not None else []
+        missing = [what for what in needed if not getattr(job, f"allows_{what}")]
+        if not missing or run is None:
             go_on()
-            return
+        else:
+            self._ask_for(missing[0], describe_changes(changes, run.settings), lambda: self._when_agreed(changes, go_on))
+
+    def _ask_for(self, permission: str, change: str, go_on: Callable[[], None]) -> None:
+        from gpuconsole.tui.screens.questions import loader_question, numerics_question
+
+        job = self._api.job
+        assert job is not None
+        allow, question = (job.allow_loader, loader_question) if permission == LOADER else (job.allow_numerics, numerics_question)
 
         def agreed() -> None:
-            job.allow_numerics()
+            allow()
             go_on()
 
-        from gpuconsole.tui.screens.questions import numerics_question
-
-        self.ask(numerics_question(describe_changes(changes, run.settings), agreed))
+        self.ask(question(change, agreed))
 
     def end_job(self) -> None:
         """Interrupt the user's own job, and quit when it has ended."""

@@ -255,8 +255,8 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "numerics",
         "N",
-        "allow numerics",
-        "Allow changes that alter the numbers of a job of your own (TF32). Asks again.",
+        "allow changes",
+        "Allow new loader workers, or other numbers (TF32), in a job of your own. Asks again.",
         ("main",),
         lambda view: _is_job(view) and _running(view),
     ),

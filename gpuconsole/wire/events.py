@@ -511,7 +511,7 @@ class Start(Command, frozen=True):
 
 class SetKnobs(Command, frozen=True):
     """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: a user's job makes the change before this step, or answers that it is
-    too late; 0: the next step. `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `stage`: in a job of several
+    too late; 0: the next step. `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `loader`: to workers that load ahead, from copies of the dataset. `stage`: in a job of several
     processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before (see `engine.children.agreement`)."""
 
     request: int
@@ -519,6 +519,7 @@ class SetKnobs(Command, frozen=True):
     arm: int = 0
     at_step: int = 0
     numerics: bool = False
+    loader: bool = False
     stage: str = ""
 
 

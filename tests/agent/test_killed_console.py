@@ -26,7 +26,7 @@ def test_the_job_goes_on_with_the_settings_before_the_trial_and_keeps_what_was_k
     tmp_path: Path, arms: tuple[int, ...], at_end: str
 ) -> None:
     workers = {0: 2, 1: 0, 2: 2}
-    asks = [(40 + 20 * n, SetKnobs(n + 1, {"num_workers": workers[arm]}, arm)) for n, arm in enumerate(arms)]
+    asks = [(40 + 20 * n, SetKnobs(n + 1, {"num_workers": workers[arm]}, arm, loader=True)) for n, arm in enumerate(arms)]
     listener = Listener(tmp_path, asks, leaves=True)
     done = listener.run(sys.executable, str(PROGRAM), "300")
     loaded_by_worker = done.stdout.strip()

@@ -29,7 +29,7 @@ PROOF_S = 15.0
 def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> None:
     script, ended = tmp_path / "starved.py", tmp_path / "end"
     shutil.copy(PROGRAMS / "starved.py", script)
-    options = ["--device", "cpu", "--apply-top", "--patch", "p.diff", "--snapshot", "s.json"]
+    options = ["--device", "cpu", "--apply-top", "--allow-loader", "--patch", "p.diff", "--snapshot", "s.json"]
     command = [sys.executable, "-m", "gpuconsole", "run", "--headless", *options, "--", sys.executable, str(script), str(ended)]
     job = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
     watchdog = threading.Timer(90.0, ended.touch)
@@ -58,4 +58,4 @@ def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> N
     assert "patch written" in text
     subprocess.run(["git", "apply", "p.diff"], cwd=tmp_path, check=True)
     workers = trial["changes"]["num_workers"]
-    assert f"shuffle=True, num_workers={workers}, persistent_workers=True,\n" in script.read_text()
+    assert f"shuffle=True, num_workers={workers},\n" in script.read_text()

@@ -42,7 +42,8 @@ def test_phases_kinds_and_the_fields_of_a_step_are_the_consoles() -> None:
 
 
 def test_the_effects_of_changes_are_those_that_the_console_explains() -> None:
-    assert tuple(EFFECTS) == (change.SAME_BITS, change.SAME_SAMPLES, change.CHANGES_NUMERICS)
+    assert tuple(EFFECTS) == (change.SAME_BITS, change.SAME_SAMPLES, change.MAY_DIFFER, change.CHANGES_NUMERICS)
+    assert change.NEEDS_PERMISSION.startswith(EFFECTS[change.MAY_DIFFER])
 
 
 def test_the_question_before_probes_names_each_probe_that_the_agent_runs() -> None:

@@ -147,6 +147,7 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("run serve-chat --require-valid", "--require-valid goes with --headless"),
         ("run train-gpt --headless --patch p", "--patch goes with a command of your own"),
         ("run train-gpt --headless --allow-numerics", "--allow-numerics goes with a command of your own"),
+        ("run train-gpt --headless --allow-loader", "--allow-loader goes with a command of your own"),
         ("run train-gpt --headless --memory", "--memory goes with a command of your own"),
         ("run --headless --memory --restart-knob batch_size={--b} --try batch_size=2 -- true", "--memory does not go with --restart-knob"),
         ("run train-gpt --headless --store-command", "--store-command goes with a command of your own"),

@@ -12,7 +12,7 @@ SERVER = "--url --model --api-key-env --wait --vllm-python --vllm-args"
 LOAD = f"{SERVER} --metrics-url --request-timeout --prompts --slo"
 SEVERAL_MACHINES = "--nnodes --rdzv-endpoint --rdzv-id"
 WATCHING = "--interval --device --record --price --dcgm --serve --token-file"
-OWN_JOB = "--output --restart-knob --store-command --probe --memory --summary --patch --allow-numerics"
+OWN_JOB = "--output --restart-knob --store-command --probe --memory --summary --patch --allow-numerics --allow-loader"
 FROZEN = {
     "": f"--version --demo {WATCHING} --eco",
     "baselines": "--remove --key --json",
@@ -25,7 +25,7 @@ FROZEN = {
     "doctor": "--timeout --json",
     "exporter": "--listen --token-file --interval --dcgm",
     "mcp": (
-        "scenario --set --snapshot --profile-dir --output --store-command --probe --allow-numerics --memory --patch --connect "
+        "scenario --set --snapshot --profile-dir --output --store-command --probe --allow-numerics --allow-loader --memory --patch --connect "
         f"{LOAD} {WATCHING}"
     ),
     "models": "scenario --set --device-name --json",
@@ -41,12 +41,12 @@ FROZEN = {
     "skill": "",
     "snapshot-schema": "",
     "sweep": (
-        "scenario --vary --set --grid --repeat --duration --stop-settled --headless --snapshot --json --summary --restart-knob "
+        "scenario --vary --set --grid --repeat --duration --stop-settled --headless --snapshot --json --summary --restart-knob --allow-loader "
         f"{LOAD} {WATCHING}"
     ),
     "tune": (
         "scenario --set --budget --allow-training-changes --only --certificate --resume --headless --snapshot --json --summary "
-        f"--probe --patch --allow-numerics {SEVERAL_MACHINES} {LOAD} {WATCHING}"
+        f"--probe --patch --allow-numerics --allow-loader {SEVERAL_MACHINES} {LOAD} {WATCHING}"
     ),
     "watch": f"url --duration --headless --snapshot --try --probe --advise --slo --json --model --api-key-env --wait --metrics-url --eco {WATCHING}",
     "verify": f"file --measure --json {SEVERAL_MACHINES} {LOAD} {WATCHING}",

@@ -10,14 +10,14 @@ from gpuconsole.cli.hints import job_hints
 from gpuconsole.experiments.trial import JOB_ENDED
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.job import JOB, JobFacts, Site
+from gpuconsole.model.job import EFFECTS, JOB, MAY_DIFFER, JobFacts, Site
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
 from gpuconsole.model.snapshot import Environment, Snapshot
 
 SUGGESTED = Suggestion({"num_workers": 4}, Interval(1.5, 2.0), "the loader waits", "")
 STARVED = Finding("input.too_few_workers", "fires", "too few workers", 0.4, "high", suggestions=(SUGGESTED,))
 BROKEN_OFF = Trial("1", "1", {"num_workers": 2}, state="failed", error=JOB_ENDED, elapsed_s=6.0, blocks=4, begun_s=15.0)
-CODE = "to try it in your own code: DataLoader(..., num_workers={}) at train.py:27"
+CODE = f"to try it in your own code: DataLoader(..., num_workers={{}}) at train.py:27  # {EFFECTS[MAY_DIFFER]}"
 
 
 def job(**fields: Any) -> Run:

@@ -44,7 +44,7 @@ def until_said(folder: Path, words: str, *command: str) -> tuple[str, dict[str, 
 
 
 def test_a_sweep_measures_settings_in_turn_and_leaves_the_job_as_it_was(tmp_path: Path) -> None:
-    text, snapshot = until_said(tmp_path, "the sweep has ended", "sweep", "--vary", "num_workers=0,2", "--repeat", "2")
+    text, snapshot = until_said(tmp_path, "the sweep has ended", "sweep", "--vary", "num_workers=0,2", "--repeat", "2", "--allow-loader")
     points = {point["knobs"]["num_workers"]: point for point in snapshot["sweeps"][0]["points"]}
     assert all(len(point["rates"]) == 2 for point in points.values()), text
     assert min(points[2]["rates"]) > 1.2 * max(points[0]["rates"])
@@ -53,7 +53,7 @@ def test_a_sweep_measures_settings_in_turn_and_leaves_the_job_as_it_was(tmp_path
 
 
 def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> None:
-    text, snapshot = until_said(tmp_path, "trial: num_workers 0 -> 2", "run", "--headless", "--try", "num_workers=2")
+    text, snapshot = until_said(tmp_path, "trial: num_workers 0 -> 2", "run", "--headless", "--try", "num_workers=2", "--allow-loader")
     (trial,) = snapshot["trials"]
     assert (trial["state"], trial["error"]) == ("failed", "the job ended before the trial was decided"), text
     assert "before a trial of num_workers 0 -> 2 could be decided: that takes about" in text
@@ -62,7 +62,7 @@ def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
-    text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--certificate", "c.json")
+    text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--certificate", "c.json", "--allow-loader")
     certificate = json.loads((tmp_path / "c.json").read_text())
     assert certificate["scenario"] == "starved.py" and certificate["command_digest"]
     assert certificate["stopped"] == "the job has ended"

@@ -51,13 +51,16 @@ def test_a_recording_that_begins_later_knows_the_job() -> None:
 
 def test_the_effect_of_a_change_is_the_strongest_of_its_knobs() -> None:
     state, knobs = state_of_a_job(), {"num_workers": 0, "optim": "adamw", "precision": "fp32"}
-    notes = {"effect: num_workers": "same samples", "effect: prefetch_factor": "same bits", "effect: precision": "changes numerics"}
+    notes = {"effect: num_workers": "samples may differ", "effect: prefetch_factor": "same bits", "effect: precision": "changes numerics"}
     state.apply(Started(3.0, knobs, {}, notes))
     assert state.record is not None
     run = state.record.run
     assert run.effect({"prefetch_factor": 4}) == "same bits"
-    assert run.effect({"num_workers": 2, "prefetch_factor": 4}) == "same samples"
+    assert run.effect({"num_workers": 2, "prefetch_factor": 4}) == "samples may differ"
     assert run.effect({"num_workers": 2, "precision": "bf16"}) == "changes numerics"
+    assert run.permissions({"num_workers": 2, "precision": "bf16"}) == ["numerics", "loader"] and not run.permissions(
+        {"prefetch_factor": 4}
+    )
     assert run.effect({"optim": "sgd"}) == run.effect({}) == ""
 
 

@@ -185,3 +185,12 @@ def test_a_change_of_the_numbers_of_a_job_needs_permission() -> None:
     (found,) = left_alone(run, [])
     assert candidates(run, []) == [] and "it changes numerics" in found.why and "--allow-numerics allows it (on the screen: N)" in found.why
     assert [one.changes for one in candidates(run, [], Allowed(numerics=True))] == [{"precision": "bf16"}]
+
+
+def test_new_workers_of_a_job_need_permission() -> None:
+    run = run_with(finding("a", {"num_workers": 2}, Interval(1.2, 1.5)), effects={"num_workers": "samples may differ"})
+    run.workload = "job"
+    (found,) = left_alone(run, [])
+    assert candidates(run, []) == [] and "--allow-loader allows it (on the screen: N)" in found.why
+    assert candidates(run, [], Allowed(numerics=True)) == []
+    assert [one.changes for one in candidates(run, [], Allowed(loader=True))] == [{"num_workers": 2}]

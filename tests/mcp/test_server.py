@@ -115,9 +115,9 @@ async def whole_session(folder: Path) -> None:
         ]
         status = await call("status", wait_s=60)
         assert status["findings"][0]["rule"] == "input.slow_storage" and status["step_breakdown_ratio"]["data_wait"] > 0.5
-        assert status["permissions"] == {"probes": "no", "numerics": "no"}
+        assert status["permissions"] == {"probes": "no", "numerics": "no", "loader": "no"}
         workers = {setting["name"]: setting for setting in (await call("settings"))["settings"]}["num_workers"]
-        assert (workers["applies"], workers["effect"], workers["value"]) == ("live", "same samples", 0)
+        assert (workers["applies"], workers["effect"], workers["value"]) == ("live", "samples may differ", 0)
         explained = await call("explain", finding="input.slow_storage")
         assert explained["evidence"] and explained["suggestions"][0]["code"]["from_job"]
         seen.clear()

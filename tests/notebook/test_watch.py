@@ -210,7 +210,7 @@ def test_a_trial_that_the_end_of_the_block_breaks_off_is_taken_back(tmp_path: Pa
                 answers.append(str(problem))
         def loading():
             return psutil.Process().children()
-        with gpuconsole.watch(quiet=True) as session:
+        with gpuconsole.watch(quiet=True, allow_loader=True) as session:
             take(60)
             try:
                 session.try_change(num_workers=2)
@@ -244,7 +244,7 @@ def test_a_proven_win_is_kept_in_the_block_and_its_code_is_shown(tmp_path: Path)
         tmp_path,
         """
         before = attributes()
-        with gpuconsole.watch(tries={"num_workers": 2}, quiet=True) as session:
+        with gpuconsole.watch(tries={"num_workers": 2}, allow_loader=True, quiet=True) as session:
             def over(n):
                 if session.status.kept_changes:
                     raise StopIteration

@@ -289,9 +289,11 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
         stack.callback((tmp_path / "end").touch)  # the job would outlive a test that fails
         terminal.wait_for("starved.py", "data wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
         terminal.press("N")
-        terminal.wait_for("Alter the numbers of your job?")
+        terminal.wait_for("Start new workers for your DataLoader?")
         terminal.press("escape")
-        terminal.wait_for("same samples", "[Enter]")
+        terminal.wait_for("samples may differ", "[Enter]")
+        terminal.press("enter")
+        terminal.wait_for("Start new workers for your DataLoader?", "load ahead")
         terminal.press("enter")
         terminal.wait_for("on trial", timeout_s=30)
         terminal.wait_for("faster: kept", timeout_s=60)

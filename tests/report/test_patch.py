@@ -16,12 +16,12 @@ import pytest
 from gpuconsole.agent.hooks.source import EDITED, MOST_BYTES, line_digests, process_start_s
 from gpuconsole.cli.files import patch_of, place_in_patch, source, write_patch
 from gpuconsole.model import job as model_job
-from gpuconsole.model.job import JOB, JobFacts, Site
+from gpuconsole.model.job import EFFECTS, JOB, MAY_DIFFER, JobFacts, Site
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.report.patch import FolderPatch, Patch, make_patch, patch_text
+from gpuconsole.report.patch import FolderPatch, Patch, in_own_code, make_patch, patch_text
 from gpuconsole.session.facts import kept_changes
 
 BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
@@ -33,7 +33,7 @@ SITES_OF_TWO_LINES = Site("loader", "train.py", 1), Site("optimizer", "train.py"
 def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs = BEFORE) -> tuple[str, Patch]:
     """The program after `git apply`, and the patch."""
     (folder / "train.py").write_bytes(code.encode())
-    facts = JobFacts("train.py", sites=list(sites) or [Site("loader", "train.py", 1), Site("optimizer", "train.py", 1)], dataset_stays=True)
+    facts = JobFacts("train.py", sites=list(sites) or [Site("loader", "train.py", 1), Site("optimizer", "train.py", 1)])
     patch = make_patch(changes, facts, before, lambda file: (folder / file).read_bytes().decode(), lambda file: ("", file))
     if patch.diff:
         (folder / "p.diff").write_bytes(patch.diff.encode())
@@ -46,17 +46,17 @@ def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = DataLoader(d)\n", "x = DataLoader(d, num_workers=4, persistent_workers=True)\n"),
-        ("x = DataLoader()\n", "x = DataLoader(num_workers=4, persistent_workers=True)\n"),
-        ("x = DataLoader(d, num_workers=0)", "x = DataLoader(d, num_workers=4, persistent_workers=True)"),
-        ("x = data.DataLoader(d, num_workers=args.workers)\n", "x = data.DataLoader(d, num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader(d)\n", "x = DataLoader(d, num_workers=4)\n"),
+        ("x = DataLoader()\n", "x = DataLoader(num_workers=4)\n"),
+        ("x = DataLoader(d, num_workers=0)", "x = DataLoader(d, num_workers=4)"),
+        ("x = data.DataLoader(d, num_workers=args.workers)\n", "x = data.DataLoader(d, num_workers=4)\n"),
         (
             "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8),\n)\n",
-            "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8), num_workers=4, persistent_workers=True,\n)\n",
+            "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8), num_workers=4,\n)\n",
         ),
-        ("x = DataLoader(d, batch_size=(8))\r\ny = 1\r\n", "x = DataLoader(d, batch_size=(8), num_workers=4, persistent_workers=True)\r\ny = 1\r\n"),
-        ("x = DataLoader(d, persistent_workers=False)\n", "x = DataLoader(d, persistent_workers=True, num_workers=4)\n"),
-        ("x = DataLoader(list(i for i in d))\n", "x = DataLoader(list(i for i in d), num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, batch_size=(8))\r\ny = 1\r\n", "x = DataLoader(d, batch_size=(8), num_workers=4)\r\ny = 1\r\n"),
+        ("x = DataLoader(d, persistent_workers=False)\n", "x = DataLoader(d, persistent_workers=False, num_workers=4)\n"),
+        ("x = DataLoader(list(i for i in d))\n", "x = DataLoader(list(i for i in d), num_workers=4)\n"),
     ],
 )  # fmt: skip
 def test_arguments_of_a_loader(tmp_path: Path, before: str, after: str) -> None:
@@ -68,11 +68,11 @@ def test_arguments_of_a_loader(tmp_path: Path, before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = DataLoader(d,**kw)\n", "x = DataLoader(d,**{**kw, 'num_workers': 2, 'persistent_workers': True})\n"),
-        ("x = DataLoader(d, **kw, num_workers=0)\n", "x = DataLoader(d, **{**kw, 'persistent_workers': True}, num_workers=2)\n"),
-        ("x = DataLoader(d, **args.loader['train'])\n", "x = DataLoader(d, **{**args.loader['train'], 'num_workers': 2, 'persistent_workers': True})\n"),
-        ("x = DataLoader(d, **(kw or {}))\n", "x = DataLoader(d, **({**(kw or {}), 'num_workers': 2, 'persistent_workers': True}))\n"),
-        ("x = DataLoader(d, **{'batch_size': 8})\n", "x = DataLoader(d, **{**{'batch_size': 8}, 'num_workers': 2, 'persistent_workers': True})\n"),
+        ("x = DataLoader(d,**kw)\n", "x = DataLoader(d,**{**kw, 'num_workers': 2})\n"),
+        ("x = DataLoader(d, **kw, num_workers=0)\n", "x = DataLoader(d, **kw, num_workers=2)\n"),
+        ("x = DataLoader(d, **args.loader['train'])\n", "x = DataLoader(d, **{**args.loader['train'], 'num_workers': 2})\n"),
+        ("x = DataLoader(d, **(kw or {}))\n", "x = DataLoader(d, **({**(kw or {}), 'num_workers': 2}))\n"),
+        ("x = DataLoader(d, **{'batch_size': 8})\n", "x = DataLoader(d, **{**{'batch_size': 8}, 'num_workers': 2})\n"),
     ],
 )  # fmt: skip
 def test_a_loader_that_takes_its_arguments_from_a_dict(tmp_path: Path, before: str, after: str) -> None:
@@ -130,7 +130,7 @@ def test_the_call_on_the_line_is_changed_and_no_other(tmp_path: Path) -> None:
     code = "a = DataLoader(\n    d,\n    8,\n)\nb = DataLoader(e)\nopt = torch.optim.AdamW(p, foreach=True)\n"
     sites = Site("loader", "train.py", 2), Site("loader", "train.py", 5), Site("optimizer", "train.py", 6)
     text, patch = patched(tmp_path, code, {"num_workers": 2, "prefetch_factor": 4, "optim": "adamw_fused"}, *sites)
-    assert text == code.replace("    8,\n", "    8, num_workers=2, prefetch_factor=4, persistent_workers=True,\n").replace(
+    assert text == code.replace("    8,\n", "    8, num_workers=2, prefetch_factor=4,\n").replace(
         "foreach=True", "foreach=False, fused=True"
     )
     assert patch_text(patch, {"num_workers": 2})[0] == "for your own code (num_workers=2):"
@@ -149,7 +149,7 @@ def test_arguments_of_the_hf_trainer(tmp_path: Path) -> None:
     code = "args = TrainingArguments('out', max_steps=5)\nTrainer(args=args).train()\n"
     sites = Site("loader", "train.py", 2, library="transformers"), Site("optimizer", "train.py", 2, library="transformers")
     text, patch = patched(tmp_path, code, {"num_workers": 4, "optim": "adamw_fused", "precision": "bf16"}, *sites)
-    wanted = 'dataloader_num_workers=4, dataloader_persistent_workers=True, optim="adamw_torch_fused", bf16=True'.replace('"', "'")
+    wanted = 'dataloader_num_workers=4, optim="adamw_torch_fused", bf16=True'.replace('"', "'")
     assert text == code.replace("max_steps=5", f"max_steps=5, {wanted}")
     assert not patch.lines
 
@@ -165,14 +165,14 @@ def test_arguments_of_the_hf_trainer(tmp_path: Path) -> None:
 def test_what_cannot_be_patched_is_shown_with_the_reason(tmp_path: Path, code: str, words: str) -> None:
     text, patch = patched(tmp_path, code, {"num_workers": 4})
     assert text == code and not patch.diff
-    assert patch.lines[0].startswith("DataLoader(..., num_workers=4, persistent_workers=True)") and words in patch.lines[0]
+    assert patch.lines[0].startswith("DataLoader(..., num_workers=4)") and words in patch.lines[0]
 
 
 def test_a_file_that_is_gone_and_lines_without_a_call(tmp_path: Path) -> None:
     def gone(file: str) -> str:
         raise FileNotFoundError(2, "No such file or directory", file)
 
-    facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)], dataset_stays=True)
+    facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)])
     patch = make_patch({"num_workers": 4, "precision": "bf16"}, facts, BEFORE, gone, lambda file: ("", file))
     assert "No such file" in patch.lines[0] and "torch.autocast" in patch.lines[1]
 
@@ -200,7 +200,7 @@ LOADER, OPTIMIZER = "x = DataLoader(d)\n", "o = AdamW(p)\n"
 def run_printed(folder: Path, *files: tuple[str, Path, int], changes: Knobs) -> str:
     """Write the patch for the kept `changes` of a job with such sites as the user in `folder` does, and run the printed command in a shell. Returns the command."""
     first, second = of_job(1, BEFORE), of_job(2, {**BEFORE, **changes}, **changes)
-    second.job = JobFacts("train.py", sites=[Site(kind, str(file), line) for kind, file, line in files], dataset_stays=True)
+    second.job = JobFacts("train.py", sites=[Site(kind, str(file), line) for kind, file, line in files])
     snapshot = Snapshot(created="", gpuconsole="", environment=Environment(), runs=[first, second], trials=[])
     line = write_patch(Path("p.diff"), patch_of(snapshot)[0])
     command = line.removeprefix("patch written: ")
@@ -296,7 +296,7 @@ def test_the_patch_names_no_setting_that_the_console_left_alone(tmp_path: Path) 
     code.write_text("loader = DataLoader(data, batch_size=8)\n")
     first = of_job(1, {"num_workers": 0, "batch_size": 50})
     second = of_job(2, {"num_workers": 4, "prefetch_factor": 2, "batch_size": 57}, num_workers=4)
-    second.job = JobFacts("train.py", sites=[Site("loader", str(code), 1)], dataset_stays=True)
+    second.job = JobFacts("train.py", sites=[Site("loader", str(code), 1)])
     _, lines = patch_of(Snapshot(created="", gpuconsole="", environment=Environment(), runs=[first, second], trials=[]))
     assert lines[0] == "for your own code (num_workers=4):"
 
@@ -313,13 +313,13 @@ def test_a_loader_that_is_made_in_each_epoch_gets_a_hint(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = DataLoader(d, 8, True, None, None, 2)\n", "x = DataLoader(d, 8, True, None, None, 4, persistent_workers=True)\n"),
-        ("x = DataLoader(d, num_workers=(2 if a else 0))\n", "x = DataLoader(d, num_workers=(4), persistent_workers=True)\n"),
-        ("x = DataLoader(d, sampler=(\n  a or b  # (\n))\n", "x = DataLoader(d, sampler=(\n  a or b  # (\n), num_workers=4, persistent_workers=True)\n"),
-        ("x = DataLoader(d, collate_fn=((f)))\n", "x = DataLoader(d, collate_fn=((f)), num_workers=4, persistent_workers=True)\n"),
-        ("y = '\x0c\u2028\x85'; x = DataLoader(d)\n", "y = '\x0c\u2028\x85'; x = DataLoader(d, num_workers=4, persistent_workers=True)\n"),
-        ("\ufeffx = DataLoader(d)\r\n", "\ufeffx = DataLoader(d, num_workers=4, persistent_workers=True)\r\n"),
-        ("if 1:\r\n\tx = DataLoader(\r\n\t\td,  # ä\r\n\t)\r\n", "if 1:\r\n\tx = DataLoader(\r\n\t\td, num_workers=4, persistent_workers=True,  # ä\r\n\t)\r\n"),
+        ("x = DataLoader(d, 8, True, None, None, 2)\n", "x = DataLoader(d, 8, True, None, None, 4)\n"),
+        ("x = DataLoader(d, num_workers=(2 if a else 0))\n", "x = DataLoader(d, num_workers=(4))\n"),
+        ("x = DataLoader(d, sampler=(\n  a or b  # (\n))\n", "x = DataLoader(d, sampler=(\n  a or b  # (\n), num_workers=4)\n"),
+        ("x = DataLoader(d, collate_fn=((f)))\n", "x = DataLoader(d, collate_fn=((f)), num_workers=4)\n"),
+        ("y = '\x0c\u2028\x85'; x = DataLoader(d)\n", "y = '\x0c\u2028\x85'; x = DataLoader(d, num_workers=4)\n"),
+        ("\ufeffx = DataLoader(d)\r\n", "\ufeffx = DataLoader(d, num_workers=4)\r\n"),
+        ("if 1:\r\n\tx = DataLoader(\r\n\t\td,  # ä\r\n\t)\r\n", "if 1:\r\n\tx = DataLoader(\r\n\t\td, num_workers=4,  # ä\r\n\t)\r\n"),
     ],
 )  # fmt: skip
 def test_unusual_forms(tmp_path: Path, before: str, after: str) -> None:
@@ -331,7 +331,7 @@ def test_unusual_forms(tmp_path: Path, before: str, after: str) -> None:
 def test_characters_that_end_no_line_stand_before_the_call(tmp_path: Path) -> None:
     code = "a = 1\n\x0c\nb = '\u2028'\nx = DataLoader(d)\n"
     text, _ = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 4))
-    assert text == code.replace("(d)", "(d, num_workers=4, persistent_workers=True)")
+    assert text == code.replace("(d)", "(d, num_workers=4)")
 
 
 VALIDATION = "val = DataLoader(v)\n"
@@ -360,13 +360,13 @@ def test_no_other_call_is_changed_in_place_of_the_one_that_made_the_loader(tmp_p
 def test_the_only_call_stands_for_a_library_that_makes_the_loader_again(tmp_path: Path) -> None:
     code = "def make(d):\n    return DataLoader(d)\ntrain = accelerator.prepare(make(t))\n"
     text, patch = patched(tmp_path, code, {"num_workers": 4}, Site("loader", "train.py", 3, "<module>", library="accelerate"))
-    assert "return DataLoader(d, num_workers=4, persistent_workers=True)\n" in text and not patch.lines
+    assert "return DataLoader(d, num_workers=4)\n" in text and not patch.lines
 
 
 def test_a_file_in_another_encoding_is_not_patched(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_bytes("# coding: latin-1\nx = DataLoader('ä')\n".encode("latin-1"))
-    facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)], dataset_stays=True)
+    facts = JobFacts("train.py", sites=[Site("loader", str(file), 2)])
     patch = make_patch({"num_workers": 4}, facts, BEFORE, source, lambda file: ("", file))
     assert not patch.diff and "not in UTF-8" in patch.lines[0]
 
@@ -381,7 +381,7 @@ def test_a_change_of_the_optimizer_is_one_of_all_optimizers(tmp_path: Path) -> N
 
 PROGRAM = "import d\n\ntrain = DataLoader(t, 8, shuffle=True)\nval = DataLoader(v, 8)\n"
 TRAIN, VAL = PROGRAM.splitlines()[2:]
-PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4, persistent_workers=True)"
+PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4)"
 LINE = 3
 
 
@@ -401,7 +401,6 @@ def patched_later(folder: Path, code: str, edited: str, line: int = LINE, **site
         "train.py",
         sites=[Site("loader", "train.py", line, **site)],
         lines={"train.py": line_digests(str(folder / "program.py"))},
-        dataset_stays=True,
     )
     (folder / "train.py").write_bytes(edited.encode())
     patch = make_patch({"num_workers": 4}, facts, BEFORE, lambda file: (folder / file).read_bytes().decode(), lambda file: ("", file))
@@ -459,7 +458,7 @@ def test_a_call_over_several_lines_is_found_by_all_of_them(tmp_path: Path) -> No
     text, patch = patched_later(tmp_path, code, without_train, line=2)
     assert text == without_train and not patch.diff and "not in the patch" in patch.lines[0]
     text, _ = patched_later(tmp_path, code, f"# a note\n{code}", line=2)
-    assert text == f"# a note\n{code}".replace("batch_size=8,", "batch_size=8, num_workers=4, persistent_workers=True,", 1)
+    assert text == f"# a note\n{code}".replace("batch_size=8,", "batch_size=8, num_workers=4,", 1)
 
 
 def test_a_line_that_a_library_needs_is_found_after_an_edit(tmp_path: Path) -> None:
@@ -503,9 +502,12 @@ def test_a_call_whose_line_is_not_its_first_is_found_by_all_of_its_lines(tmp_pat
     assert text == edited and not patch.diff and "not as it was" in patch.lines[0]
 
 
-def test_workers_live_over_epochs_only_where_the_dataset_was_seen_to_stay_the_same() -> None:
-    """Workers that live over epochs do not see what the program changes in its dataset, as for a curriculum."""
-    for stays, code in ((True, "DataLoader(d, num_workers=4, persistent_workers=True)\n"), (False, "DataLoader(d, num_workers=4)\n")):
-        facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)], dataset_stays=stays)
-        patch = make_patch({"num_workers": 4}, facts, {"num_workers": 0}, lambda file: "DataLoader(d)\n", lambda file: ("", file))
-        assert f"+{code}" in patch.diff
+def test_the_patch_of_workers_says_what_may_differ(tmp_path: Path) -> None:
+    """Where git and patch skip it. Workers that live over epochs are for the author to decide: they do not see what the program changes between epochs."""
+    code = "x = DataLoader(d)\n"
+    text, patch = patched(tmp_path, code, {"num_workers": 4})
+    assert text == code.replace("(d)", "(d, num_workers=4)")
+    assert [part.diff.startswith(f"# {EFFECTS[MAY_DIFFER]}\n---") for part in patch.parts] == [True]
+    facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)])
+    assert in_own_code({"num_workers": 4}, facts, {}) == ["DataLoader(..., num_workers=4) at train.py:1", f"# {EFFECTS[MAY_DIFFER]}"]
+    assert len(in_own_code({"num_workers": 0}, facts, {"num_workers": 2})) == 1

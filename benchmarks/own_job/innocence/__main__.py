@@ -248,7 +248,8 @@ class Runs:
         """The program with `changes`, made one after the other: each taken back, or all kept."""
         told = self._folder / "told"
         told.unlink(missing_ok=True)
-        words = [str(HERE / "switched.py"), "--told", str(told), *(["--keep"] if keep else []), *changes]
+        told_by = ["--told", str(told), *(["--keep"] if keep else []), *(["--allow-loader"] if not self._program.asks else [])]
+        words = [str(HERE / "switched.py"), *told_by, *changes]
         row = self._compared(f"{'kept' if keep else 'tried'}: {', '.join(changes)}", words)
         return row._replace(told="; ".join(told.read_text().splitlines()) if told.exists() else "")
 

@@ -49,7 +49,8 @@ for epoch in range(4):
 class Program(NamedTuple):
     """`text`: the code. `changes`: what may be tried in it besides watching, as after `--try`. `needs`: modules without which it cannot run. `command`: how it
     is started; {python} and {program} stand for the interpreter and the file. `exit`: the code with which it ends; None where any code is right. `python`: the
-    oldest version of Python that runs it. `design`: what may differ by design, with the reason."""
+    oldest version of Python that runs it. `design`: what may differ by design, with the reason. `asks`: the program prints what
+    may differ where workers load ahead, so its changes are made without the permission, and refused."""
 
     text: str
     changes: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class Program(NamedTuple):
     exit: int | None = None
     python: str = "3.11"
     design: tuple[tuple[str, str], ...] = ()
+    asks: bool = False
 
 
 def plain(before: str = "", after: str = "", loop: str = LOOP) -> Program:
@@ -186,8 +188,8 @@ PROGRAMS: dict[str, Program] = {
     "zip file": loading("import zipfile\nwith zipfile.ZipFile('data.zip', 'w') as z:\n    for n in range(8 * STEPS // 4): z.writestr(str(n), str(n) * 50)\nclass Zipped(torch.utils.data.Dataset):\n    def __init__(self): self.z = zipfile.ZipFile('data.zip')\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): time.sleep(PAUSE_S / 4); assert self.z.read(str(n)) == (str(n) * 50).encode(); return torch.full((16,), float(n % 9))\nloader = torch.utils.data.DataLoader(Zipped(), batch_size=8)\n"),
     "sqlite": loading("import sqlite3\nc = sqlite3.connect('d.db'); c.execute('create table t (n int)'); c.executemany('insert into t values (?)', [(n,) for n in range(8 * STEPS)]); c.commit(); c.close()\nclass Rows(torch.utils.data.Dataset):\n    def __init__(self): self.c = sqlite3.connect('d.db')\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): time.sleep(PAUSE_S / 4); return torch.full((16,), float(self.c.execute('select n from t where n = ?', (n,)).fetchone()[0] % 9))\nloader = torch.utils.data.DataLoader(Rows(), batch_size=8)\n"),
     "memory map": loading("import numpy\nnumpy.arange(STEPS * 32, dtype='float32').tofile('m.bin')\nclass Mapped(torch.utils.data.Dataset):\n    def __init__(self): self.m = numpy.memmap('m.bin', dtype='float32', mode='r')\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): time.sleep(PAUSE_S / 4); return torch.from_numpy(self.m[n:n + 16] % 7)\nloader = torch.utils.data.DataLoader(Mapped(), batch_size=8)\n"),
-    "random augmentation": loading("import random, numpy\nclass Noisy(torch.utils.data.Dataset):\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): time.sleep(PAUSE_S / 4); return torch.randn(16) + random.random() + numpy.random.rand()\nloader = torch.utils.data.DataLoader(Noisy(), batch_size=8)\n"),
-    "counter in the dataset": loading("class Counted(torch.utils.data.Dataset):\n    seen = 0\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): self.seen += 1; time.sleep(PAUSE_S / 4); return torch.full((16,), float(n % 9))\ndata = Counted()\nloader = torch.utils.data.DataLoader(data, batch_size=8)\n", after="print(data.seen)\n"),
+    "random augmentation": loading("import random, numpy\nclass Noisy(torch.utils.data.Dataset):\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): time.sleep(PAUSE_S / 4); return torch.randn(16) + random.random() + numpy.random.rand()\nloader = torch.utils.data.DataLoader(Noisy(), batch_size=8)\n")._replace(asks=True),
+    "counter in the dataset": loading("class Counted(torch.utils.data.Dataset):\n    seen = 0\n    def __len__(self): return 8 * STEPS // 4\n    def __getitem__(self, n): self.seen += 1; time.sleep(PAUSE_S / 4); return torch.full((16,), float(n % 9))\ndata = Counted()\nloader = torch.utils.data.DataLoader(data, batch_size=8)\n", after="print(data.seen)\n")._replace(asks=True),
     "lock in the dataset": loading("import threading\nclass Locked(Data):\n    def __init__(self): self.lock = threading.Lock()\n    def __getitem__(self, n):\n        with self.lock: return super().__getitem__(n)\nloader = torch.utils.data.DataLoader(Locked(), batch_size=8)\n"),
     "iterable dataset": loading("class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        for n in range(8 * STEPS // 4): time.sleep(PAUSE_S / 4); yield torch.full((16,), float(n % 9))\nloader = torch.utils.data.DataLoader(Stream(), batch_size=8)\n"),
     "batches as dictionaries": loading("class Named(Data):\n    def __getitem__(self, n): return {'x': super().__getitem__(n), 'n': n}\nloader = torch.utils.data.DataLoader(Named(), batch_size=8)\n", "for epoch in range(4):\n    for b in loader: train(b['x'])\n"),

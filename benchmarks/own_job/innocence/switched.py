@@ -1,6 +1,6 @@
 """Run a program as `gpuconsole run --headless` does, and make changes in it, without measuring their gain.
 
-    python -m benchmarks.own_job.innocence.switched [--keep] [--told FILE] NAME=VALUE ... -- COMMAND
+    python -m benchmarks.own_job.innocence.switched [--keep] [--allow-loader] [--told FILE] NAME=VALUE ... -- COMMAND
 
 Each change is made and taken back twice, as in a trial. With `--keep`, each change is made once, and stays. FILE gets a line for each change: `made`, or why it was
 refused. The exit code is that of the command.
@@ -79,9 +79,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("changes", nargs="*", metavar="NAME=VALUE")
     parser.add_argument("--keep", action="store_true", help="make each change once, and let it stay")
+    parser.add_argument("--allow-loader", action="store_true", help="as the option of gpuconsole run")
     parser.add_argument("--told", type=Path, help="the file for the result of each change")
     own = parser.parse_args(arguments)
-    tries = [word for change in own.changes for word in ("--try", change)]
+    tries = [word for change in own.changes for word in ("--try", change)] + ["--allow-loader"] * own.allow_loader
     args = parse(["run", "--headless", "--quiet", "--summary", os.devnull, *tries, "--", *command])
     configure(args)
     work = Switches(assignments(args.tries, job_scenario("the job")), own.keep, own.told)

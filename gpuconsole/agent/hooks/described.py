@@ -11,7 +11,6 @@ from typing import Any
 from ..free_memory import pci_address
 from ..protocol import Knobs
 from . import changes
-from .changes.control import Control
 from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
@@ -255,7 +254,6 @@ def job_facts() -> dict[str, Any]:
         "trackers": open_runs(),
         "lines": {file: lines for file, lines in watch.lines.items() if lines},
         "loop": loop(),
-        "dataset_stays": bool(Control.dataset_stays),
     }
 
 

@@ -384,8 +384,6 @@ class JobService(Service):
     def between_steps(self) -> bool:
         if self.loop.settles_until and recorder.index >= self.loop.settles_until:
             recorder.kind, self.loop.settles_until = COUNTS, 0
-        if recorder.kind in (COUNTS, SETTLING) and self._changing is None and changes_of.loader.under_way():
-            recorder.kind, self.loop.settles_until = SETTLING, max(self.loop.settles_until, recorder.index + 1)
         while changes_of.loader.lost:
             self._channel.send(message("note", now(), text=changes_of.loader.lost.pop(), level="warning"))
             self.loop.observe()
@@ -412,7 +410,8 @@ class JobService(Service):
             self._waiting.append(command)
             return
         window.end()
-        watch.allows_numerics, self._holds, self._changed_at = command.numerics, False, recorder.index
+        watch.allows_numerics, watch.allows_loader = command.numerics, command.loader
+        self._holds, self._changed_at = False, recorder.index
         changes = self.loop.before(command.changes) if command.stage == UNDO else command.changes
         try:
             if command.at_step and (command.at_step < recorder.index or not self.loop.prepared(changes)):

@@ -59,6 +59,8 @@ class Watch:
         """The DataLoader of the last batch."""
         self.allows_numerics = False
         """Whether the user has agreed to changes that alter the numbers of the program."""
+        self.allows_loader = False
+        """Whether the user has agreed to workers that load ahead, from copies of the dataset."""
         self.last_inputs: tuple[Any, ...] | None = None
         self.keep_inputs = False
         self.autocast = ""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
 from gpuconsole.diagnosis.signals.job import IN_TIME
+from gpuconsole.model.job import EFFECTS, MAY_DIFFER
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 KNOB = CATALOGUE["num_workers"]
@@ -378,7 +379,8 @@ def worker_code(case: Case, workers: int) -> str:
     stay = "persistent_workers=True, " if case.knobs.get("persistent_workers", not case.is_job) else ""
     own = f"DataLoader(dataset, ..., num_workers={workers}, {stay}prefetch_factor={prefetch})"
     call = code_for(case.loop, {"num_workers": workers}) or own
-    return f"{SHARDING}\n{call}" if case.get("loader.unsharded", 0.0) else call
+    ahead = f"# {EFFECTS[MAY_DIFFER]}\n" if case.is_job else ""
+    return f"{ahead}{SHARDING}\n{call}" if case.get("loader.unsharded", 0.0) else f"{ahead}{call}"
 
 
 SHARDING = """# first, in the IterableDataset: each worker has a copy of it, and would load all samples

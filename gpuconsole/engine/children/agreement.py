@@ -1,6 +1,6 @@
 """One live change in all processes of a user's job, before one step that they all make.
 
-Each process first prepares the change, for example starts and rehearses the workers of a loader. Then the console names a step that no process has
+Each process first prepares the change, for example starts the workers of a loader. Then the console names a step that no process has
 reached yet. A process that was past it, or that was not ready, has changed nothing and says so: all processes go back, and prepare again for a step
 that lies further ahead. Where one process refuses, all go back.
 """

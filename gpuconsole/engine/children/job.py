@@ -110,6 +110,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     """Whether torch keeps a history of the job's allocations on a GPU (`--memory`)."""
     allows_numerics: bool = False
     """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
+    allows_loader: bool = False
+    """Whether the user agrees to new workers of the job's DataLoader (`--allow-loader`)."""
     joins: int = 0
     """The process that is joined (`JoinedJob`); 0: the words are started."""
     last_output: Callable[[], Awaitable[list[str]]] | None = None

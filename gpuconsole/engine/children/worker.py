@@ -90,6 +90,8 @@ class WorkerHandle:
         self.probed: list[str] = []
         self.allows_numerics = job is not None and job.allows_numerics
         """Whether the user has agreed to changes that alter the numbers of the user's own job."""
+        self.allows_loader = job is not None and job.allows_loader
+        """Whether the user has agreed to new workers of the job's DataLoader."""
         self._child: Child
         self.job: JobChild | None = None
         if job is not None:
@@ -135,7 +137,8 @@ class WorkerHandle:
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Apply live changes. The answer holds the first step with them, or the error. Raises WorkerGone."""
-        answer = await self._ask(lambda request: SetKnobs(request, changes, arm, numerics=self.allows_numerics))
+        numerics, loader = self.allows_numerics, self.allows_loader
+        answer = await self._ask(lambda request: SetKnobs(request, changes, arm, numerics=numerics, loader=loader))
         assert isinstance(answer, KnobsSet)
         return answer
 

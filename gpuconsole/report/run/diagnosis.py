@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.rule import NEEDS, NOT_ON_GPU
 from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
-from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.job import EFFECTS, PERMISSIONS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, cut, visible
@@ -514,7 +514,7 @@ def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:
     report: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
     report.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
     if effect := run.effect(suggestion.changes):
-        report.append(text(f"{effect}: {EFFECTS[effect]}", "alert" if effect == CHANGES_NUMERICS else "dim", indent=6))
+        report.append(text(f"{effect}: {EFFECTS[effect]}", "alert" if effect in PERMISSIONS else "dim", indent=6))
     if reason := run.why_not(suggestion.changes):
         report.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:
@@ -571,4 +571,4 @@ def _why_none(findings: Sequence[Finding]) -> str:
 def effect_on_numbers(run: Run | None, changes: Knobs) -> Segment:
     """What changes do to the numbers of the user's own job; empty where that is not known."""
     effect = run.effect(changes) if run is not None else ""
-    return effect, "alert" if effect == CHANGES_NUMERICS else "dim"
+    return effect, "alert" if effect in PERMISSIONS else "dim"

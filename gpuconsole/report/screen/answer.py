@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial, last_trial
 from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.job import AGENT, CHANGES_NUMERICS
+from gpuconsole.model.job import AGENT
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, side_effects
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width
@@ -336,7 +336,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False, instal
     if facts.healthy(run) is not None:
         return 2, f"This run is healthy.{another}"
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "failed":
-        if run.effect(view.trials[-1].changes) == CHANGES_NUMERICS:
+        if run.permissions(view.trials[-1].changes):
             return 3, f"The trial failed, see above. {keys['try_selected']} asks for your permission."
         return 3, f"The trial failed, see above. {keys['try_selected']} tries again."
     if facts.suggestions(view):

@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 from textual.widgets import Input
 
-from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.job import EFFECTS, PERMISSIONS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, describe_changes, show
 from gpuconsole.model.knobs.knob import APPLY
 from gpuconsole.model.text import cell_width, clean
@@ -28,7 +28,7 @@ FIELD = 20
 GAP = 3
 MOST_VALUE = 30
 APPLIES = 10
-EFFECT = 16
+EFFECT = 18
 FIXED = "fixed"
 LABEL = 12
 LEAST_HEIGHT = 8
@@ -317,7 +317,7 @@ def _row(name: str, state: KnobState, selected: bool, columns: tuple[int, int], 
 
 
 def _applies_style(applies: str) -> str:
-    return "alert" if applies == CHANGES_NUMERICS else "" if applies.startswith("live") or applies in EFFECTS else "dim"
+    return "alert" if applies in PERMISSIONS else "" if applies.startswith("live") or applies in EFFECTS else "dim"
 
 
 @lru_cache(maxsize=4)

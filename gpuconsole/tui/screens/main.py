@@ -206,7 +206,7 @@ class MainScreen(Screen[None]):
         self.actions.probes()
 
     def action_numerics(self) -> None:
-        self.actions.allow_numerics()
+        self.actions.permit()
 
     def action_cancel_trial(self) -> None:
         self.actions.cancel_trial()

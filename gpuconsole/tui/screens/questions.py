@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
 from gpuconsole.model.experiments import MOST_LOSS_COST
-from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
+from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS, MAY_DIFFER
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.serving import PROBE_CHARACTERS, PROBE_PAUSE_S, PROBE_REQUESTS, PROBE_S, PROBE_TOKENS
@@ -219,4 +219,27 @@ def numerics_question(change: str, allow: Callable[[], None]) -> Question:
     ]
     return Question(
         "Alter the numbers of your job?", about, "Make the change." if change else "Allow such changes.", "No: keep the numbers.", allow
+    )
+
+
+def loader_question(change: str, allow: Callable[[], None]) -> Question:
+    """Asks for permission to give the job's DataLoader other workers. `change`: the change that waits for it; empty: none. `allow` is called after a yes."""
+    sentence = EFFECTS[MAY_DIFFER]
+    about: Report = [
+        text(f"{change}: {sentence}." if change else f"{sentence[0].upper()}{sentence[1:]}.", "alert"),
+        BLANK,
+        text(
+            "num_workers in your own code would do the same. No sample is lost or repeated, and the order of the indices stays. Your own loader goes "
+            "on where a worker fails. Say no if the loop writes what a sample depends on: labels, settings, a model, files."
+        ),
+        text(
+            "The permission holds for num_workers, prefetch_factor and pin_memory until the job ends, also for those of a tuning session (t)."
+        ),
+    ]
+    return Question(
+        "Start new workers for your DataLoader?",
+        about,
+        "Make the change." if change else "Allow such changes.",
+        "No: keep the loader.",
+        allow,
     )

@@ -1,6 +1,6 @@
 """Two processes of DistributedDataParallel, each with a DataLoader: `ranks.py FOLDER`. Ends when the file `FOLDER/end` exists.
 
-SAMPLES: the size of the dataset. FAILS: the rank whose dataset does not work in a worker.
+SAMPLES: the size of the dataset. FAILS: the rank whose workers end as they begin.
 Each process writes to `FOLDER/rankN`, a line for each step, who made its first sample: 0 the process itself, else a worker of its loader.
 """
 
@@ -23,9 +23,12 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         worker = get_worker_info()
-        if worker is not None and os.environ["RANK"] == os.environ.get("FAILS"):
-            raise OSError("no file here")
         return torch.full((32,), float(index % 7)), 0 if worker is None else worker.id + 1
+
+
+def begin(number):
+    if os.environ["RANK"] == os.environ.get("FAILS"):
+        os._exit(3)
 
 
 if __name__ == "__main__":
@@ -36,7 +39,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     dataset = Samples()
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, worker_init_fn=begin)
     over = torch.zeros(1)
     with open(folder / f"rank{dist.get_rank()}", "w", buffering=1) as made:
         epoch = 0

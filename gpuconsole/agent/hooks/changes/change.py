@@ -14,8 +14,14 @@ from ..watch import place_name
 if TYPE_CHECKING:
     from ..watch import Watch
 
-SAME_BITS, SAME_SAMPLES, CHANGES_NUMERICS = "same bits", "same samples", "changes numerics"
-"""Effects of a change on what the program computes. SAME_SAMPLES: the same batches in the same order, but other rounding is possible."""
+SAME_BITS, SAME_SAMPLES, MAY_DIFFER, CHANGES_NUMERICS = "same bits", "same samples", "samples may differ", "changes numerics"
+"""Effects of a change on what the program computes. SAME_SAMPLES: the same batches in the same order, but other rounding is possible. MAY_DIFFER: the same
+indices in the same order, but of a dataset that the loop may have changed meanwhile."""
+NEEDS_PERMISSION = (
+    "workers load ahead, from copies of the dataset: samples that your loop changes meanwhile, random numbers and counters may differ. "
+    "It needs your permission: N, or --allow-loader"
+)
+"""Why a change of the loader is refused without the permission."""
 
 
 class Refused(PlainError):

@@ -5,7 +5,6 @@ They use private names of torch.utils.data. `missing_names` finds out whether th
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 import multiprocessing
@@ -18,7 +17,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,8 +25,8 @@ from typing import Any, NamedTuple
 from ...forks import in_forked_children
 from ..guard import from_outside
 from .change import Refused
-from .children import Output, begin_worker, output_of
-from .indices import Feed, OwnRandom
+from .children import begin_worker, printed_by
+from .indices import Feed
 
 PREFETCH = 2
 """torch's own default of prefetch_factor."""
@@ -125,13 +124,13 @@ def loader_of(iterator: Any) -> Any:
 
 
 class Recipe:
-    """What is needed to make servers for one loader of the program. Holds neither the loader nor an iterator of it."""
+    """What is needed to start workers for one loader of the program. Holds neither the loader nor an iterator of it."""
 
     def __init__(self, module: Any, loader: Any, iterator: Any) -> None:
-        """`iterator`: the iterator that the program holds."""
+        """`iterator`: one that the program holds."""
         self.module = module
-        self.dataset = iterator._dataset
-        self.made = 0
+        self.dataset, self.collate = iterator._dataset, iterator._collate_fn
+        self._made = 0
         self._seed = int(iterator._base_seed)
         self._fields: dict[str, Any] = {
             "dataset": self.dataset,
@@ -139,103 +138,68 @@ class Recipe:
             "_IterableDataset_len_called": None,
             "_auto_collation": iterator._auto_collation,
             "drop_last": iterator._drop_last,
-            "collate_fn": iterator._collate_fn,
+            "collate_fn": self.collate,
             "pin_memory_device": getattr(loader, "pin_memory_device", ""),
             "multiprocessing_context": loader.multiprocessing_context,
             "in_order": True,
+            "persistent_workers": True,
+            "timeout": loader.timeout,
             "_gpuconsole_server": True,  # the hook of iterators leaves these alone
         }
-        self._timeout = loader.timeout
         self._worker_init = loader.worker_init_fn
 
-    def server(self, settings: Settings, *, aside: bool, hides: bool = False) -> Server:
-        """A server with an empty feed. `aside`: without workers it runs on a copy of the dataset and on random generators of its own. `hides`: its workers
-        print into a file in memory, and `Server.new_output` reads how much.
-
-        Raises Refused where it cannot be made.
-        """
+    def server(self, settings: Settings) -> Server:
+        """Workers with an empty feed. Raises Refused where they cannot be started."""
         import torch
 
-        self.made += 1
-        seed = (self._seed + 7919 * self.made) % 2**62
-        workers = settings.num_workers
+        self._made += 1
+        ready = (self._fields["multiprocessing_context"] or multiprocessing).Semaphore(0)
         spec = Spec(
             **self._fields,
             _index_sampler=Feed(iter(())),
-            generator=torch.Generator().manual_seed(seed),  # nothing is drawn from the program's generators
-            num_workers=workers,
-            prefetch_factor=settings.prefetch_factor if workers else None,
+            generator=torch.Generator().manual_seed(
+                (self._seed + 7919 * self._made) % 2**62
+            ),  # nothing is drawn from the program's generators
+            num_workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
             pin_memory=settings.pin_memory,
-            persistent_workers=bool(workers),
-            timeout=self._timeout if workers else 0,
-            worker_init_fn=functools.partial(begin_worker, self._worker_init, hides, threading.current_thread() is threading.main_thread()),
+            worker_init_fn=functools.partial(begin_worker, self._worker_init, ready, threading.current_thread() is threading.main_thread()),
         )
-        if not workers and aside:
-            spec.dataset = apart(spec.dataset)
-        kind = self.module._MultiProcessingDataLoaderIter if workers else self.module._SingleProcessDataLoaderIter
+        kind = self.module._MultiProcessingDataLoaderIter
         iterator = kind.__new__(kind)
         try:
             with warnings.catch_warnings():  # torch's advice is for the program's author
                 warnings.simplefilter("ignore")
                 with unregistered(self.module), signals_wait():
                     iterator.__init__(spec)
-            if workers:
-                _keep_to_us(iterator)
+            _keep_to_us(iterator)
             iterator.__dict__["_worker_pids_set"] = False
         except BaseException as problem:
             discard(iterator)
             if from_outside(problem):
                 raise
             raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
-        imports = bool(workers) and self.imports()
-        random = OwnRandom(seed) if aside and not workers else None
-        return Server(self.module, iterator, settings, random=random, imports=imports, hides=hides and bool(workers))
+        return Server(iterator, settings, ready=ready)
 
-    def imports(self) -> bool:
-        """Whether each worker imports the modules of the program at its start."""
-        return start_method(self._fields["multiprocessing_context"]) != "fork"
 
-    def posing(self, loader: Any) -> Any:
-        """The iterator of a new epoch for the program, which others will serve. Draws what the program's own iterator with workers would draw
-        from the program's generators."""
-        spec = Spec(**{**self._fields, "_gpuconsole_server": False})
-        spec.__dict__.update(
-            _index_sampler=loader._index_sampler, generator=loader.generator, num_workers=0, pin_memory=False, persistent_workers=False
-        )
-        spec.__dict__.update(prefetch_factor=None, timeout=0, worker_init_fn=None)
-        iterator = self.module._SingleProcessDataLoaderIter(spec)
-        iterator._sampler_iter = iter(loader._index_sampler)  # with workers, torch begins the sampler a second time
-        return iterator
+START_S = 60.0
+"""New workers must be ready within this time. By spawn each one imports the modules of the program first: torch alone takes seconds."""
 
 
 class Server:
-    """An iterator that serves batches of the indices that its feed gives."""
+    """An iterator that serves batches of the indices that its feed gives: workers of ours, or the iterator that the program holds."""
 
-    def __init__(
-        self,
-        module: Any,
-        iterator: Any,
-        settings: Settings,
-        *,
-        own: bool = False,
-        random: OwnRandom | None = None,
-        imports: bool = False,
-        hides: bool = False,
-    ) -> None:
-        """`own`: the iterator that the program holds. It is not kept alive. `random`, `hides`: see `Recipe.server`. `imports`: each worker imports the modules
-        of the program at its start."""
-        base = module._BaseDataLoaderIter
-        self._plain_next: Callable[[Any], Any] = getattr(base, "_gpuconsole_plain_next", None) or base.__next__
+    def __init__(self, iterator: Any, settings: Settings, *, own: bool = False, ready: Any = None) -> None:
+        """`own`: the iterator that the program holds. It is not kept alive. `ready`: a semaphore that each worker of ours releases."""
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
         self.settings, self.own = settings, own
         _of_parent.add(iterator)
         self.feed = Feed(iter(()))
-        self.idle_since = time.monotonic()
-        self._random = random
-        self.imports, self.hides = imports, hides
-        self._outputs: dict[int, Output] = {}
-        """The output of each worker at its last batch, by pid."""
-        if settings.num_workers and not own:
+        self.began = self.idle_since = time.monotonic()
+        self._ready, self._missing = ready, 0 if own else settings.num_workers
+        self._printed: dict[int, int] = {}
+        """The bytes that each worker had printed at its last batch, by pid."""
+        if not own:
             self.limit_s = float(iterator._timeout or HANG_S)
             iterator._get_data = functools.partial(_receive, weakref.ref(iterator), weakref.ref(self))
 
@@ -247,19 +211,24 @@ class Server:
     def workers(self) -> list[Any]:
         return list(getattr(self.iterator, "_workers", None) or ())
 
-    def take_over(self, feed: Feed) -> None:
-        """Serve `feed`, and continue with what the iterator has under way (the iterator that the program holds)."""
-        self.feed = feed
-        self.iterator._sampler_iter = feed
+    def is_ready(self) -> bool:
+        """Whether all workers have begun. Raises Refused where they do not begin."""
+        while self._missing and self._ready.acquire(block=False):
+            self._missing -= 1
+        if self._missing and not all(worker.is_alive() for worker in self.workers):
+            raise Refused("a new worker died before it was ready")
+        if self._missing and time.monotonic() - self.began > START_S:
+            raise Refused(f"the new workers were not ready within {START_S:.0f} s")
+        return not self._missing
 
     def begin(self, feed: Feed) -> None:
-        """Serve `feed` from the beginning. Batches under way are discarded. Workers begin at once. Raises ServerFailed, RuntimeError."""
-        self.feed, iterator = feed, self.iterator
+        """Serve `feed` from its beginning. Batches under way are discarded. Workers begin at once. Raises ServerFailed, RuntimeError."""
+        self.feed = feed
         if not self.settings.num_workers:
-            iterator._sampler_iter = feed
+            self.iterator._sampler_iter = feed
             return
         with signals_wait():  # the first index of a worker starts a thread
-            self._begin(iterator, feed)
+            self._begin(self.iterator, feed)
 
     def _begin(self, iterator: Any, feed: Feed) -> None:
         if iterator._tasks_outstanding or iterator._task_info:
@@ -276,42 +245,36 @@ class Server:
     def fill(self) -> None:
         """Give the workers as many indices as they keep ready."""
         iterator = self.iterator
+        if not self.settings.num_workers:
+            return
         for _ in range(iterator._prefetch_factor * iterator._num_workers - iterator._tasks_outstanding):
             iterator._try_put_index()
 
     def next(self) -> tuple[Any, Any]:
         """The next index, and its batch. Raises StopIteration, what the dataset raises, and ServerFailed."""
-        if self._random is None:
-            batch = self._next()
-        else:
-            with self._random.in_force():
-                batch = self._next()
-        return (self.feed.drawn.popleft() if self.feed.drawn else None), batch
-
-    def _next(self) -> Any:
+        iterator = self.iterator
         try:
-            return self._plain_next(self.iterator)
+            batch = type(iterator)._next_data(iterator)
         except StopIteration:
             raise
         except BaseException:
             if self.own and self.feed.drawn:
                 self.feed.drawn.popleft()  # as in the program: an index that raised does not come again
             raise
+        return (self.feed.drawn.popleft() if self.feed.drawn else None), batch
 
-    def new_output(self) -> Output:
-        """What the worker that made the last batch has printed and written since it was asked for last."""
-        workers = self.workers
-        if not self.hides or not workers:
-            return Output()
-        pid = workers[(self.iterator._rcvd_idx - 1) % len(workers)].pid
-        output, before = output_of(pid), self._outputs.get(pid, Output())
-        self._outputs[pid] = output
-        return Output(output.printed - before.printed, output.written - before.written)
+    def has_printed(self) -> bool:
+        """Whether the worker that made the last batch has printed something since its batch before."""
+        if self.own:
+            return False
+        pid = self.workers[(self.iterator._rcvd_idx - 1) % self.settings.num_workers].pid
+        before, self._printed[pid] = self._printed.get(pid, 0), printed_by(pid)
+        return self._printed[pid] > before
 
     def close(self, kill: bool = False) -> None:
         """End the workers. `kill`: at once, for workers that hang."""
         iterator = self.iterator
-        if iterator is None or not self.settings.num_workers:
+        if iterator is None or self.own:
             return
         try:
             if not kill:
@@ -473,18 +436,6 @@ def _forked() -> None:
 
 
 in_forked_children(_forked)
-
-
-def apart(dataset: Any, depth: int = 4) -> Any:
-    """A copy of `dataset` that shares its data: what code sets on it, such as an open file, does not reach the program's object."""
-    from torch.utils.data import Dataset
-
-    made = copy.copy(dataset)
-    if depth and hasattr(made, "__dict__"):
-        for name, value in list(made.__dict__.items()):
-            if isinstance(value, Dataset):
-                made.__dict__[name] = apart(value, depth - 1)
-    return made
 
 
 def in_one_line(problem: BaseException) -> str:

@@ -17,7 +17,7 @@ HELP = "one session as an MCP server, for an agent (-- COMMAND)"
 DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...), as an MCP server on stdin and stdout: an agent reads the diagnosis,
 tries changes, keeps proven wins, and gets the patch. You choose the command; the agent cannot start another one.
 
---probe and --allow-numerics let the agent use these permissions; without them it cannot. The output of the job goes to a file (--output). When
+--probe, --allow-numerics and --allow-loader let the agent use these permissions; without them it cannot. The output of the job goes to a file (--output). When
 the client goes, a trial that is not decided is taken back and your job continues; a scenario ends. `gpuconsole skill` prints how an agent
 should work with it.
 
@@ -61,6 +61,7 @@ OPTIONS = (
         options.STORE_COMMAND,
         options.PROBE._replace(dest="may_probe", help="the agent may allow probes in the job: extra passes on copies of its last batch"),
         options.ALLOW_NUMERICS._replace(dest="may_change_numerics", help="the agent may allow changes that alter the numbers of the job"),
+        options.ALLOW_LOADER._replace(dest="may_change_loader", help="the agent may allow new workers of the job's DataLoader"),
         options.MEMORY,
         options.PATCH,
     )),

@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --save-baseline           run it three times, to measure the spread between runs
   gpuconsole run --headless --restart-knob 'batch_size={--per_device_train_batch_size}' --try batch_size=16 -- python train.py
   gpuconsole run --headless --memory -- python train.py         also the lines that hold most GPU memory
-  gpuconsole run --headless --try num_workers=4 --snapshot out.json -- python train.py
+  gpuconsole run --headless --try num_workers=4 --allow-loader --snapshot out.json -- python train.py
   gpuconsole run --log-to wandb --log-to tensorboard=logs -- python train.py
   gpuconsole run --control -- python train.py                   an agent may connect: gpuconsole mcp --connect
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline

@@ -40,7 +40,7 @@ EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
   gpuconsole sweep ddp-small-batch --vary nproc=1,2,4        scaling efficiency over processes
   gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
-  gpuconsole sweep --vary num_workers=0,2,4 -- python train.py                           on the steps of your own job, live
+  gpuconsole sweep --vary num_workers=0,2,4 --allow-loader -- python train.py                           on the steps of your own job, live
   gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--batch-size}' --repeat 4 -- python train.py     a start for each block
 """
 NO_NPROC = {"varies nproc": "does not go with --vary nproc=, which runs each number of processes once"}
@@ -60,6 +60,7 @@ OPTIONS = (
     options.JSON._replace(help="the sweep on stdout and nothing else there"),
     options.SUMMARY,
     options.RESTART_KNOB,
+    options.ALLOW_LOADER,
     options.SERVING,
     options.WATCHING,
 )

@@ -38,7 +38,7 @@ EXAMPLES = """examples:
   gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
   gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    change no other setting
   gpuconsole tune serve-prefix --resume tuned.json          continue an interrupted session
-  gpuconsole tune --only num_workers,pin_memory -- python train.py       your own job; it continues with what is proven
+  gpuconsole tune --only num_workers,pin_memory --allow-loader -- python train.py       your own job; it continues with what is proven
   gpuconsole verify tuned.json                              check the certificate
 """
 
@@ -71,6 +71,7 @@ OPTIONS = (
     options.PROBE,
     options.PATCH,
     options.ALLOW_NUMERICS,
+    options.ALLOW_LOADER,
     options.NODES,
     options.SERVING,
     options.WATCHING,

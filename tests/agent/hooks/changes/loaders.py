@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from gpuconsole.agent.hooks.changes import control
 from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused
-from gpuconsole.agent.hooks.changes.indices import RandomState
-from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor, changed_loaders
+from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor
 from gpuconsole.agent.hooks.changes.servers import belongs_to
 from gpuconsole.agent.hooks.watch import Watch
 
@@ -28,11 +27,11 @@ KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distribu
 
 
 @contextmanager
-def hooked() -> Iterator[Watch]:
-    """The hooks of DataLoader iterators as docs/own-job-internals.md describes them, without the rest of the agent."""
-    base, several = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter
-    watch, init, following = Watch(), base.__init__, base.__next__
-    reset, get_iterator = several._reset, DataLoader._get_iterator
+def hooked(*, allowed: bool = True) -> Iterator[Watch]:
+    """What the changes need of the hooks, without the rest of the agent. `allowed`: the user has given the permission (--allow-loader)."""
+    base = dataloader._BaseDataLoaderIter
+    watch, init = Watch(), base.__init__
+    watch.allows_loader = allowed
 
     def __init__(self: Any, loader: Any) -> None:
         init(self, loader)
@@ -41,23 +40,15 @@ def hooked() -> Iterator[Watch]:
             watch.iterators[:] = [one for one in watch.iterators if one() is not None]
             watch.iterators.append(weakref.ref(self))
 
-    def __next__(self: Any) -> Any:
-        serves = self.__dict__.get("_gpuconsole_serves")
-        return following(self) if serves is None else serves()
-
-    base.__init__, base.__next__, base._gpuconsole_plain_next = __init__, __next__, following
-    waits, control.waits_for_children = control.waits_for_children, lambda: ""  # another test in this process may have such a line
+    base.__init__ = __init__
+    plain = DataLoader._get_iterator
     try:
         yield watch
     finally:
-        control.waits_for_children = waits
-        base.__init__, base.__next__ = init, following
-        several._reset, DataLoader._get_iterator = reset, get_iterator
-        del base._gpuconsole_plain_next
-        for key in list(loaders_of._controls):  # a loader in a reference cycle may outlive its test
-            loaders_of._end(key)
-        for of_all_loaders in (changed_loaders, loaders_of.lost, loaders_of._kept):
-            of_all_loaders.clear()
+        base.__init__ = init
+        loaders_of.leave()  # a loader in a reference cycle may outlive its test
+        control.lost.clear()
+        assert DataLoader._get_iterator is plain
 
 
 def workers_alive() -> list[int]:
@@ -150,8 +141,8 @@ class Program:
             return DataLoader(data, batch_size=None, sampler=Shuffled(self.count), **options)
         return DataLoader(data, size, sampler=DistributedSampler(data, num_replicas=2, rank=self.rank), **options)
 
-    def run(self, after_step: Callable[[], None]) -> tuple[list[Any], RandomState]:
-        """What the program sees, and its random generators in the end."""
+    def run(self, after_step: Callable[[], None]) -> list[Any]:
+        """What the program sees, and draws of its random generators in the end."""
         torch.manual_seed(self.seed)
         random.seed(self.seed)
         loader, seen = self.loader(), list[Any]()
@@ -166,7 +157,7 @@ class Program:
                 if step == self.breaks[epoch]:
                     break
             seen.append(float(torch.rand(1)))
-        return seen, RandomState()
+        return [*seen, float(torch.rand(1)), random.random()]
 
 
 class Changer:
