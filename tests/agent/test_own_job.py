@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gpuconsole.agent.hooks.passes import NO_OPTIMIZER
 from tests.agent.listener import Listener
 
 pytestmark = pytest.mark.xdist_group("a job")
@@ -143,11 +144,9 @@ def test_a_program_without_an_optimizer_is_named(tmp_path: Path) -> None:
     ran = watched(tmp_path, sys.executable, str(program), "0")
     assert (ran.code, ran.out) == (3, "done\n")
     assert "made no optimizer step: neither inference nor updates by torch.func are measured" in ran.err
-    ran = watched(tmp_path, sys.executable, str(program), "15")
+    ran = watched(tmp_path, sys.executable, str(program), "25")
     assert (ran.code, ran.out) == (3, "done\n")
-    assert "updates its weights without torch.optim: a step is counted for each update" in ran.err
-    assert ran.run["summary"]["steps"] == 14, "the account of the first step began in its middle"
-    assert ran.run["facts"]["trainable_parameters"] == 17 * 4
+    assert NO_OPTIMIZER in ran.err and not ran.run["summary"].get("steps")
 
 
 FAST = """

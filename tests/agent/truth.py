@@ -18,17 +18,16 @@ SKIPPED = 8
 """As in programs/stamps.py."""
 LOOPS = (
     "plain", "nanogpt", "accumulation", "gan", "lbfgs", "compiled_model", "compiled_step", "iterable", "ddp",
-    "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward", "own_gradients",
-    "alternating", "scaled", "checkpointed",
+    "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward", "own_gradients", "scaled", "checkpointed",
 )  # fmt: skip
-UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_adam", "zipped", "dataclass_batch", "zeroed_before_backward")  # fmt: skip
+UNUSUAL = ("ppo", "dqn", "distilled", "muon_and_adam", "zipped", "dataclass_batch", "zeroed_before_backward")  # fmt: skip
 """Loops of programs/unusual.py that once were wrong."""
 UNUSUAL_TOO = ("zeroed_after_batch", "scored_before_zeroing", "scored_before_backward", "images_in_list", "time_first",
                 "evaluated_with_gradients", "trained_in_eval_mode")  # fmt: skip
 """More of them, for the slow tests."""
-PARTS = ("reinforce", "matched", "contrastive", "generated", "averaged", "functions", "closures")
+PARTS = ("reinforce", "matched", "contrastive", "generated", "averaged", "closures")
 """Loops with an environment between passes, a loss by hand, generation, work after the step, no module, or passes within the optimizer's step."""
-BY_SAMPLES = ("reinforce", "averaged", "functions")
+BY_SAMPLES = ("reinforce", "averaged")
 """Those of them whose time is divided by stack samples: they need some hundred steps."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",

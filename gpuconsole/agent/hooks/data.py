@@ -35,6 +35,7 @@ class Iterators:
     def reset(self) -> None:
         """As in a process that has loaded nothing yet."""
         self._known: dict[int, Known] = {}
+        self._most = MOST_KNOWN
         self._open: tuple[Place, float] | None = None
         """Whose batch the training thread asks for, and since when."""
         self._opening: tuple[Any, float] | None = None
@@ -46,8 +47,9 @@ class Iterators:
         if loader is not None:
             origin = belongs_to(iterator, loader)
             watch.note_origin(loader, origin)
-        if len(self._known) >= MOST_KNOWN:
+        if len(self._known) >= self._most:
             self._known = {key: known for key, known in self._known.items() if known.iterator() is not None}
+            self._most = max(MOST_KNOWN, 2 * len(self._known))
         known = Known(weakref.ref(iterator), origin, loading.place_of(loader if loader is not None else iterator))
         self._known[id(iterator)] = known
         watch.add(watch.iterators, iterator)

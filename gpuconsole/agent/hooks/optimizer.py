@@ -18,6 +18,8 @@ from .memory import memory
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, Mark
 from .watch import recorder, watch
 
+MOST_GONE = 32
+"""Optimizers that are gone, of which the identities are kept."""
 IN_TURN = 16
 """Optimizer steps in a row of one optimizer after which the others that the program has made count as unused."""
 
@@ -96,6 +98,8 @@ def optimizer_made(frame: FrameType, result: Any) -> None:
 
 def _add(optimizer: Any) -> None:
     watch.add(watch.optimizers, optimizer)
+    if len(watch.keys) > MOST_GONE + 2 * len(watch.optimizers):
+        watch.keys = set(map(id, watch.alive(watch.optimizers)))
     watch.keys.add(id(optimizer))
     steppers.made()
 
@@ -112,6 +116,8 @@ class OptimizerStep:
     def __init__(self) -> None:
         self.optimizer = 0
         """The identity of the optimizer."""
+        self.within_backward = False
+        """Whether it steps within a backward pass: the step of the program ends with that pass."""
 
 
 present = OptimizerStep()
@@ -137,12 +143,13 @@ def begin_step(optimizer: Any) -> bool:
         memory.first_update(optimizer)
     if steppers.inside:
         return False
-    if BACKWARD in recorder.stack:
-        passes.state.inner = True
-        return False
     optimizer_seen(optimizer)
     steppers.inside = True
-    present.optimizer = id(optimizer)
+    present.optimizer, present.within_backward = id(optimizer), BACKWARD in recorder.stack
+    if present.within_backward:
+        passes.state.inner = True
+        recorder.enter(OPTIMIZER)
+        return True
     if recorder.counted:
         return True
     steppers.begins(id(optimizer))
@@ -161,13 +168,13 @@ def end(failed: bool) -> None:
     steppers.inside = False
     if not recorder.thread:
         return
-    if recorder.counted:
+    if recorder.counted and not present.within_backward:
         if not failed:
             steppers.events += 1
             recorder.cut_counted()
         return
     recorder.leave()
-    if failed:
+    if failed or present.within_backward:
         return
     if COMPILED in recorder.stack:
         calls.compiled.stepped = True

@@ -37,7 +37,7 @@ times = [seconds(first) for first in range(0, COUNT, PART)]
 HOOKS = "_gpuconsole_agent.hooks."
 of_agent = {name.removeprefix(HOOKS): module for name, module in sys.modules.items() if name.startswith(HOOKS)}
 watch, steppers = of_agent["watch"].watch, of_agent["optimizer"].steppers
-lists = {"optimizers": watch.optimizers, "iterators": watch.iterators, "stepped": steppers.stepped, "followed": steppers._followed}
+lists = {"optimizers": watch.optimizers, "iterators": watch.iterators, "keys": watch.keys, "stepped": steppers._stepped}
 held = {name: len(lists[name]) for name in lists}
 callbacks, files = len(gc.callbacks), len(os.listdir("/proc/self/fd"))
 of_agent["guard"].switch.off("", None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpuconsole.agent.hooks.calls import HOOKS
+from gpuconsole.agent.hooks.borders.table import code_of
+from gpuconsole.agent.hooks.calls import BORDERS
 from gpuconsole.agent.hooks.evidence import communication as module
 from gpuconsole.agent.hooks.evidence.communication import RATES, Exchanges
 from gpuconsole.agent.hooks.guard import switch
@@ -151,17 +153,13 @@ def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges)
 
 
 def test_collectives_that_the_program_calls_are_segments(exchanges: Exchanges) -> None:
-    own, x = ModuleType("torch.distributed.distributed_c10d"), torch.ones(2)
-    calls: dict[str, tuple[Any, ...]] = {
-        "all_reduce": (x,), "broadcast": (x, 0), "reduce": (x, 0), "all_gather": ([torch.ones(2)], x), "barrier": (),
-        "all_gather_object": ([None], 1), "broadcast_object_list": ([1],),
-    }  # fmt: skip
-    for name in calls:
-        setattr(own, name, getattr(dist, name))
-    HOOKS[own.__name__](own)
-    for name, arguments in calls.items():
+    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "barrier", "all_gather_object", "broadcast_object_list"):
+        border = next(border for border in BORDERS if border.path == name)
+        code = code_of(sys.modules[border.module], name)
+        assert code is not None and code.co_name == name
         recorder.begin([])
-        getattr(own, name)(*arguments)
+        assert border.begin(sys._getframe())
+        border.end(False)
         assert recorder.codes.count(COMM) == 1, name
 
 

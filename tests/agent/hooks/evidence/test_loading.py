@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from gpuconsole.agent.hooks import data
 from gpuconsole.agent.hooks.evidence import loading as module
 from gpuconsole.agent.hooks.evidence.loading import Loading
 
@@ -141,26 +138,6 @@ def test_workers_of_each_epoch_count(loading: Loading, monkeypatch: pytest.Monke
         epoch(loading, make(loading), 3)
     counters = loading.read()
     assert counters["loader.workers_s"] > 3 and counters["loader.workers_cpu_s"] > 1
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_first_draw_of_an_epoch_is_timed_whoever_loads(workers: int, loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Iterator:
-        _num_workers = workers
-
-        def _next_index(self) -> list[int]:
-            return [3]
-
-    times = itertools.count(10.0)
-    monkeypatch.setattr(data, "now", lambda: next(times))
-    monkeypatch.setattr(data, "loading", loading)
-    monkeypatch.setattr(data.recorder, "thread", threading.get_ident())
-    loader = make(loading)
-    epoch(loading, loader)
-    iterator = Iterator()
-    data.time_first_draw(iterator, loading.place_of(loader))
-    assert [iterator._next_index() for _ in range(3)] == [[3]] * 3
-    assert loading.read()["loader.sampler_s"] == 1.0 and not vars(iterator), "the later ones run the plain method"
 
 
 def test_own_process_has_readings() -> None:

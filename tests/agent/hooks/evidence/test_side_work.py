@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.model.run import PHASES
-from gpuconsole.wire.events import Steps
 from tests.agent.listener import Listener, Watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("side work")]  # one process makes the run
@@ -35,30 +34,6 @@ def test_the_loaders_processes_wait_and_each_epoch_starts_them(ran: tuple[Watche
     assert counters["loader.workers_cpu_s"] < 0.5 * counters["loader.workers_s"]
 
 
-def test_the_memory_that_the_workers_have_for_themselves_is_told(ran: tuple[Watched, subprocess.CompletedProcess[str]]) -> None:
-    told = [
-        event.counters["loader.private_bytes"]
-        for event in ran[0].events
-        if isinstance(event, Steps) and "loader.private_bytes" in event.counters
-    ]
-    assert told and 1e6 < min(told) <= max(told) < 1e9
-
-
 def test_the_start_of_an_epoch_is_a_wait_for_data(ran: tuple[Watched, subprocess.CompletedProcess[str]]) -> None:
     first = [step for step in ran[0].steps[BATCHES:] if step.index % BATCHES == 0]
     assert all(step.phases[PHASES.index("data_wait")] > 0.032 for step in first), "eight samples of 4 ms"
-
-
-@pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="before Python 3.12 no function of the program is watched: only its calls that write are timed"
-)
-@pytest.mark.parametrize(("phase", "every"), [("checkpoint", 3), ("logging", 2)])
-def test_all_of_a_function_that_writes_belongs_to_its_phase(
-    ran: tuple[Watched, subprocess.CompletedProcess[str]], phase: str, every: int
-) -> None:
-    """The work after an optimizer step lies in the next step. The first call shows the function."""
-    place = PHASES.index(phase)
-    due = [step for step in ran[0].steps[2 * every :] if step.index % every == 0]
-    others = [step for step in ran[0].steps[2 * every :] if step.index % every]
-    assert all(step.phases[place] > 0.02 for step in due)
-    assert all(step.phases[place] == 0 for step in others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ class Graph:
 
 def test_no_profiler_starts_beside_a_captured_graph_and_one_starts_once_it_is_gone(tmp_path: Path) -> None:
     graph = Graph()
-    graphs.capture_ended(graph)
+    graphs._present.graph = weakref.ref(graph)
+    graphs.capture_ended(False)
     with pytest.raises(ProbeError, match="replays CUDA graphs"):
         Window(Profile(1, 1, ""), str(tmp_path), torch.device("cpu"))
     assert not torch._C._autograd._profiler_enabled()
