@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ class Iterators:
         """Whose batch the training thread asks for, and since when."""
         self._opening: tuple[Any, float] | None = None
         """The loader whose epoch begins, and since when."""
+        self._drawing: tuple[Place, float] | None = None
+        """Whose sampler is asked for its first indices, and since when."""
 
     def note(self, iterator: Any, loader: Any) -> Known:
         """Note whose iterator this is. `loader`: None where it was made before the agent began."""
@@ -91,6 +94,7 @@ class Iterators:
             return False
         loader = frame.f_locals["self"]
         recorder.mark_rest()  # an evaluation may follow
+        see_draws(True)
         recorder.enter(loading.place_of(loader).code)
         self._opening = loader, recorder.times[-1]
         return True
@@ -101,6 +105,21 @@ class Iterators:
             loading.epoch_opened(opening[0], now() - opening[1])
             recorder.leave()
 
+    def begin_draw(self, frame: FrameType) -> bool:
+        """An iterator asks the sampler for the indices of its first batch: the sampler may sort all samples."""
+        if not recorder.thread:
+            return False
+        opening = self._opening
+        self._drawing = loading.place_of(opening[0]) if opening is not None else self.of(frame.f_locals["self"]).place, now()
+        return True
+
+    def end_draw(self, failed: bool) -> None:
+        """The indices are there: those of later batches are not looked at."""
+        drawing, self._drawing = self._drawing, None
+        see_draws(False)
+        if drawing is not None:
+            loading.drawn(drawing[0], now() - drawing[1])
+
     def note_result(self, iterator: Any, batch: Any) -> bool:
         """Note the size of a batch of the training's loader: the cost of sending a batch follows from its size. Returns whether it is known now."""
         if loading.batch is None and loading.place is not None and self.of(iterator).place is loading.place:
@@ -109,6 +128,14 @@ class Iterators:
 
 
 iterators = Iterators()
+draws: list[Callable[[bool], None]] = []
+"""Makes calls of the border DRAW seen, or not."""
+
+
+def see_draws(seen: bool) -> None:
+    """Whether the calls of the border DRAW are seen from now on."""
+    for see in draws:
+        see(seen)
 
 
 def loader_made(frame: FrameType, result: Any) -> None:
@@ -129,8 +156,11 @@ switch.undo_part["data"] = lambda: recorder.drop(range(LOADER, LOADER + LOADERS)
 
 MODULE = "torch.utils.data.dataloader"
 NEXT = Border(MODULE, "_BaseDataLoaderIter.__next__", iterators.begin_batch, iterators.end_batch, "data", hot=True, records=True)
+DRAW = Border(MODULE, "_BaseDataLoaderIter._next_index", iterators.begin_draw, iterators.end_draw, "data")
+"""Seen from the start of an epoch to its first indices only."""
 BORDERS = (
     NEXT,
+    DRAW,
     Border(MODULE, "DataLoader.__iter__", iterators.begin_epoch, iterators.end_epoch_start, "data"),
     Note(MODULE, "DataLoader.__init__", loader_made, "data"),
     Note(MODULE, "_BaseDataLoaderIter.__init__", iterator_made, "data"),

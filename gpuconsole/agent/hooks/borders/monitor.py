@@ -9,13 +9,14 @@ of `record_function`, which torch has in its functions, stands for it; elsewhere
 
 from __future__ import annotations
 
+import functools
 import importlib._bootstrap
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
-from ..data import NEXT, iterators
+from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
 from ..passes import FORWARD_PASS, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, get_ident
@@ -55,8 +56,6 @@ class Monitor:
         """The code of the call of a module."""
         self._exit: CodeType | None = None
         """The code that ends `record_function`."""
-        self._next: CodeType | None = None
-        """The code that gives a batch."""
         self._armed = 0
         """The events of the call of a module that are seen now. PY_START: the next call of a module, which switches it off, so that calls within it cost nothing."""
         self._called = self._step = 0
@@ -96,7 +95,10 @@ class Monitor:
             self._borders[id(code)] = border
             events = START if border.records else START | RETURN
             if border is NEXT:
-                self._next, events = code, START | RETURN
+                events = START | RETURN
+            if border is DRAW:
+                events = 0
+                draws[:] = [functools.partial(self._see_draws, code)]
             self._see(code, events)
             if border.hot:
                 self._hot.append((code, START if border.records else START | RETURN))
@@ -189,6 +191,11 @@ class Monitor:
         """A loader has given a batch: what it returns is seen until its size is known."""
         if recorder.thread and "data" not in switch.parts_off and iterators.note_result(frame.f_locals["self"], batch):
             sys.monitoring.set_local_events(self._tool, code, START)  # type: ignore[arg-type]
+
+    def _see_draws(self, code: CodeType, seen: bool) -> None:
+        """Whether the calls of DRAW, which run `code`, are seen from now on."""
+        if self._tool is not None:
+            sys.monitoring.set_local_events(self._tool, code, START | RETURN if seen else 0)
 
     # --- passes -----------------------------------------------------------------------------------------------
 

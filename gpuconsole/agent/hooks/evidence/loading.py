@@ -61,7 +61,7 @@ class Loading:
         self._places: dict[Any, Place] = {}
         self._place_of = weakref.WeakKeyDictionary[Any, Place]()
         self._count = 0
-        self._restarts, self._restart_s = 0, 0.0
+        self._restarts, self._restart_s, self._sampler_s = 0, 0.0, 0.0
         self._times: ThreadTimes | None = None
         self.due = self._workers_due = 0.0
         """When the next batch is sampled, and when the loader's processes are read."""
@@ -157,6 +157,11 @@ class Loading:
             if t >= self._workers_due:
                 self._read_workers(t)
 
+    def drawn(self, place: Place, seconds: float) -> None:
+        """The sampler has taken so long for the first indices of an epoch. It runs in the training process, whoever loads."""
+        if place is self.place:
+            self._sampler_s += seconds
+
     # --- what is sent -----------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, float]:
@@ -176,6 +181,7 @@ class Loading:
             "loader.batches": float(self.place.batches),
             "loader.restarts": float(self._restarts),
             "loader.restart_s": self._restart_s,
+            "loader.sampler_s": self._sampler_s,
         }
         for who, totals in (("here", self._here), ("workers", self._workers)):
             counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}

@@ -458,7 +458,7 @@ def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Wa
     loader = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", loader)
     iterator = iter(loader)
-    watch.loader = lambda: loader_of(iterator)
+    watch.loader = lambda iterator=iterator: loader_of(iterator)
     place = site(watch, "loader")
     other = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", other)
