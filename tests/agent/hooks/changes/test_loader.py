@@ -37,12 +37,11 @@ from torch.utils.data import (
 )
 
 from gpuconsole.agent.hooks import job as hooks_of_job
-from gpuconsole.agent.hooks.changes import control
+from gpuconsole.agent.hooks.changes import control, servers
 from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import MAY_DIFFER, NEEDS_PERMISSION, SAME_SAMPLES, Refused, site
 from gpuconsole.agent.hooks.changes.known import is_out_of_reach
 from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, lost
-from gpuconsole.agent.hooks.changes.servers import loader_of
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, refusal, workers_alive
 from tests.matrix import matrix
@@ -458,7 +457,7 @@ def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Wa
     loader = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", loader)
     iterator = iter(loader)
-    watch.loader = lambda iterator=iterator: loader_of(iterator)
+    watch.loader = servers._origins[iterator][0]
     place = site(watch, "loader")
     other = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", other)

@@ -283,7 +283,13 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
     monkeypatch.setattr(module, "LENGTH_S", 1.5)
     monkeypatch.setattr(module, "_folder", [str(tmp_path)])
     plain = worker_module._worker_loop
-    module.on_worker(worker_module)
+
+    def worker_loop(*args: Any, **kwargs: Any) -> Any:
+        """As Python shows the agent that the function begins."""
+        module.begin_worker(sys._getframe())
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(worker_module, "_worker_loop", worker_loop)
     recorder.begin([])
     try:
         workers = 0 if context is None else 2
@@ -299,7 +305,6 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
         signal = module.window.answer()[module.SHOWN[0]]
         assert not module.window.request and not module.window.due()  # it goes on
     finally:
-        worker_module._worker_loop = plain
         module.window.end()
         sampler.stop()
         sampler._forget()
