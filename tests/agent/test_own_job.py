@@ -106,6 +106,7 @@ def test_the_steps_phases_and_samples_are_known(both: tuple[Ran, Ran]) -> None:
     assert run["summary"]["samples_per_s"]["mean"] > 100
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="on Python 3.11 no pass is seen, so the model is not known")
 def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> None:
     run = both[1].run
     assert run["knobs"] == {

@@ -2,7 +2,7 @@
 
 torch calls registered functions around each step of an optimizer. For the others this file replaces three names of torch: the name that a DataLoader's
 iterator asks for at each batch, and the two that a backward pass asks for where its graph is logged. No function of the program or of torch is wrapped, so no
-frame of the agent stands in its stack. Forward passes, logging, checkpoints and collectives are not seen: the time between a batch and its backward pass
+frame of the agent stands in its stack. Forward passes, logging, checkpoints and collectives are not seen, nor the lines that made loaders and optimizers: the time between a batch and its backward pass
 counts as forward.
 """
 
@@ -13,12 +13,13 @@ import sys
 from types import FrameType
 from typing import Any
 
-from ..data import NEXT
+from ..changes.servers import Spec
+from ..data import NEXT, iterators
 from ..guard import put, switch
 from ..optimizer import begin_step, end, optimizer_seen
 from ..passes import begin_backward, end_backward
 from ..recorder import get_ident
-from ..watch import batch_taken, count_batch, recorder
+from ..watch import batch_taken, count_batch, recorder, watch
 from .opened import opened
 from .table import Border
 
@@ -86,6 +87,9 @@ class ProfileName:
 
     def __set__(self, iterator: Any, value: str) -> None:
         iterator.__dict__["_profile_name"] = value
+        made = sys._getframe(1)
+        if made.f_code.co_name == "__init__" and not switch.failed:  # that of the iterator, which has the loader
+            _guarded("data.made", _note_iterator, iterator, made.f_locals.get("loader"))
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
         if iterator is None:
@@ -104,6 +108,11 @@ class ProfileName:
         return region
 
 
+def _note_iterator(iterator: Any, loader: Any) -> None:
+    if loader is not None and not issubclass(type(loader), Spec):  # an iterator of ours, for a change
+        iterators.note(iterator, loader)
+
+
 def on_dataloader(module: Any) -> None:
     """Batches of a DataLoader."""
     put(module._BaseDataLoaderIter, "_profile_name", ProfileName())
@@ -116,6 +125,7 @@ def _begin_backward(frame: FrameType) -> bool:
     """A backward pass begins: it uses the samples of the last batch."""
     begun = begin_backward(frame)
     if begun and recorder.thread:
+        watch.loader = watch.last_loader
         count_batch()
     return begun
 
