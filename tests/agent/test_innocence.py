@@ -130,7 +130,7 @@ def test_a_failure_at_any_border_switches_off_that_part_or_the_agent_and_nothing
 @pytest.mark.slow
 def test_a_reading_that_fails_switches_off_the_agent_only(tmp_path: Path) -> None:
     """A mark of a sampled step reads the run-queue time. This also happens in the hooks of usual steps, which have guards of their own."""
-    command = (sys.executable, str(PROGRAMS / "faults.py"), "readings, light")
+    command = (sys.executable, str(PROGRAMS / "faults.py"), "readings")
     expected = alone(*command)
     listener = Listener(tmp_path)
     done = listener.run(*command)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.agent.hooks.passes import NO_OPTIMIZER
-from gpuconsole.wire.events import Note
 from tests.agent.listener import Listener, Watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loops that are hard to count")]
@@ -40,11 +38,3 @@ def test_a_step_ends_where_an_optimizer_steps_again(ran: tuple[dict[str, int], d
     counts, watched = ran
     assert watched[loop].off is None
     assert [step.index for step in watched[loop].steps] == list(range(int(counts[loop] * STEPS_OF_AN_ITERATION[loop])))
-
-
-def test_a_program_without_an_optimizer_is_told_that_no_step_is_seen(tmp_path: Path) -> None:
-    listener = Listener(tmp_path)
-    done = listener.run(sys.executable, str(PROGRAM), str(STEPS), "by_data")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not listener.by_script()
-    assert NO_OPTIMIZER in [event.text for watched in listener.watched for event in watched.events if isinstance(event, Note)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpuconsole.agent.hooks.passes import NO_OPTIMIZER
+from gpuconsole.engine.children.job import NO_STEP
 from tests.agent.listener import Listener
 
 pytestmark = pytest.mark.xdist_group("a job")
@@ -144,10 +144,10 @@ def test_a_program_without_an_optimizer_is_named(tmp_path: Path) -> None:
     program.write_text(WITHOUT_OPTIMIZER)
     ran = watched(tmp_path, sys.executable, str(program), "0")
     assert (ran.code, ran.out) == (3, "done\n")
-    assert "made no optimizer step: neither inference nor updates by torch.func are measured" in ran.err
+    assert NO_STEP in ran.err
     ran = watched(tmp_path, sys.executable, str(program), "25")
     assert (ran.code, ran.out) == (3, "done\n")
-    assert NO_OPTIMIZER in ran.err and not ran.run["summary"].get("steps")
+    assert NO_STEP in ran.err and not ran.run["summary"].get("steps")
 
 
 FAST = """

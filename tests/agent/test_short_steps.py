@@ -40,7 +40,7 @@ KINDS = (
     "closure",
     "grads",
 )
-POINTS = 0.05
+POINTS = 0.1
 """The agent's own marks are a point or two of steps as short as these, and other tests may run at the same time."""
 
 

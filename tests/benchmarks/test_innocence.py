@@ -129,4 +129,4 @@ def test_a_real_program_is_the_same_with_its_changes_and_one_that_fails_alone_is
     tried, kept = runs.changed(PROGRAMS["plain"].changes, keep=False), runs.changed(PROGRAMS["plain"].changes, keep=True)
     assert not (runs.watched().differences or tried.differences or kept.differences)
     assert (tried.told, kept.told) == ("optim: made and taken back", "optim: made")
-    assert Runs("x", Program("import nowhere"), sys.executable, tmp_path, {}).fails.startswith("ModuleNotFoundError")
+    assert "ModuleNotFoundError" in Runs("x", Program("import nowhere"), sys.executable, tmp_path, {}).fails

@@ -43,7 +43,7 @@ def socket_of(terminal: Terminal) -> Path:
 @pytest.mark.xdist_group("a job")
 def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_back(tmp_path: Path) -> None:
     shutil.copy(STARVED, tmp_path / "starved.py")
-    words = ["run", "--control", "--device", "cpu", "--", sys.executable, "starved.py", "end"]
+    words = ["run", "--control", "--allow-loader", "--device", "cpu", "--", sys.executable, "starved.py", "end"]
     with Terminal(*words, cwd=tmp_path) as terminal:
         terminal.wait_for("starved.py", "recoverable")
         client = RawClient(tmp_path, "--connect", str(terminal.process.pid))

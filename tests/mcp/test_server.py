@@ -75,13 +75,25 @@ def test_a_client_of_the_sdk_drives_a_whole_session(folder: Path) -> None:
     (trial,) = snapshot["trials"]
     assert trial["verdict"] == "win" and trial["kept"]
     subprocess.run(["git", "apply", "p.diff"], cwd=folder, check=True)
-    assert "num_workers=4, persistent_workers=True" in (folder / "starved.py").read_text()
+    assert "num_workers=4" in (folder / "starved.py").read_text()
 
 
 async def whole_session(folder: Path) -> None:
     from mcp import Client, StdioServerParameters, stdio_client  # here, because each process of the tests reads this module
 
-    arguments = ["-m", "gpuconsole", "mcp", "--device", "cpu", "--snapshot", "s.json", "--patch", "p.diff", *starved(folder)]
+    arguments = [
+        "-m",
+        "gpuconsole",
+        "mcp",
+        "--device",
+        "cpu",
+        "--snapshot",
+        "s.json",
+        "--patch",
+        "p.diff",
+        "--allow-loader",
+        *starved(folder),
+    ]
     seen: list[tuple[float, str]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -115,7 +127,7 @@ async def whole_session(folder: Path) -> None:
         ]
         status = await call("status", wait_s=60)
         assert status["findings"][0]["rule"] == "input.slow_storage" and status["step_breakdown_ratio"]["data_wait"] > 0.5
-        assert status["permissions"] == {"probes": "no", "numerics": "no", "loader": "no"}
+        assert status["permissions"] == {"probes": "no", "numerics": "no", "loader": "yes"}
         workers = {setting["name"]: setting for setting in (await call("settings"))["settings"]}["num_workers"]
         assert (workers["applies"], workers["effect"], workers["value"]) == ("live", "samples may differ", 0)
         explained = await call("explain", finding="input.slow_storage")
@@ -139,7 +151,7 @@ async def whole_session(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("a job")
 def test_a_cancelled_trial_is_taken_back_and_a_client_that_vanishes_in_the_next_one_leaves_the_job_as_it_was(folder: Path) -> None:
-    client = RawClient(folder, *starved(folder))
+    client = RawClient(folder, "--allow-loader", *starved(folder))
     client.hello()
     assert client.call("status", wait_s=60)["steady"]
     number = client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})

@@ -595,7 +595,6 @@ class Agent:
         self.rank, self._world_size = described.place()
         """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
         memory.send, memory.send_lines = self._send_memory, self._send_lines
-        watch.send_notes = self._send_early_notes
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
@@ -733,12 +732,6 @@ class Agent:
             self._stacks_from = now() + (STACKS_EVERY_S if not sampler.fast else FAST_STACKS_EVERY_S)
             if samples := sampler.take():
                 self._send("stacks", rank=self.rank, samples=samples)
-
-    def _send_early_notes(self) -> None:
-        """Send the notes of a process that has made no step."""
-        if self._connection is None:
-            self.connect()
-        self._send_notes()
 
     def _send_notes(self) -> None:
         while switch.notes and self._connection is not None:

@@ -39,8 +39,6 @@ class State:
         """The identities of the modules in `watch.roots`."""
         self.end_in_backward: Any = None
         """Called at the end of a backward pass in which optimizers have stepped."""
-        self.backwards_before = 0
-        """Backward passes before the account, on whatever thread."""
         self.counting: Any = None
         """Counts the operators of each pass: `enter` and `leave`."""
 
@@ -155,7 +153,6 @@ def is_plain(tensor: Any) -> bool:
 def begin_backward(frame: FrameType) -> bool:
     """A backward pass begins: all of torch's ways to one lead to the function of this border."""
     if not recorder.thread:
-        _note_without_optimizer()
         return not recorder.index  # the first optimizer may step within this pass
     if BACKWARD in recorder.stack or tracing.is_compiling():
         return False
@@ -191,17 +188,5 @@ def end_backward(failed: bool) -> None:
         state.inner = False
         state.end_in_backward()
 
-
-def _note_without_optimizer() -> None:
-    """Say once that no step is seen, where a program makes backward passes and has no optimizer."""
-    state.backwards_before += 1
-    if state.backwards_before == FEW_BACKWARDS and not watch.optimizers and not recorder.index:
-        switch.notes.append(NO_OPTIMIZER)
-        watch.send_notes()
-
-
-FEW_BACKWARDS = 20
-"""Backward passes without an optimizer after which the program counts as one that has none."""
-NO_OPTIMIZER = "the program updates its weights without torch.optim: gpuconsole sees no steps of it (an optimizer that inherits torch.optim.Optimizer is seen)"
 
 BORDERS = (Border("torch.autograd.graph", "_engine_run_backward", begin_backward, end_backward, hot=True),)

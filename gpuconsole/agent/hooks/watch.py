@@ -47,8 +47,6 @@ class Watch:
         """What a program without an optimizer trains."""
         self.keys: set[int] = set()
         """The identities of `optimizers`."""
-        self.send_notes: Callable[[], None] = lambda: None
-        """Sends the notes that wait, where no step of the program may follow."""
         self.made: dict[tuple[str, str, int], Made] = {}
         """Where loaders, optimizers and DDP modules were made, by kind, file and line."""
         self.lines: dict[str, str] = {}

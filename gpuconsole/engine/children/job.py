@@ -80,7 +80,7 @@ WITHOUT_TORCH = {"jax": "JAX", "tensorflow": "TensorFlow"}
 """Frameworks with which a program trains without torch, by their module; the job's Python notes their import (agent/inject/sitecustomize.py)."""
 SHOWN = "devices and processes are shown"
 NO_STEP_YET = "the job has imported torch, and has made no optimizer step"
-NO_STEP = f"{NO_STEP_YET}: neither inference nor updates by torch.func are measured"
+NO_STEP = f"{NO_STEP_YET}: neither inference nor updates without torch.optim are measured"
 NO_PYTHON_YET = "Python of the job starts"
 FIRST_PYTHON_S = 10.0
 """Seconds until a job without a Python process is no longer expected to start one."""

@@ -33,7 +33,7 @@ def break_entry_point(name):
     if name.startswith(READINGS):
         recorder = sys.modules["_gpuconsole_agent.hooks.watch"].recorder
         assert recorder.read is not None
-        recorder.read = broken
+        recorder.read, recorder.sample_at = broken, recorder.index + 1
         return
     if " " in name:
         break_border(*name.split(" "))
