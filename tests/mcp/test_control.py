@@ -50,6 +50,7 @@ def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_bac
         client.hello()
         assert client.call("status", wait_s=60)["findings"][0]["rule"] == "input.slow_storage"
         terminal.wait_for("an agent is connected: it waits", "take control")
+        client.call("allow", what="loader")
         number = client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
         terminal.wait_for("an agent is connected: try_change num_workers=2", "on trial")
         job = next(child for child in psutil.Process(terminal.process.pid).children(recursive=True) if child.cmdline()[-1] == "end")

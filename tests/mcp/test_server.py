@@ -127,7 +127,8 @@ async def whole_session(folder: Path) -> None:
         ]
         status = await call("status", wait_s=60)
         assert status["findings"][0]["rule"] == "input.slow_storage" and status["step_breakdown_ratio"]["data_wait"] > 0.5
-        assert status["permissions"] == {"probes": "no", "numerics": "no", "loader": "yes"}
+        assert status["permissions"] == {"probes": "no", "numerics": "no", "loader": "ask"}
+        await call("allow", what="loader")
         workers = {setting["name"]: setting for setting in (await call("settings"))["settings"]}["num_workers"]
         assert (workers["applies"], workers["effect"], workers["value"]) == ("live", "samples may differ", 0)
         explained = await call("explain", finding="input.slow_storage")
@@ -154,6 +155,7 @@ def test_a_cancelled_trial_is_taken_back_and_a_client_that_vanishes_in_the_next_
     client = RawClient(folder, "--allow-loader", *starved(folder))
     client.hello()
     assert client.call("status", wait_s=60)["steady"]
+    client.call("allow", what="loader")
     number = client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
     job = job_of(client, "end")
     wait_until(lambda: loads(job), 30, "the side with two workers")
