@@ -66,7 +66,7 @@ def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     certificate = json.loads((tmp_path / "c.json").read_text())
     assert certificate["scenario"] == "starved.py" and certificate["command_digest"]
     assert certificate["stopped"] == "the job has ended"
-    assert certificate["attempts"][0]["trial"]["kept"], text
+    assert any(attempt["trial"].get("kept") for attempt in certificate["attempts"]), text
     workers = certificate["end"]["num_workers"]
     assert workers >= 2 and snapshot["runs"][-1]["knobs"]["num_workers"] == workers
     assert snapshot["runs"][-1]["at_step"] > 0

@@ -107,7 +107,7 @@ def test_the_figures_are_those_of_the_client_and_no_request_is_ours(cli: Cli, tm
 )
 def test_a_real_state_gets_its_verdict(cli: Cli, knobs: dict[str, Any], users: int, output: int, expected: str) -> None:
     with embedded_server(**knobs) as url, client(url, users, output):
-        done = cli("watch", url, "--json", "--duration", "8")
+        done = cli("watch", url, "--json", "--duration", "14")
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout)["runs"]
     assert firing(run) == {expected}

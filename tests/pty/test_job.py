@@ -294,6 +294,8 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
         terminal.wait_for("samples may differ", "[Enter]")
         terminal.press("enter")
         terminal.wait_for("Start new workers for your DataLoader?", "load ahead")
+        terminal.press("up")
+        terminal.wait_for("> Make the change.")
         terminal.press("enter")
         terminal.wait_for("on trial", timeout_s=30)
         terminal.wait_for("faster: kept", timeout_s=60)

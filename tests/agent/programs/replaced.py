@@ -66,7 +66,9 @@ def in_modules_and_classes():
 def in_objects():
     found = set()
     for value in gc.get_objects():
-        if isinstance(value, (types.ModuleType, type, types.FunctionType, functools._lru_cache_wrapper)) or str(type(value).__module__).startswith("_gpuconsole"):
+        if isinstance(value, (types.ModuleType, type, types.FunctionType, functools._lru_cache_wrapper)) or str(
+            type(value).__module__
+        ).startswith("_gpuconsole"):
             continue
         try:
             space = object.__getattribute__(value, "__dict__")
