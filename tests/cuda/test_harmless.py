@@ -40,7 +40,7 @@ def test_workers_that_are_forked_at_each_epoch_live(simulated: Machines, tmp_pat
 
 
 def test_workers_that_a_change_forks_while_steps_are_under_way_live(simulated: Machines, tmp_path: Path) -> None:
-    training = run(simulated("card h100", "values cpu"), tmp_path, "long_epochs", (100, SetKnobs(1, {"num_workers": 3})))
+    training = run(simulated("card h100", "values cpu"), tmp_path, "long_epochs", (100, SetKnobs(1, {"num_workers": 3}, loader=True)))
     (answer,) = [event for event in training.events if isinstance(event, KnobsSet)]
     assert answer.error is None and answer.knobs["num_workers"] == 3
 

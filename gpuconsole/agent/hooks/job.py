@@ -775,6 +775,9 @@ class Agent:
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
+        if self._service is not None and self._service.loop.account.stream is not None:
+            # to free events and page-locked memory calls CUDA, which ends the process by SIGABRT where a kernel of the program has failed
+            keep_forever(recorder.state(), self._service.loop.account.stream)
 
     def leave(self, problem: BaseException | None) -> None:
         """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
