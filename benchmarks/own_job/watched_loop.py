@@ -42,8 +42,8 @@ class Samples(Dataset):
 class Loop:
     """The objects of the program. `hooks` switches on and off what Python shows the agent (`monitor`, on Python 3.12 and newer)."""
 
-    def __init__(self, width: int, batch: int, device: str, monitor: Any) -> None:
-        self.device = device
+    def __init__(self, width: int, batch: int, device: str, monitor: Any, recorder: Any) -> None:
+        self.device, self.recorder = device, recorder
         self.model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batches = iter(DataLoader(Samples(), batch_size=batch))
@@ -51,15 +51,19 @@ class Loop:
 
     def seen(self) -> None:
         """The borders of the loop are known: `hooks` switches them from now on."""
-        tool = self._monitor._tool
-        self._events = [(code, sys.monitoring.get_local_events(tool, code)) for code in self._monitor._codes]
+        tool, hot = self._monitor._tool, {id(code) for code, *_ in self._monitor._hot}
+        self._rare = [(code, sys.monitoring.get_local_events(tool, code)) for code in self._monitor._codes if id(code) not in hot]
 
     def hooks(self, on: bool) -> None:
-        for code, events in self._events:
+        for code, events in self._rare:
             sys.monitoring.set_local_events(self._monitor._tool, code, events if on else 0)
         self._monitor._arm(0)
         if on:
+            self._monitor._mark(not self.recorder.counted)
             self._monitor._seek_call()
+        else:
+            for code, *_ in self._monitor._hot:
+                sys.monitoring.set_local_events(self._monitor._tool, code, 0)
 
 
 def step(loop: Any) -> None:
@@ -80,7 +84,7 @@ def main() -> None:
     with contextlib.nullcontext() if by_run else gpuconsole.watch(quiet=True):
         agent = "_gpuconsole_agent" if by_run else "gpuconsole.agent"
         recorder, sampler = sys.modules[f"{agent}.hooks.watch"].recorder, sys.modules[f"{agent}.hooks.sampler"].sampler
-        measure(recorder, sampler, pairs, Loop(width, batch, device, sys.modules[f"{agent}.hooks.install"]._monitors[0]))
+        measure(recorder, sampler, pairs, Loop(width, batch, device, sys.modules[f"{agent}.hooks.install"]._monitors[0], recorder))
 
 
 def measure(recorder: Any, sampler: Any, pairs: int, loop: Loop) -> None:

@@ -131,7 +131,7 @@ def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None
 @pytest.mark.slow
 def test_the_flags_of_a_server_are_ranked_and_the_restart_is_written(cli: Cli) -> None:
     with address_of("server_pages", "vllm", "capped") as url:
-        done = cli("watch", url, "--advise", "--slo", "e2e_p99=4", "--duration", "8")
+        done = cli("watch", url, "--advise", "--slo", "e2e_p99=4", "--duration", "14")
     advice = done.stdout.partition("\nadvice\n")[2]
     assert "e2e_p99 below 4.00 s; now" in advice and ": missed" in advice
     assert "vllm serve ... --max-num-seqs " in advice and "gpuconsole explain FOLDER --restart" in advice

@@ -23,10 +23,11 @@ from .sampler import sampler
 from .stream import StreamClock
 from .watch import recorder, watch
 
-COUNTED_BELOW_S = 0.0025
-"""Steps that take longer are all marked: a mark costs them less than a percent."""
-MARKED_OF = 4
-"""Of shorter steps, one in so many is marked; the others are only counted."""
+MARKED_EACH_S = 0.02
+"""Seconds from one marked step to the next, on average. Steps that take longer than two thirds of this are all marked; of shorter ones, the others are only
+counted: a marked step of a plain loop costs ten calls of Python functions."""
+MARKED_OF = 16
+"""Of the shortest steps, one in so many is marked."""
 MARKED_AT_FIRST = 32
 """Steps in a row that are marked at the start, and after a change: the console divides the counted steps that follow like these."""
 MOST_SPANS = 4
@@ -123,7 +124,10 @@ class CountedSteps:
         """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
         if busy or passes.state.counting is not None or watch.keep_inputs or steppers.several:
             self._from = recorder.index + MARKED_AT_FIRST
-        return MARKED_OF if recorder.index >= self._from and 0 < usual_s < COUNTED_BELOW_S else 0
+        if recorder.index < self._from or not usual_s:
+            return 0
+        every = min(MARKED_OF, round(MARKED_EACH_S / usual_s))
+        return every if every > 1 else 0
 
 
 def _cost_of_a_mark() -> float:

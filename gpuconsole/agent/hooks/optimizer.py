@@ -36,6 +36,8 @@ class Steppers:
         """Whether an optimizer steps now."""
         self.events = 0
         """Optimizer steps so far."""
+        self.plain = True
+        """Whether no optimizer has stepped within a backward pass or within the step of another one: then the return of a step alone ends a counted step."""
         self._last: deque[int] = deque(maxlen=IN_TURN)
         """The last optimizers that have stepped, by identity."""
         self._stepped: set[int] = set()
@@ -142,12 +144,13 @@ def begin_step(optimizer: Any) -> bool:
         recorder.begin([])  # the first optimizer step of this process: it trains
         memory.first_update(optimizer)
     if steppers.inside:
+        steppers.plain = False
         return False
     optimizer_seen(optimizer)
     steppers.inside = True
     present.optimizer, present.within_backward = id(optimizer), BACKWARD in recorder.stack
     if present.within_backward:
-        passes.state.inner = True
+        passes.state.inner, steppers.plain = True, False
         recorder.enter(OPTIMIZER)
         return True
     if recorder.counted:
@@ -170,8 +173,7 @@ def end(failed: bool) -> None:
         return
     if recorder.counted and not present.within_backward:
         if not failed:
-            steppers.events += 1
-            recorder.cut_counted()
+            end_counted()
         return
     recorder.leave()
     if failed or present.within_backward:
@@ -182,6 +184,12 @@ def end(failed: bool) -> None:
         end_step()
     else:
         recorder.work()
+
+
+def end_counted() -> None:
+    """The optimizer has stepped in a step that is only counted, and ends it."""
+    steppers.events += 1
+    recorder.cut_counted()
 
 
 def begin_scaled(frame: FrameType) -> bool:
@@ -223,8 +231,7 @@ def end_scaled(failed: bool) -> None:
     if failed or steppers.events != scaled.events:
         return
     if recorder.counted:
-        steppers.events += 1
-        recorder.cut_counted()
+        end_counted()
     elif steppers.has_stepped(scaled.optimizer):
         end_step()
 
@@ -255,8 +262,10 @@ passes.state.end_in_backward = end_whole
 calls.compiled.end_step = end_whole
 
 MODULE = "torch.optim.optimizer"
+STEP = Border(MODULE, "Optimizer.profile_hook_step", begin, end, hot=True, inner=("wrapper",), elsewhere=elsewhere)
+"""In a step that is only counted, its return is seen."""
 BORDERS = (
-    Border(MODULE, "Optimizer.profile_hook_step", begin, end, inner=("wrapper",), elsewhere=elsewhere),
+    STEP,
     Border("torch.amp.grad_scaler", "GradScaler.step", begin_scaled, end_scaled),
     Note(MODULE, "Optimizer.__init__", optimizer_made),
 )

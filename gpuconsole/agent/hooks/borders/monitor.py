@@ -18,7 +18,8 @@ from typing import Any
 
 from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
-from ..passes import FORWARD_PASS, begin_pass, may_begin_pass
+from ..optimizer import STEP, end_counted, steppers
+from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, get_ident
 from ..watch import recorder
 from .opened import opened
@@ -48,10 +49,12 @@ class Monitor:
         self._notes: dict[int, Note] = {}
         self._codes: list[CodeType] = []
         """All codes with events: an identity is valid as long as its object exists."""
-        self._hot: list[tuple[CodeType, int]] = []
-        """The codes of the borders that each step has, with their events."""
+        self._hot: list[tuple[CodeType, int, int]] = []
+        """The codes of the borders that each step has, with their events in a marked step and in one that is only counted."""
         self._forwards: dict[int, int] = {}
         """Of the `forward` functions of roots, by the identity of their code: the returns within the pass under way. -1: they are not seen any longer."""
+        self._forward_of: dict[int, tuple[int, CodeType | None]] = {}
+        """The identity of the class of a root, and the code of its pass, by the identity of the root. Forgotten where the end of a call was not seen."""
         self._calls: CodeType | None = None
         """The code of the call of a module."""
         self._exit: CodeType | None = None
@@ -80,7 +83,7 @@ class Monitor:
         if name == AUTOGRAD_PROFILER and (code := code_of(module, "record_function.__exit__")) is not None:
             self._exit = code
             self._see(code, START)
-            self._hot.append((code, START))
+            self._hot.append((code, START, 0))
         if name == MODULES:
             self._calls = code_of(module, FORWARD_PASS.path)
         for border in borders:
@@ -101,7 +104,7 @@ class Monitor:
                 draws[:] = [functools.partial(self._see_draws, code)]
             self._see(code, events)
             if border.hot:
-                self._hot.append((code, START if border.records else START | RETURN))
+                self._hot.append((code, START if border.records else START | RETURN, RETURN if border is STEP else 0))
 
     def end(self) -> None:
         """See nothing any longer, and give the id of the tool back."""
@@ -138,7 +141,7 @@ class Monitor:
                     self._call(sys._getframe(1))
                 return
             if code is self._exit:
-                if thread == get_ident():
+                if opened.records and thread == get_ident():
                     caller = sys._getframe(1).f_back
                     if caller is not None and opened.ends_here(caller):
                         self._seek_call()
@@ -163,26 +166,31 @@ class Monitor:
         opened.present = None
         try:
             key = id(code)
-            if code is IMPORT:
-                self._imported(sys._getframe(1).f_locals["name"], result)
-                return
-            note = self._notes.get(key)
-            if note is not None:
-                if note.part not in switch.parts_off:
-                    note.call(sys._getframe(1), result)
-                return
-            if recorder.thread and recorder.thread != get_ident():
-                return
-            frame = sys._getframe(1)
             border = self._borders.get(key)
+            if border is None and key not in self._forwards:
+                if code is IMPORT:
+                    self._imported(sys._getframe(1).f_locals["name"], result)
+                    return
+                note = self._notes.get(key)
+                if note is not None:
+                    if note.part not in switch.parts_off:
+                        note.call(sys._getframe(1), result)
+                    return
+            thread = recorder.thread
+            if thread and thread != get_ident():
+                return
             if border is not None:
+                if border is STEP and recorder.counted and not opened:
+                    end_counted()
+                    return
+                frame = sys._getframe(1)
                 if border is NEXT:
                     self._note_batch(code, frame, result)
-                elif opened.end(frame, False):
+                elif opened.end(frame):
                     self._seek_call()
                     return
             if key in self._forwards or code is self._calls:
-                self._returned(code, frame)
+                self._returned(code, sys._getframe(1))
         except Exception as problem:
             if _off(note or opened.present, problem):
                 raise
@@ -230,13 +238,20 @@ class Monitor:
 
     def _see_forward(self, module: Any) -> None:
         """See where the pass of a module ends: where its `forward` returns; where that is no Python function, where the call of the module returns."""
-        code = _forward_code(module)
+        known = self._forward_of.get(id(module))
+        if known is None or known[0] != id(type(module)) or opened.lost:
+            opened.lost = False
+            if len(self._forward_of) >= MOST_TRAINED:
+                self._forward_of.clear()
+            known = self._forward_of[id(module)] = id(type(module)), _forward_code(module)
+        code = known[1]
         if code is None:
             self._arm(RETURN)
         elif id(code) not in self._forwards:
             self._forwards[id(code)] = 0
             if id(code) not in self._borders:
                 self._see(code, RETURN)
+                self._hot.append((code, RETURN, 0))
         elif self._forwards[id(code)] > 0:
             self._forwards[id(code)] = 0
 
@@ -248,7 +263,7 @@ class Monitor:
                 return
             if opened.is_last(around, FORWARD_PASS):
                 self._arm(0)
-                opened.end(around, False)
+                opened.end(around)
                 self._seek_call()
                 return
             around = around.f_back
@@ -257,14 +272,17 @@ class Monitor:
             self._forwards[id(code)] = count + 1
             if count >= MOST_RETURNS and id(code) not in self._borders:
                 self._forwards[id(code)] = -1
+                self._hot.remove((code, RETURN, 0))
                 sys.monitoring.set_local_events(self._tool, code, 0)  # type: ignore[arg-type]
 
     # --- steps that are only counted ----------------------------------------------------------------------------
 
     def _mark(self, marked: bool) -> None:
         """Whether the step that begins now is marked: else only the steps of the optimizer, and what is rare, are seen."""
-        for code, events in self._hot:
-            sys.monitoring.set_local_events(self._tool, code, events if marked else 0)  # type: ignore[arg-type]
+        for code, events, counted in self._hot:
+            if counted and not steppers.plain:
+                continue
+            sys.monitoring.set_local_events(self._tool, code, events if marked else counted)  # type: ignore[arg-type]
         if not marked:
             self._arm(0)
 

@@ -53,7 +53,7 @@ def on_optimizer(module: Any) -> None:
         _guarded("borders.step", _begin_step, optimizer, sys._getframe(1))
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        _guarded("borders.stepped", opened.end, sys._getframe(1), False)
+        _guarded("borders.stepped", opened.end, sys._getframe(1))
 
     handles = module.register_optimizer_step_pre_hook(before), module.register_optimizer_step_post_hook(after)
     switch.undo += [handle.remove for handle in handles]

@@ -18,6 +18,8 @@ class Opened:
         self._calls: list[tuple[int, CodeType, Border]] = []
         self.present: Border | None = None
         """The border whose `begin` or `end` was called last."""
+        self.lost = False
+        """Whether the end of a call was not seen."""
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -32,10 +34,23 @@ class Opened:
         self.add(frame, border)
         return True
 
-    def end(self, frame: FrameType, failed: bool) -> bool:
-        """The call with this frame ends, and with it those that it has made. Returns whether it was open."""
+    @property
+    def records(self) -> bool:
+        """Whether the innermost open call is of a function that records."""
+        return bool(self._calls) and self._calls[-1][2].records
+
+    def end(self, frame: FrameType) -> bool:
+        """The call with this frame returns, and with it those that it has made have ended. Returns whether it was open."""
+        calls = self._calls
+        if not calls:
+            return False
+        key, code, border = calls[-1]
+        if key == id(frame) and code is frame.f_code:
+            calls.pop()
+            self._end(border, False)
+            return True
         key, code = id(frame), frame.f_code
-        return any(opened == key and of is code for opened, of, _ in self._calls) and self.end_key(key, failed)
+        return any(opened == key and of is code for opened, of, _ in calls) and self.end_key(key)
 
     def end_key(self, key: int, failed: bool = False) -> bool:
         """The same for a call whose frame has the identity `key`."""
@@ -55,7 +70,7 @@ class Opened:
 
     def ends_here(self, frame: FrameType) -> bool:
         """The body of the call with this frame ends. Returns whether it was the innermost open call, of a function that records."""
-        if not self._calls or self._calls[-1][0] != id(frame) or not self._calls[-1][2].records:
+        if not self.records or self._calls[-1][0] != id(frame):
             return False
         self._end(self._calls.pop()[2], False)
         return True
@@ -71,6 +86,7 @@ class Opened:
     def end_lost(self, frame: FrameType) -> None:
         """End the calls that are open and do not lead to the call with this frame, which begins now."""
         while self._calls and not _leads(*self._calls[-1][:2], frame.f_back):
+            self.lost = True
             self._end(self._calls.pop()[2], True)
 
     def forget(self) -> None:
