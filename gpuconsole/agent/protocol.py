@@ -1,7 +1,8 @@
 """Plain data that the agent exchanges with the console: steps, messages, commands.
 
-The console defines the same data in `gpuconsole.model.run` and `gpuconsole.wire.events`. The agent cannot import those modules, because it
-also runs where gpuconsole is not installed. `tests/agent/test_protocol.py` checks that both sides agree on every name, order and default.
+The console imports these types from here, and nothing else of the agent. This module needs the standard library only, because the agent also runs where
+gpuconsole is not installed. The events of the console are in `gpuconsole.wire.events`: `tests/agent/test_protocol.py` checks that the agent's messages have
+their fields.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
-"""The exclusive parts of a step. A mark names a phase by its index here."""
+"""The exclusive parts of a step; their times sum to the wall time of the step. A mark names a phase by its index here, and a recording stores the parts in
+this order, so a new part must come last."""
 
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "other")
 
@@ -135,7 +137,7 @@ PREPARE, UNDO = "prepare", "undo"
 
 @dataclass(frozen=True)
 class SetKnobs:
-    """Change live knobs between two steps. Later steps carry `arm`.
+    """Change live knobs between two steps. Later steps carry `arm`. Answered by KnobsSet.
 
     `at_step`: a user's job makes the change before this step, or answers that it is too late; 0: the next step.
     `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `loader`: to workers that load ahead, from copies of the dataset.
@@ -153,6 +155,8 @@ class SetKnobs:
 
 @dataclass(frozen=True)
 class RunProbe:
+    """Answered by ProbeDone."""
+
     request: int
     probe: str
 
@@ -171,7 +175,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Pause:
-    """Stop between two steps until Resume, so that another worker has the device to itself."""
+    """Stop between two steps until Resume, so that another worker has the device to itself. Answered by Paused."""
 
     request: int = 0
 

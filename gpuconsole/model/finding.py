@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.agent.protocol import Signal as Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 
 State = Literal["fires", "clear", "cant_tell"]
@@ -17,14 +18,6 @@ STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
 ALTERNATIVE = "instead"
 """The word after the share of a finding that claims the same time as others: one of these cures frees it, not both."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
-
-
-class Signal(msgspec.Struct, frozen=True):
-    """One number that rules read. `source` names the clock or counter, and the number of readings where it matters."""
-
-    value: float
-    unit: str
-    source: str
 
 
 class Evidence(msgspec.Struct, frozen=True):

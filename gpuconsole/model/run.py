@@ -7,6 +7,15 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.agent.protocol import COLLECTIVE_KINDS as COLLECTIVE_KINDS
+from gpuconsole.agent.protocol import COUNTS as COUNTS
+from gpuconsole.agent.protocol import PHASES as PHASES
+from gpuconsole.agent.protocol import PROBE as PROBE
+from gpuconsole.agent.protocol import SETTLING as SETTLING
+from gpuconsole.agent.protocol import Arrival as Arrival
+from gpuconsole.agent.protocol import CollectiveKind as CollectiveKind
+from gpuconsole.agent.protocol import Collectives as Collectives
+from gpuconsole.agent.protocol import Exchange as Exchange
 from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
@@ -19,20 +28,15 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.model.stacks import Place
 
-PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
-"""The exclusive parts of a step; their times sum to the wall time of the step. A recording stores the parts in this order, so a new part must come last."""
 IN_A_STEP = (
     "data_wait", "h2d", "generation", "forward", "loss", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other",
 )  # fmt: skip
-"""The same parts in the order in which a step has them, for everything that people read."""
+"""PHASES in the order in which a step has them, for everything that people read."""
 
 CLIENT_WORKLOAD = "inference.client"
 """The workload of a run that another client has measured: its figures come from the result file of the client."""
 
 LOAD_KNOBS = {knob.name for knob in GROUPS["load"]}
-
-COUNTS, SETTLING, PROBE = 0, 1, 2
-"""Kinds of steps: COUNTS: a normal step. SETTLING: a step after a change or a pause. PROBE: a step of a probe."""
 
 RunState = Literal["starting", "running", "finished", "stopped", "failed"]
 
@@ -74,52 +78,6 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
             more = (0.0,) * (len(PHASES) - len(self.phases))
             msgspec.structs.force_setattr(self, "phases", self.phases + more)
             msgspec.structs.force_setattr(self, "runq", None if self.runq is None else self.runq + more)
-
-
-class Exchange(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One exchange of gradients that DistributedDataParallel has timed itself. All times in seconds: see agent.protocol.Exchange."""
-
-    model: int
-    iteration: int
-    step: int
-    forward_s: float
-    compute_s: float
-    comm_s: float
-    exposed_s: float
-
-
-COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "other")
-
-
-class CollectiveKind(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The collectives of one kind in some steps: see agent.protocol.CollectiveKind."""
-
-    kind: str
-    calls: int
-    bytes: int
-    seconds: float
-    timed: int
-
-
-class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One call of a collective: see agent.protocol.Arrival."""
-
-    group: str
-    size: int
-    sequence: int
-    kind: int
-    at_us: int
-    lasts_s: float
-    bus_bytes: float
-
-
-class Collectives(msgspec.Struct, array_like=True, frozen=True):
-    """What a read of torch's record of collectives has given: see agent.protocol.Collectives."""
-
-    steps: int
-    kinds: list[CollectiveKind]
-    arrivals: list[Arrival]
-    reason: str
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,7 +24,7 @@ from gpuconsole.telemetry.nvml.source import NvmlSource
 from gpuconsole.telemetry.other_gpus import find_other_gpus
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, STUCK_S, Fallback, Poller, Preferred, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
-from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, SourceState, Stop
+from gpuconsole.wire.events import Command, Devices, Hello, Sample, SourceState, Stop
 
 LAST_WORDS_S = 0.5
 WATCH_S = 0.5
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     channel = ChildChannel(options.fd)
     sampler = Sampler(channel, options.interval, os.environ.get("GPUCONSOLE_DCGM", ""))
 
-    def on_command(command: AnyCommand) -> None:
+    def on_command(command: Command) -> None:
         if isinstance(command, Stop):
             sampler.stop.set()
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import psutil
 
 from gpuconsole.wire.events import (
-    AnyCommand,
+    Command,
     Event,
     MarkedSteps,
     Processes,
@@ -115,7 +115,7 @@ class ChildChannel:
             threading.Event().wait()
         os._exit(code)
 
-    def listen(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
+    def listen(self, on_command: Callable[[Command], None], on_parent_gone: Callable[[], None]) -> None:
         """Read commands on a separate thread until the parent ends."""
         threading.Thread(target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True).start()
 
@@ -130,7 +130,7 @@ class ChildChannel:
                 return
             del self._outbox[:sent]
 
-    def _read(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
+    def _read(self, on_command: Callable[[Command], None], on_parent_gone: Callable[[], None]) -> None:
         pending = b""
         while True:
             try:

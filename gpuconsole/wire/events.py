@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 
+from gpuconsole.agent.protocol import COMMANDS, MarkedStep
+from gpuconsole.agent.protocol import Pause as Pause
+from gpuconsole.agent.protocol import Profile as Profile
+from gpuconsole.agent.protocol import Resume as Resume
+from gpuconsole.agent.protocol import RunProbe as RunProbe
+from gpuconsole.agent.protocol import SetKnobs as SetKnobs
+from gpuconsole.agent.protocol import Stop as Stop
 from gpuconsole.model import credentials, encoding
 from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.certificate import Tuning
@@ -26,7 +33,7 @@ from gpuconsole.model.run import Collectives, Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.wire.marks import MarkedStep, NotFinite
+from gpuconsole.wire.marks import NotFinite, step_of
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
@@ -200,7 +207,7 @@ class MarkedSteps(Event, frozen=True):
 
     def added_up(self) -> Steps:
         """The same as `Steps`. Raises IndexError or ValueError where a step has no marks, or different numbers of phases and times."""
-        steps = [step.step() for step in self.steps]
+        steps = [step_of(step) for step in self.steps]
         return Steps(self.t, steps, self.cpu_s, self.runq_s, self.overhead_s, self.memory_bytes, self.dropped, self.rank, self.counters)
 
 
@@ -489,11 +496,11 @@ def confirmed_knobs(event: AnyEvent) -> Knobs | None:
 # --- commands to a child ------------------------------------------------------------------------------------
 
 
-class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, omit_defaults=True):
-    pass
+class OwnCommand(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, omit_defaults=True):
+    """A command that no agent in a user's job gets."""
 
 
-class Start(Command, frozen=True):
+class Start(OwnCommand, frozen=True):
     """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
 
     `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ... The load
@@ -509,54 +516,11 @@ class Start(Command, frozen=True):
     options: dict[str, str] = {}
 
 
-class SetKnobs(Command, frozen=True):
-    """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: a user's job makes the change before this step, or answers that it is
-    too late; 0: the next step. `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `loader`: to workers that load ahead, from copies of the dataset. `stage`: in a job of several
-    processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before (see `engine.children.agreement`)."""
-
-    request: int
-    changes: Knobs
-    arm: int = 0
-    at_step: int = 0
-    numerics: bool = False
-    loader: bool = False
-    stage: str = ""
-
-
-class RunProbe(Command, frozen=True):
-    request: int
-    probe: str
-
-
-class Profile(Command, frozen=True):
-    """Train `steps` steps under the profiler; the trace is kept, gzipped, at the path `keep`. `rank`, `at_step`: see `agent.protocol.Profile`."""
-
-    request: int
-    steps: int
-    keep: str
-    rank: int = 0
-    at_step: int = 0
-
-
-class Pause(Command, frozen=True):
-    """Pause between two steps until Resume, so that another worker can use the whole device. Answered by Paused."""
-
-    request: int = 0
-
-
-class Resume(Command, frozen=True):
-    arm: int = 0
-
-
-class WhatNow(Command, frozen=True):
+class WhatNow(OwnCommand, frozen=True):
     """Request the current activity of the training thread. A separate thread answers with `Doing`, also while the training thread hangs."""
 
 
-class Stop(Command, frozen=True):
-    pass
-
-
-AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | WhatNow | Stop
+Command: TypeAlias = Start | WhatNow | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
 
 TEXTS = "detail cause down error reason text".split()  # noqa: SIM905  one text: single words would count as words of the screen
 """Fields of events that hold the text of an exception, or may quote one."""
@@ -573,7 +537,15 @@ def without_credentials(event: AnyEvent) -> AnyEvent:
     return msgspec.structs.replace(event, **changes) if changes else event
 
 
-encode = encoding.encode
+_TAGS: dict[type, str] = {kind: tag for tag, kind in COMMANDS.items()}
+
+
+def encode(value: object) -> bytes:
+    """An event or a command as one JSON line, without the newline. Surrogates become escapes."""
+    tag = _TAGS.get(type(value))
+    return encoding.encode(value if tag is None else {"command": tag, **vars(value)})
+
+
 _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 
 
@@ -595,4 +567,11 @@ def decode_event(line: bytes | str) -> AnyEvent:
         raise msgspec.ValidationError(f"marks that make no step: {error}") from None
 
 
-decode_command = msgspec.json.Decoder(AnyCommand).decode
+_decode_own = msgspec.json.Decoder(Start | WhatNow).decode
+
+
+def decode_command(line: bytes | str) -> Command:
+    """The command in `line`. Raises msgspec.DecodeError where it holds none."""
+    fields = msgspec.json.decode(line)
+    kind = COMMANDS.get(fields.pop("command", "")) if isinstance(fields, dict) else None
+    return _decode_own(line) if kind is None else msgspec.convert(fields, kind)

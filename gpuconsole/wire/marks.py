@@ -4,47 +4,32 @@ caches."""
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
-
-from gpuconsole.model.run import PHASES, Step
+from gpuconsole.agent.protocol import PHASES, MarkedStep
+from gpuconsole.model.run import Step
 
 NotFinite = Literal["nan", "inf", "-inf"]
 """A loss that is not finite: JSON has no number for it."""
 
 
-class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One step: its start, and for each mark the phase that ended there and its time. All times are seconds on CLOCK_MONOTONIC.
-
-    `runq`: run-queue seconds of the training thread so far, at the start and at each mark; empty where they were not read.
-    """
-
-    index: int
-    start: float
-    ended: list[Annotated[int, msgspec.Meta(ge=0, lt=len(PHASES))]]
-    times: list[float]
-    runq: list[float]
-    samples: int
-    tokens: int
-    loss: float | NotFinite | None
-    arm: int
-    kind: int
-
-    def step(self) -> Step:
-        """The step with the sums of wall time and run-queue delay of each phase."""
-        return Step(
-            self.index,
-            self.times[-1],
-            self.times[-1] - self.start,
-            self.samples,
-            self.tokens,
-            _by_phase(self.ended, [self.start, *self.times]),
-            _by_phase(self.ended, self.runq) if self.runq else None,
-            None if self.loss is None else float(self.loss),
-            self.arm,
-            self.kind,
-        )
+def step_of(marked: MarkedStep) -> Step:
+    """The step with the sums of wall time and run-queue delay of each phase. Raises IndexError or ValueError where the step has no marks, an unknown phase,
+    different numbers of phases and times, or a loss that is no number."""
+    if min(marked.ended, default=0) < 0:
+        raise ValueError("a phase below 0")
+    return Step(
+        marked.index,
+        marked.times[-1],
+        marked.times[-1] - marked.start,
+        marked.samples,
+        marked.tokens,
+        _by_phase(marked.ended, [marked.start, *marked.times]),
+        _by_phase(marked.ended, marked.runq) if marked.runq else None,
+        None if marked.loss is None else float(marked.loss),
+        marked.arm,
+        marked.kind,
+    )
 
 
 def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:

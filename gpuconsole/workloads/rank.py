@@ -27,7 +27,7 @@ from gpuconsole.agent.service import Inbox, LockstepInbox, explain
 from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
-from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
+from gpuconsole.wire.events import Command, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
 from gpuconsole.workloads import caches
 from gpuconsole.workloads.process import without_collections
 from gpuconsole.workloads.torchrun import LAUNCHER
@@ -143,7 +143,7 @@ def set_up_environment(scratch: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
 
 
-def on_command(channel: ChildChannel, rank: int, inbox: Inbox, command: AnyCommand) -> None:
+def on_command(channel: ChildChannel, rank: int, inbox: Inbox, command: Command) -> None:
     """Answer WhatNow, put other commands into `inbox`. Runs on the channel's thread."""
     if isinstance(command, WhatNow):
         channel.send(Doing(now(), rank, innermost_calls()))

@@ -15,12 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Loop
-from gpuconsole.agent.protocol import command_of
 from gpuconsole.agent.reasons import PlainError
 from gpuconsole.agent.service import Inbox, Profiler, Service, explain
 from gpuconsole.agent.world import World
@@ -28,7 +25,7 @@ from gpuconsole.model.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
-from gpuconsole.wire.events import AnyCommand, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
+from gpuconsole.wire.events import Command, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
 from gpuconsole.workloads import caches
 from gpuconsole.workloads.process import without_collections
 
@@ -98,12 +95,12 @@ class Announcer:
         self._channel.send(Started(now(), knobs, self._facts.under(knobs), notes))
 
 
-def put_into(inbox: Inbox) -> Callable[[AnyCommand], None]:
-    """A function that puts commands from the wire into `inbox`: Start as it is, the others as the agent reads them."""
+def put_into(inbox: Inbox) -> Callable[[Command], None]:
+    """A function that puts commands from the wire into `inbox`."""
 
-    def put(command: AnyCommand) -> None:
+    def put(command: Command) -> None:
         if not isinstance(command, WhatNow):  # only the processes of a larger run answer it
-            inbox.put(command if isinstance(command, Start) else command_of(msgspec.to_builtins(command)))
+            inbox.put(command)
 
     return put
 

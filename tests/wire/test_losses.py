@@ -12,7 +12,6 @@ from gpuconsole.agent.hooks import recorder
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.segments import unpack
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire import marks
 from gpuconsole.wire.events import Hello, MarkedSteps, RunOpened, Started, Steps, decode_event, encode
 
 LOSSES = [2.5, math.nan, None, math.inf, -math.inf]
@@ -39,7 +38,7 @@ def test_the_steps_of_a_built_in_loop(loss: float | None) -> None:
     account = StepAccount(ThreadTimes())
     account.restart()
     account.end(4, 0, loss, 1, 0)
-    sent = MarkedSteps(1.0, [marks.MarkedStep(*step) for step in account.take()], 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    sent = MarkedSteps(1.0, account.take(), 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
     read = decode_event(encode(sent))
     assert isinstance(read, Steps) and shown([read.steps[0].loss]) == shown([loss])
 

@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
+from gpuconsole.agent.protocol import MarkedStep
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import MarkedSteps, Steps, decode_event, encode
-from gpuconsole.wire.marks import MarkedStep
 
 DATA_WAIT, FORWARD, OTHER = (PHASES.index(name) for name in ("data_wait", "forward", "other"))
 

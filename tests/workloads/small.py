@@ -9,7 +9,7 @@ import torch
 
 from gpuconsole.agent.account import StepAccount
 from gpuconsole.model.run import Step
-from gpuconsole.wire.marks import MarkedStep
+from gpuconsole.wire.marks import step_of
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.churn import ChurnTask
 from gpuconsole.workloads.training.loop import TrainingLoop
@@ -28,7 +28,7 @@ def small_gpt_loop(folder: Path, **changes: Any) -> TrainingLoop:
 
 def added_up(account: StepAccount) -> list[Step]:
     """The account's steps, as the console decodes them."""
-    return [MarkedStep(*step).step() for step in account.take()]
+    return [step_of(step) for step in account.take()]
 
 
 def losses(loop: TrainingLoop, steps: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 import msgspec
@@ -55,7 +56,7 @@ def run_signals(
         served = record.serving.signals(steps[0].t - steps[0].wall_s, run.settings, run.server_numbers)
         for name, fact in msgspec.structs.asdict(run.server).items() if run.server is not None else ():
             if fact is not None and name not in record.facts and f"server.{name}" in served:
-                served[f"server.{name}"] = msgspec.structs.replace(served[f"server.{name}"], source=f"the server, {fact.source}")
+                served[f"server.{name}"] = dataclasses.replace(served[f"server.{name}"], source=f"the server, {fact.source}")
         return signals | _server_bandwidth(record, bandwidth) | served | record.probe_signals
     n = len(steps)
     on_cpu = run.device == "cpu"
@@ -66,7 +67,7 @@ def run_signals(
         signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
     if any(record.ranks.exchanges.values()):
         for name in ("backward_ratio", "comm_ratio"):
-            signals[name] = msgspec.structs.replace(
+            signals[name] = dataclasses.replace(
                 signals[name], source=f"{signals[name].source}; the wait for exchanges by DistributedDataParallel's own timer"
             )
     delay = runq_ratio(steps)

@@ -7,6 +7,7 @@ that lies further ahead. Where one process refuses, all go back.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -38,7 +39,7 @@ class Agreement:
 
     def prepare(self) -> SetKnobs:
         """The first command of a try, for all processes."""
-        return msgspec.structs.replace(self._command, stage=PREPARE)
+        return dataclasses.replace(self._command, stage=PREPARE)
 
     def next(self, answers: Mapping[int, KnobsSet], step_s: float) -> SetKnobs | KnobsSet:
         """What follows once all processes have answered the last command: the next command for all of them, or the answer of the job. `step_s`: the
@@ -55,10 +56,10 @@ class Agreement:
             return self._settled(self._last, self._refusal)
         if self._refusal or any(answer.late for answer in given):
             self._undoing = True
-            return msgspec.structs.replace(self._command, stage=UNDO)
+            return dataclasses.replace(self._command, stage=UNDO)
         if any(answer.prepared for answer in given):
             ahead = LEAST_AHEAD + math.ceil(self._ahead_s / step_s)
-            return msgspec.structs.replace(self._command, at_step=max(answer.step for answer in given) + ahead)
+            return dataclasses.replace(self._command, at_step=max(answer.step for answer in given) + ahead)
         return self._settled(self._last, None)
 
     def ended(self) -> KnobsSet:

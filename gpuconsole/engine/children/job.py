@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import hmac
@@ -375,7 +376,7 @@ class JobChild(Child):
                 return
             self._windows[command.request] = command.rank
             ahead = LEAST_AHEAD + math.ceil(WINDOW_AHEAD_S / self._step_s)
-            command = msgspec.structs.replace(command, at_step=max(self._reached.values(), default=0) + ahead)
+            command = dataclasses.replace(command, at_step=max(self._reached.values(), default=0) + ahead)
         self._send(command)
 
     def _send(self, command: Command) -> None:

@@ -16,7 +16,7 @@ from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.model.installation import install_command
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
-from gpuconsole.wire.events import AnyCommand, Calibrated, Failed, Hello, Progress
+from gpuconsole.wire.events import Calibrated, Command, Failed, Hello, Progress
 
 
 def serve(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path) -> int:
@@ -53,7 +53,7 @@ def main() -> None:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     channel = ChildChannel(args.fd)
 
-    def obey(command: AnyCommand) -> None:
+    def obey(command: Command) -> None:
         kill_own_group()  # Stop is the only command that comes, and there is nothing to save
 
     channel.listen(obey, kill_own_group)

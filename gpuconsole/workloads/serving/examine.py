@@ -18,7 +18,7 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
-from gpuconsole.wire.events import AnyCommand, Failed, ProbeDone, Progress, Start
+from gpuconsole.wire.events import Command, Failed, ProbeDone, Progress, Start
 from gpuconsole.workloads.serving.http import api_key, connect, make_key
 from gpuconsole.workloads.serving.load.client import RequestFailed
 from gpuconsole.workloads.serving.load.quality import finds_passkey, perplexity
@@ -75,9 +75,9 @@ def main() -> None:
 
 
 async def _serve(channel: ChildChannel, scratch: Path) -> int:
-    loop, first = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
+    loop, first = asyncio.get_running_loop(), asyncio.Queue[Command]()
 
-    def on_command(command: AnyCommand) -> None:
+    def on_command(command: Command) -> None:
         loop.call_soon_threadsafe(first.put_nowait, command)
 
     channel.listen(on_command, kill_own_group)

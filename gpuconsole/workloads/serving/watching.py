@@ -31,7 +31,7 @@ from gpuconsole.model.serving import CLIENT_WAIT, OURS, Fact, ServerFacts, settl
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import (
-    AnyCommand,
+    Command,
     KnobsSet,
     Note,
     ProbeDone,
@@ -258,7 +258,7 @@ class ServerWatch:
         except ServerFailed as problem:
             self.failed = str(problem)
 
-    async def serve(self, command: AnyCommand) -> None:
+    async def serve(self, command: Command) -> None:
         """Handle a command from the console: all but Stop, the probe, and new limits of a server that takes them, are refused."""
         if isinstance(command, Stop):
             self._over.set()

@@ -31,7 +31,7 @@ from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.model.summary_figures import LATENCIES
 from gpuconsole.wire.channel import ChildChannel, end_others_in_group, kill_own_group
 from gpuconsole.wire.events import (
-    AnyCommand,
+    Command,
     Failed,
     Hello,
     KnobsSet,
@@ -110,7 +110,7 @@ class ServingWorker:
         self._server: ModelServer | None = None
         self._generator: asyncio.subprocess.Process | None = None
         self._to_generator: asyncio.StreamWriter | None = None
-        self._early: list[AnyCommand] = []
+        self._early: list[Command] = []
         self._over = asyncio.Event()
         self._knobs = start.knobs
         self._scrape_refused = ""
@@ -142,7 +142,7 @@ class ServingWorker:
         finally:
             await self._server.stop()
 
-    async def serve(self, command: AnyCommand) -> None:
+    async def serve(self, command: Command) -> None:
         """Handle a command from the console. The generator answers commands for the load, after the server has its new limits."""
         if isinstance(command, SetKnobs) and not await self._limit(command):
             return
@@ -337,9 +337,9 @@ def choose_server(start: Start, progress: Callable[[str], None], scratch: Path) 
 
 async def serve(channel: ChildChannel, scratch: Path) -> int:
     """Run from Start to Stop. Returns the exit code; a failure has already been reported to the console."""
-    loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
+    loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
 
-    def on_command(command: AnyCommand) -> None:
+    def on_command(command: Command) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(commands.put_nowait, command)
 
@@ -362,7 +362,7 @@ async def serve(channel: ChildChannel, scratch: Path) -> int:
     return 1 if worker.failed else 0
 
 
-async def _listen(commands: asyncio.Queue[AnyCommand], worker: ServingWorker | ServerWatch) -> None:
+async def _listen(commands: asyncio.Queue[Command], worker: ServingWorker | ServerWatch) -> None:
     while True:
         await worker.serve(await commands.get())
 

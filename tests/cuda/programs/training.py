@@ -16,7 +16,6 @@ from gpuconsole.agent import probes
 from gpuconsole.agent.account import CudaStepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.wire.marks import MarkedStep
 from gpuconsole.workloads.calibration.measures import best_copy_bytes_per_s, dense_flops_per_s
 from gpuconsole.workloads.training import churn, gpt
 from gpuconsole.workloads.training.loop import TrainingLoop
@@ -45,14 +44,16 @@ def loop_of(module: Any, scenario: str, **changes: object) -> TrainingLoop:
 
 
 def spans(loop: TrainingLoop) -> list[float]:
-    return [step.times[-1] - step.start for step in (MarkedStep(*one) for one in loop.account.take())]
+    return [step.times[-1] - step.start for step in loop.account.take()]
 
 
 def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
     """The seconds of the account and of the kernels of two steps, how far ahead the host was, and where it waited. The steps are made again where
     the host was not ahead: only then the account can follow the kernels."""
     device.library.sim_set_kernel_s(1e-3)
-    loop = loop_of(gpt, "train-gpt", precision=precision, batch_size=1)  # the host computes the values: slowly, where it has no bf16 of its own
+    loop = loop_of(
+        gpt, "train-gpt", precision=precision, batch_size=1
+    )  # the host computes the values: slowly, where it has no bf16 of its own
     for _ in range(3):
         loop.step()
     found = two_steps(loop)

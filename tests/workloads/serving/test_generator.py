@@ -18,8 +18,8 @@ from aiohttp import web
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.events import (
-    AnyCommand,
     AnyEvent,
+    Command,
     Failed,
     Hello,
     Note,
@@ -66,7 +66,7 @@ class Load:
         self.server, self.process, self._writer = server, process, writer
         self.events: list[AnyEvent] = []
 
-    def send(self, command: AnyCommand) -> None:
+    def send(self, command: Command) -> None:
         self._writer.write(encode(command) + b"\n")
 
     def of(self, kind: type[Any]) -> list[Any]:

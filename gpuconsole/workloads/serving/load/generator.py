@@ -28,7 +28,7 @@ from gpuconsole.model.serving import Request, settle_s
 from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import (
-    AnyCommand,
+    Command,
     Failed,
     Hello,
     KnobsSet,
@@ -151,7 +151,7 @@ class Generator:
             self._shortened = text
             self._note(text)
 
-    def serve(self, command: AnyCommand) -> None:
+    def serve(self, command: Command) -> None:
         """A command from the console."""
         if isinstance(command, Stop):
             self.stopped.set()
@@ -401,7 +401,7 @@ class Generator:
 
 async def serve(channel: ChildChannel) -> int:
     """From Start to Stop. Returns the exit code."""
-    loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
+    loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
     channel.listen(lambda command: _put(loop, commands, command), lambda: os._exit(1))
     start = await commands.get()
     if not isinstance(start, Start):
@@ -418,12 +418,12 @@ async def serve(channel: ChildChannel) -> int:
     return 1 if generator.failed else 0
 
 
-async def _listen(commands: asyncio.Queue[AnyCommand], generator: Generator) -> None:
+async def _listen(commands: asyncio.Queue[Command], generator: Generator) -> None:
     while True:
         generator.serve(await commands.get())
 
 
-def _put(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[AnyCommand], command: AnyCommand) -> None:
+def _put(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Command], command: Command) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(commands.put_nowait, command)
 
