@@ -68,21 +68,16 @@ def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
     chosen: list[Choice] = getattr(args, "log_to", [])
     if not chosen:
         return None
-    from gpuconsole.report.trackers.choice import SAME_RUN, join_run, open_tracker, why_not
+    from gpuconsole.report.trackers.choice import open_tracker, why_not
     from gpuconsole.report.trackers.feed import Feed
 
     makers = []
     for kind, value in chosen:
-        if kind is None:
-            if not getattr(args, "job", []):
-                raise UsageError(f"--log-to {SAME_RUN}: needs a job of your own: gpuconsole run --log-to {SAME_RUN} -- COMMAND")
-            continue
         if why := why_not(kind):
             raise UsageError(f"--log-to {why}")
         makers.append((kind.name, functools.partial(open_tracker, kind, value)))
-    join = join_run if any(kind is None for kind, _ in chosen) else None
     command = shlex.join(sys.argv) if getattr(args, "log_command", False) else ""
-    feed = Feed(makers, engine.view, engine.environment, engine.snapshot, engine.note, join, command)
+    feed = Feed(makers, engine.view, engine.environment, engine.snapshot, engine.note, command)
     engine.services.append(feed.serve)
     engine.before_close.append(feed.finish)
     return feed

@@ -53,17 +53,6 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     again: bool = False
 
 
-class TrackerRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run that the program has open in an experiment tracker. `tracker`: `wandb` or `mlflow`. `run`: the id of the run. `project`, `entity`: of
-    Weights & Biases. `address`: the server, or MLflow's folder, without name and password; empty for a run of Weights & Biases that is offline."""
-
-    tracker: str
-    run: str
-    project: str = ""
-    entity: str = ""
-    address: str = ""
-
-
 EDITED = "edited"
 """A value of `JobFacts.lines`."""
 
@@ -86,7 +75,6 @@ class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The cores on which the training thread may run, as `0-31,64-95`; empty where they are not known."""
     frameworks: dict[str, str] = {}
     sites: list[Site] = []
-    trackers: list[TrackerRun] = []
     lines: dict[str, str] = {}
     loop: str = ""
     """The framework that runs the training loop: `transformers` (its Trainer) or `lightning`; empty where the program does."""

@@ -194,67 +194,6 @@ def test_wandb_offline_holds_the_values_of_the_snapshot(logged: Logged) -> None:
     assert points >= 3 and artifacts
 
 
-OWN_RUNS = """
-import time, torch, mlflow, wandb
-torch.set_num_threads(1)
-mine = wandb.init(project="mine", config={"lr": 0.01})
-mlflow.set_experiment("mine")
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with mlflow.start_run() as run:
-    mlflow.log_param("lr", 0.01)
-    until = time.monotonic() + 8
-    while time.monotonic() < until:
-        optimizer.zero_grad()
-        loss = model(torch.ones(8, 64)).square().mean()
-        loss.backward()
-        optimizer.step()
-        time.sleep(0.02)
-    mlflow.log_metric("loss", loss.item(), step=7)
-print(run.info.run_id, mine.id)
-mine.log({"loss": loss.item()})
-mine.finish()
-"""
-
-
-@pytest.mark.slow
-def test_same_run_joins_the_runs_that_the_job_has_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("wandb")
-    (tmp_path / "train.py").write_text(OWN_RUNS)
-    done = run(
-        tmp_path, "--headless", "--snapshot", "s.json", "--log-to", "same-run", "--", sys.executable, "train.py", WANDB_SILENT="true"
-    )
-    assert done.returncode == 0 and "--log-to" not in done.stderr, done.stderr
-    mlflow_run, wandb_run = done.stdout.split()
-    snapshot = read_snapshot(tmp_path / "s.json")
-    expected = {f"gpuconsole/{reading.name}": reading.value for reading in summary_point(snapshot, 0.0, 0.0).readings}
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    from mlflow import MlflowClient
-
-    client = MlflowClient("file:./mlruns")
-    logged = client.get_run(mlflow_run)
-    assert {name: logged.data.metrics[name] for name in expected} == pytest.approx(expected)
-    own = {name for name in logged.data.metrics if not name.startswith("gpuconsole/")}
-    assert own == {"loss"} and [metric.step for metric in client.get_metric_history(mlflow_run, "loss")] == [7]
-    assert logged.data.params["lr"] == "0.01" and logged.data.params["gpuconsole/setting.num_threads"] == "1"
-    assert logged.info.status == "FINISHED"
-    assert len(client.get_metric_history(mlflow_run, "gpuconsole/workload.samples_per_s")) >= 3
-    assert [file.path for file in client.list_artifacts(mlflow_run, "gpuconsole")] == ["gpuconsole/report.html"]
-    assert len(client.search_experiments()) == 2, "the default experiment and the job's: gpuconsole makes none"
-    folders = list(tmp_path.glob(f"wandb/offline-run-*-{wandb_run}"))
-    assert len(folders) == 2, "the job's folder, and one of gpuconsole's with the same id"
-    names = [wandb_file(next(folder.glob("*.wandb")))[0].keys() for folder in folders]
-    assert sorted(expected.keys() <= values for values in names) == [False, True]
-    assert sorted("loss" in values for values in names) == [False, True]
-
-
-def test_same_run_needs_a_job(tmp_path: Path) -> None:
-    done = run(tmp_path, "tiny-batch", "--headless", "--log-to", "same-run")
-    assert done.returncode == 2 and "same-run: needs a job of your own: gpuconsole run --log-to same-run -- COMMAND" in done.stderr
-
-
 @pytest.mark.slow
 def test_a_receiver_that_hangs_changes_nothing_of_the_job_and_is_named(tmp_path: Path) -> None:
     import socket
@@ -270,9 +209,12 @@ def test_a_receiver_that_hangs_changes_nothing_of_the_job_and_is_named(tmp_path:
     assert time.monotonic() - begun < 40
 
 
+def test_the_former_choice_says_what_to_use(tmp_path: Path) -> None:
+    done = run(tmp_path, "--headless", "--log-to", "same-run", "--", sys.executable, "-c", "pass")
+    assert (done.returncode, done.stdout) == (2, "") and "--log-to wandb" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 def test_bad_usage_names_what_is_allowed(tmp_path: Path) -> None:
     done = run(tmp_path, "tiny-batch", "--headless", "--log-to", "comet")
     assert done.returncode == 2
-    assert done.stderr.strip().endswith(
-        "comet: allowed are tensorboard[=FOLDER], wandb, mlflow, otlp, same-run (see gpuconsole run --help)"
-    )
+    assert done.stderr.strip().endswith("comet: allowed are tensorboard[=FOLDER], wandb, mlflow, otlp (see gpuconsole run --help)")

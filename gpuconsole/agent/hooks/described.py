@@ -16,7 +16,6 @@ from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
 from .guard import ask, unseen
 from .structure import structure
-from .trackers import open_runs
 from .watch import cell_of, is_program, module_name, watch
 
 DDP = "DistributedDataParallel"
@@ -251,7 +250,6 @@ def job_facts() -> dict[str, Any]:
         "cores": cores(),
         "frameworks": versions,
         "sites": sites(),
-        "trackers": open_runs(),
         "lines": {file: lines for file, lines in watch.lines.items() if lines},
         "loop": loop(),
     }

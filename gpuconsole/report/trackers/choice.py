@@ -9,49 +9,42 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # every command imports this module
-    from gpuconsole.model.job import TrackerRun
     from gpuconsole.report.trackers.readings import Tracker
 
 
 class Kind(NamedTuple):
-    """`needs`: the module without which its extra, which has the name of the tracker, is not installed. `takes`: what may follow `=`. `joined`: the
-    class for a run that a user's job has opened."""
+    """`needs`: the module without which its extra, which has the name of the tracker, is not installed. `takes`: what may follow `=`."""
 
     name: str
     module: str
     class_name: str
     needs: str
     takes: str = ""
-    joined: str = ""
 
 
-SAME_RUN = "same-run"
-"""The choice that joins the runs which the user's job itself has opened."""
+GONE = {"same-run": "writes into no run of the job's own any longer: --log-to wandb and --log-to mlflow make a run of their own"}
+"""Former choices, and what to use."""
 KINDS = (
     Kind("tensorboard", "tensorboard", "TensorBoard", "tensorboard", "FOLDER"),
-    Kind("wandb", "wandb", "WeightsAndBiases", "wandb", joined="JoinedWeightsAndBiases"),
-    Kind("mlflow", "mlflow", "MLflow", "mlflow", joined="JoinedMLflow"),
+    Kind("wandb", "wandb", "WeightsAndBiases", "wandb"),
+    Kind("mlflow", "mlflow", "MLflow", "mlflow"),
     Kind("otlp", "otlp", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http"),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
-USAGE = ", ".join([*(kind.name + (f"[={kind.takes}]" if kind.takes else "") for kind in KINDS), SAME_RUN])
-
-
-class CannotLog(RuntimeError):
-    """A tracker that cannot be used here; the message says why in one line."""
+USAGE = ", ".join(kind.name + (f"[={kind.takes}]" if kind.takes else "") for kind in KINDS)
 
 
 class Choice(NamedTuple):
-    """A tracker that the user names; without a kind the runs that the job itself opens."""
+    """A tracker that the user names."""
 
-    kind: Kind | None
+    kind: Kind
     value: str = ""
 
 
 def choice(text: str) -> Choice:
-    """`wandb`, `tensorboard=FOLDER`, `same-run`. Raises ValueError."""
-    if text == SAME_RUN:
-        return Choice(None)
+    """`wandb`, `tensorboard=FOLDER`. Raises ValueError."""
+    if text in GONE:
+        raise ValueError(f"{text}: {GONE[text]}")
     name, equals, value = text.partition("=")
     kind = BY_NAME.get(name)
     if kind is None or bool(equals) > bool(kind.takes) or (equals and not value):
@@ -76,15 +69,6 @@ def open_tracker(kind: Kind, value: str) -> Tracker:
     """Import the library of the tracker, and make the tracker."""
     make: Callable[[str], Tracker] = getattr(_module(kind), kind.class_name)
     return make(value)
-
-
-def join_run(run: TrackerRun) -> Tracker:
-    """A tracker that writes into a run of the job's own. Raises CannotLog."""
-    kind = BY_NAME[run.tracker]
-    if why := why_not(kind):
-        raise CannotLog(why)
-    make: Callable[[TrackerRun], Tracker] = getattr(_module(kind), kind.joined)
-    return make(run)
 
 
 def _module(kind: Kind) -> ModuleType:

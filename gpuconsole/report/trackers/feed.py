@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpuconsole.model.credentials import without_credentials
-from gpuconsole.model.job import TrackerRun
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.session import session_document
-from gpuconsole.report.trackers.choice import SAME_RUN
 from gpuconsole.report.trackers.readings import Event, Facts, Final, Point, Reader, Tracker, facts_of, summary_point
 from gpuconsole.session.api import View
 
@@ -27,7 +25,6 @@ SETTINGS_S = 15.0
 """How long the first point waits for the settings of a user's job, which are known after its first steps."""
 END_S = 10.0
 """How long the end of the program waits for all trackers together."""
-NO_RUN = "the job had no run open, neither wandb.run nor MLflow's active run"
 SHORT_S = 0.5
 """A wait of this time needs no line."""
 
@@ -120,20 +117,15 @@ class Feed:
         environment: Callable[[], Environment],
         snapshot: Callable[[], Snapshot],
         note: Callable[[str], None],
-        join: Callable[[TrackerRun], Tracker] | None = None,
         command: str = "",
     ) -> None:
-        """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread. `note`: a line for the user. `join`: gives a
-        tracker for a run of the job's own; each such run is joined. `command`: see `Facts`."""
+        """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread. `note`: a line for the user.
+        `command`: see `Facts`."""
         self._command = command
         self._view, self._environment, self._snapshot, self._note = view, environment, snapshot, note
         self._reader = Reader()
-        self._makers, self._join = makers, join
+        self._makers = makers
         self._workers: list[_Worker] = []
-        self._joined: dict[TrackerRun, _Worker] = {}
-        """Those of `_workers` that write into the job's own runs."""
-        self._closed: set[_Worker] = set()
-        """Those whose run the job has closed."""
         self._has_begun = False
         """Whether the trackers have the facts."""
         self._failing: set[str] = set()
@@ -171,7 +163,7 @@ class Feed:
             until = time.monotonic() + seconds
             for worker in workers:
                 worker.join(max(0.0, until - time.monotonic()))
-        problems = [] if self._join is None or self._joined else [f"--log-to {SAME_RUN}: {NO_RUN}"]
+        problems = []
         for worker in workers:
             delivery = worker.join(0.0)
             why = delivery.failure or ("" if delivery.ended else "the tracker did not end")
@@ -189,8 +181,6 @@ class Feed:
             self._open()
             self._has_begun = True
             self._put(facts_of(self._environment(), view, self._command))
-        if self._join is not None and run.job is not None:
-            self._join_runs(self._join, run.job.trackers, view)
         if (point := self._reader.point(view)) is not None:
             self._put(point)
         for event in self._reader.events(view):
@@ -200,16 +190,6 @@ class Feed:
         if not self._workers:
             self._workers = [_Worker(name, make) for name, make in self._makers]
 
-    def _join_runs(self, join: Callable[[TrackerRun], Tracker], open_runs: Sequence[TrackerRun], view: View) -> None:
-        """Join the runs that the job has opened since the last call. Those that it has closed get no further points."""
-        self._closed = {worker for run, worker in self._joined.items() if run not in open_runs}
-        for run in open_runs:
-            if run not in self._joined:
-                worker = self._joined[run] = _Worker(f"{SAME_RUN} ({run.tracker})", functools.partial(join, run))
-                worker.put(facts_of(self._environment(), view))
-                self._workers.append(worker)
-
     def _put(self, item: Facts | Point | Event | Final) -> None:
         for worker in self._workers:
-            if worker not in self._closed or isinstance(item, Final):
-                worker.put(item)
+            worker.put(item)

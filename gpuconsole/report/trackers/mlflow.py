@@ -1,4 +1,4 @@
-"""MLflow: a run of its own, with the server and the experiment of MLflow's environment variables; or the run that the job has open."""
+"""MLflow: a run of its own, with the server and the experiment of MLflow's environment variables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from gpuconsole.model.job import TrackerRun
-from gpuconsole.report.trackers.readings import JOINED, Event, Facts, Final, Point
+from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
 
 EXPERIMENT = "gpuconsole"
 MOST_CHARACTERS = 5000
@@ -16,9 +15,6 @@ MOST_CHARACTERS = 5000
 
 
 class MLflow:
-    prefix = ""
-    """Of all names."""
-
     def __init__(self, _: str = "") -> None:
         self._client = MlflowClient()
 
@@ -27,40 +23,18 @@ class MLflow:
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
         self._run = self._client.create_run(number, run_name=facts.title).info.run_id
-        self._log_facts(facts)
+        params = [Param(name, value[:MOST_CHARACTERS]) for name, value in facts.values.items()]
+        self._client.log_batch(self._run, params=params)
 
     def log(self, point: Point) -> None:
         """The step of a metric is the second of the session."""
         at = round(point.wall * 1000), round(point.elapsed_s)
-        self._client.log_batch(self._run, metrics=[Metric(self.prefix + reading.name, reading.value, *at) for reading in point.readings])
+        self._client.log_batch(self._run, metrics=[Metric(reading.name, reading.value, *at) for reading in point.readings])
 
     def note(self, event: Event) -> None:
-        self._client.set_tag(self._run, f"{self.prefix}{event.kind}.{event.name}"[:250], event.text[:MOST_CHARACTERS])
+        self._client.set_tag(self._run, f"{event.kind}.{event.name}"[:250], event.text[:MOST_CHARACTERS])
 
     def end(self, final: Final) -> None:
-        self._log_end(final)
-        self._client.set_terminated(self._run)
-
-    def _log_facts(self, facts: Facts) -> None:
-        params = [Param(self.prefix + name, value[:MOST_CHARACTERS]) for name, value in facts.values.items()]
-        self._client.log_batch(self._run, params=params)
-
-    def _log_end(self, final: Final) -> None:
         self.log(final.point)
-        self._client.log_text(self._run, final.page(), f"{self.prefix}report.html")
-
-
-class JoinedMLflow(MLflow):
-    """The job ends its run itself."""
-
-    prefix = JOINED
-
-    def __init__(self, run: TrackerRun) -> None:
-        self._client = MlflowClient(run.address)
-        self._run = run.run
-
-    def begin(self, facts: Facts) -> None:
-        self._log_facts(facts)
-
-    def end(self, final: Final) -> None:
-        self._log_end(final)
+        self._client.log_text(self._run, final.page(), "report.html")
+        self._client.set_terminated(self._run)

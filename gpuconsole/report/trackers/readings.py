@@ -11,9 +11,6 @@ from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import View
 
-JOINED = "gpuconsole/"
-"""Before all names in a run of the job's own, so that no name is that of a figure of the job."""
-
 
 class Reading(NamedTuple):
     """A value of the metric catalogue, the share of a phase of the step, or a figure of a run's summary. `device`: such as `gpu:0`; empty for a figure."""

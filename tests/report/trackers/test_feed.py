@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuconsole.model.job import JobFacts, TrackerRun
 from gpuconsole.report.trackers import feed as feed_of
-from gpuconsole.report.trackers.choice import BY_NAME, CannotLog, choice, join_run, why_not
+from gpuconsole.report.trackers.choice import BY_NAME, choice, why_not
 from gpuconsole.report.trackers.feed import Feed
 from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
 from tests.tui.fake_session import FakeSession, gpu_view
@@ -118,46 +117,12 @@ def test_a_tracker_that_hangs_loses_points_beyond_its_queue_and_the_end_does_not
     stuck.go_on.set()
 
 
-def test_runs_that_the_job_opens_are_joined_and_those_that_it_closes_get_the_end_alone() -> None:
-    view = gpu_view()
-    session = FakeSession(view)
-    opened: dict[str, Kept] = {}
-
-    def at(second: float, *runs: str) -> Callable[[], Any]:
-        assert view.run is not None
-        job = JobFacts("train.py", trackers=[TrackerRun("mlflow", run) for run in runs])
-        latest = {"workload.loss{device=gpu:0}": second}
-        run = msgspec.structs.replace(view.run, job=job)
-        sampled = dict.fromkeys(latest, second)
-        return lambda: msgspec.structs.replace(view, runs=(*view.runs[:-1], run), now=second, latest=latest, sampled=sampled)
-
-    feed = Feed([], at(0.0), session.environment, session.snapshot, lambda line: None, lambda run: opened.setdefault(run.run, Kept()))
-    for second, runs in enumerate([(), ("first",), ("first",), ("second",)]):
-        feed._view = at(float(second), *runs)
-        feed._take()
-    asyncio.run(feed.finish())
-    assert feed.wait(lambda line: None) == []
-    losses = {run: [reading.value for point in points(kept) for reading in point.readings if reading.metric == "workload.loss"]
-              for run, kept in opened.items()}  # fmt: skip
-    assert losses == {"first": [1.0, 2.0], "second": [3.0]}
-    assert all(isinstance(kept.got[0], Facts) and isinstance(kept.got[-1], Final) for kept in opened.values())
-
-
-def test_a_job_that_opens_no_run_is_named() -> None:
-    session = FakeSession(gpu_view())
-    feed = Feed([], gpu_view, session.environment, session.snapshot, lambda line: None, lambda run: Kept())
-    asyncio.run(feed.finish())
-    assert feed.wait(lambda line: None) == ["--log-to same-run: the job had no run open, neither wandb.run nor MLflow's active run"]
-
-
 @pytest.mark.parametrize("text", ["", "nothing", "wandb=project", "tensorboard=", "otlp=http://localhost"])
 def test_a_tracker_that_does_not_exist(text: str) -> None:
-    with pytest.raises(ValueError, match=r"allowed are tensorboard\[=FOLDER\], wandb, mlflow, otlp, same-run"):
+    with pytest.raises(ValueError, match=r"allowed are tensorboard\[=FOLDER\], wandb, mlflow, otlp"):
         choice(text)
 
 
 def test_where_the_library_is_missing_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert why_not(BY_NAME["tensorboard"]).startswith("tensorboard is not installed: ")
-    with pytest.raises(CannotLog, match="mlflow is not installed: "):
-        join_run(TrackerRun("mlflow", "1"))
