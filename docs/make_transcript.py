@@ -27,6 +27,8 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("settings", {"name": "num_workers"}),
     ("try_change", {"changes": {"precision": "bf16"}}),
     ("try_change", {"changes": {"num_workers": 8}}),
+    ("allow", {"what": "loader"}),
+    ("try_change", {"changes": {"num_workers": 8}}),
     ("keep", {}),
     ("patch", {}),
     ("report", {}),

@@ -36,6 +36,9 @@ IN_A_STEP = (
 CLIENT_WORKLOAD = "inference.client"
 """The workload of a run that another client has measured: its figures come from the result file of the client."""
 
+MATRIX_PRECISIONS = ("tf32", "fp32")
+"""The values of the knob `precision` that are a flag of torch: a job can change between these while it runs."""
+
 LOAD_KNOBS = {knob.name for knob in GROUPS["load"]}
 
 RunState = Literal["starting", "running", "finished", "stopped", "failed"]
@@ -300,6 +303,8 @@ class Run(msgspec.Struct, omit_defaults=True):
                 return f"{name}: gpuconsole did not start this server; restart the server with the new value{started}"
             if (self.serves or self.is_job) and (reason := self.unavailable.get(f"knob.{name}")):
                 return f"{name}: {reason}"
+            if self.is_job and name == "precision" and value not in MATRIX_PRECISIONS:
+                return f"{name}: a program that runs can change between {' and '.join(MATRIX_PRECISIONS)} only: it sets {value} when it starts"
             if self.is_job and name not in self.knobs:
                 return f"{name}: the console cannot change it from outside; change your code"
         return ""
