@@ -46,7 +46,7 @@ async def transcript() -> str:
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(PROGRAM, folder)
-        words = ["mcp", "--device", "cpu", "--output", "job.txt", "--", sys.executable, "starved.py", "end"]
+        words = ["mcp", "--device", "cpu", "--allow-loader", "--output", "job.txt", "--", sys.executable, "starved.py", "end"]
         lines.append(f"gpuconsole {' '.join(words)}".replace(sys.executable, "python"))
         server = StdioServerParameters(command=sys.executable, args=["-m", "gpuconsole", *words], env=dict(os.environ), cwd=folder)
         async with Client(stdio_client(server)) as client:
