@@ -304,7 +304,9 @@ class Run(msgspec.Struct, omit_defaults=True):
             if (self.serves or self.is_job) and (reason := self.unavailable.get(f"knob.{name}")):
                 return f"{name}: {reason}"
             if self.is_job and name == "precision" and value not in MATRIX_PRECISIONS:
-                return f"{name}: a program that runs can change between {' and '.join(MATRIX_PRECISIONS)} only: it sets {value} when it starts"
+                return (
+                    f"{name}: a program that runs can change between {' and '.join(MATRIX_PRECISIONS)} only: it sets {value} when it starts"
+                )
             if self.is_job and name not in self.knobs:
                 return f"{name}: the console cannot change it from outside; change your code"
         return ""

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
+from ..forks import in_forked_children
 from .borders.table import Border, Note
 from .changes.servers import Origin, Spec, belongs_to
 from .evidence.loading import Place, loading, size_of
@@ -128,6 +129,7 @@ class Iterators:
 
 
 iterators = Iterators()
+in_forked_children(iterators.reset)
 draws: list[Callable[[bool], None]] = []
 """Makes calls of the border DRAW seen, or not."""
 

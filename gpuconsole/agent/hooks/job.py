@@ -38,10 +38,8 @@ from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import described, passes, tracing
 from .account import CountedSteps, SegmentAccount, StepSampler
-from .borders.opened import opened
 from .changes import CHANGES, Refused
 from .connection import Connection
-from .data import iterators
 from .evidence.arithmetic import Arithmetic
 from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
@@ -813,7 +811,7 @@ class Agent:
             self._service.end_probe()
 
     def forked(self) -> None:
-        """In a forked child: the connection and the account are those of the parent.
+        """In a forked child: the connection and the account are those of the parent. What the modules hold of the program they forget themselves.
 
         Nothing is left to do after `leave`. What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
         that was forked after it began.
@@ -825,7 +823,6 @@ class Agent:
         if self._service is not None:
             self._service.forget_window()
         passes.state.counting, watch.keep_inputs = None, False
-        tracing.forked()
         recorder.reset()
         recorder.at_end = self.step_ended
         if self._connection is not None:
@@ -840,15 +837,7 @@ class Agent:
         self._describe_from = self._works_at = 0.0
         self._every_step = True
         self._arithmetic = Arithmetic()
-        steppers.reset()
         passes.state.inner = passes.state.sized = False
-        opened.forget()
-        iterators.reset()
-        loading.reset()
-        modes.reset()
-        window.forget()
-        exchanges.reset()
-        flight_recorder.reset()
 
     def _join(self) -> None:
         if self._connection is None or self._was_closed():

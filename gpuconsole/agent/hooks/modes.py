@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from ..clock import now
+from ..forks import in_forked_children
 from ..protocol import COUNTS
 from .guard import unseen
 from .recorder import OWN
@@ -111,3 +112,4 @@ def has_modes() -> bool:
 
 
 modes = Modes()
+in_forked_children(modes.reset)

@@ -11,6 +11,7 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
+from ..forks import in_forked_children
 from . import calls, passes, tracing
 from .borders.table import Border, Note
 from .guard import switch
@@ -86,6 +87,7 @@ class Steppers:
 
 
 steppers = Steppers()
+in_forked_children(steppers.reset)
 switch.begin_anew.append(steppers.begin_anew)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from ..forks import in_forked_children
+
 
 def _never() -> bool:
     return False
@@ -46,6 +48,9 @@ def forked() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         capturing = _never if torch.cuda._is_in_bad_fork() else _find_out
+
+
+in_forked_children(forked)
 
 
 def use(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
+from ...forks import in_forked_children
 from .table import Border
 
 FARTHEST = 400
@@ -106,3 +107,4 @@ def _leads(key: int, code: CodeType, frame: FrameType | None) -> bool:
 
 
 opened = Opened()
+in_forked_children(opened.forget)

@@ -268,3 +268,4 @@ def _loaded(dump: Any, world_size: int) -> list[Entry]:
 
 
 flight_recorder = FlightRecorder()
+in_forked_children(flight_recorder.reset)

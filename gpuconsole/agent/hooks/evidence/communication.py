@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ...clock import now
+from ...forks import in_forked_children
 from ...protocol import Exchange, Knobs
 from ..borders.table import Border, Note
 from ..calls import segment
@@ -194,6 +195,7 @@ class Exchanges:
 
 
 exchanges = Exchanges()
+in_forked_children(exchanges.reset)
 
 
 def sharding() -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...clock import ThreadTimes, now, process_cpu_s
+from ...forks import in_forked_children
 from ..changes.loader import worker_pids
 from ..guard import unseen
 from ..recorder import LOADER, LOADERS
@@ -239,3 +240,4 @@ def _within(part: Any) -> Iterable[Any]:
 
 
 loading = Loading()
+in_forked_children(loading.reset)

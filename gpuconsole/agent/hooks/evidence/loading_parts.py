@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ...clock import now
+from ...forks import in_forked_children
 from ...loop import Signals
 from ...probes import ProbeError
 from ...protocol import Signal
@@ -409,6 +410,7 @@ class Window:
 
 
 window = Window()
+in_forked_children(window.forget)
 
 
 def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:
