@@ -174,7 +174,7 @@ def read(path: str, command: str) -> dict[str, Program]:
 def shown(difference: tuple[str, tuple[str, str]]) -> str:
     """What differs: of lists what was added and what is gone."""
     name, (bare, watched) = difference
-    if bare.startswith("[") and watched.startswith("["):
+    if all(text.startswith("[") and text.endswith("]") and "\n" not in text for text in (bare, watched)):
         before, after = literal_eval(bare), literal_eval(watched)
         return (
             f"    {name}: added {[part for part in after if part not in before]}, gone {[part for part in before if part not in after]}\n"

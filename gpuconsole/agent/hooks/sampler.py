@@ -46,7 +46,7 @@ from .recorder import (
     WITHOUT_GRADIENTS,
     ZERO,
 )
-from .threads import Ticker
+from .threads import Ticker, calls_are_seen
 from .watch import is_program, module_name, place_name, recorder
 
 EVERY_S, FAST_S = 0.05, 0.01
@@ -170,7 +170,9 @@ class Sampler:
             self._clock = time.pthread_getcpuclockid(thread)  # reading it raises OSError once the thread has ended
             self._state, self._thread = ThreadState(), thread
             self.faster(FIRST_S)
-        if (self._ticker is None or not self._ticker.runs) and not self._broken and not switch.failed:
+        if calls_are_seen():
+            self.stop()  # a debugger would take the thread for one of the program
+        elif (self._ticker is None or not self._ticker.runs) and not self._broken and not switch.failed:
             self._sleeping, self._due = None, 0.0
             with contextlib.suppress(RuntimeError):  # the program may have no further thread
                 self._ticker = Ticker(self._tick)

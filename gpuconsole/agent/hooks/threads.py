@@ -11,12 +11,19 @@ import _thread
 import itertools
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 
 GONE_S = 1.0
 """The longest wait for the end of the thread."""
+
+
+def calls_are_seen() -> bool:
+    """Return whether a tool of the program on sys.monitoring sees calls in all threads, as cProfile and debuggers do from Python 3.12 on."""
+    monitoring = getattr(sys, "monitoring", None)
+    return monitoring is not None and any(monitoring.get_tool(tool) is not None and monitoring.get_events(tool) for tool in range(6))
 
 
 class Ticker:

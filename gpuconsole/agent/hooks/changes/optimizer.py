@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
 from ..guard import from_outside, unseen
+from ..identity import ByIdentity
 from .change import SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_bound
 from .servers import in_one_line
 
@@ -31,7 +32,7 @@ class Optimizer(TriedChange):
     knob, effect = "optim", SAME_SAMPLES
 
     def __init__(self) -> None:
-        self._changed: weakref.WeakKeyDictionary[Any, Flagged] = weakref.WeakKeyDictionary()
+        self._changed = ByIdentity[Flagged]()
 
     def read(self, watch: Watch) -> Value | None:
         optimizers = _optimizers(watch)
@@ -64,11 +65,11 @@ class Optimizer(TriedChange):
                 needed = sum(on_this_device(parameter).numel() * parameter.element_size() for parameter in parameters)
                 require_room(needed, parameters[0].device, "the temporary tensors of foreach")
         for optimizer in optimizers:
-            flagged = self._changed.pop(optimizer, None)
+            flagged = self._changed.pop(optimizer)
             if flagged is not None:
                 flagged.remove()
             if name != present(optimizer):
-                self._changed[optimizer] = Flagged(optimizer, name)
+                self._changed.put(optimizer, Flagged(optimizer, name))
 
 
 class Flagged:

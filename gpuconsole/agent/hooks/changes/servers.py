@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ...forks import in_forked_children
 from ..guard import from_outside
+from ..identity import ByIdentity
 from .change import Refused
 from .children import begin_worker, printed_by
 from .indices import Feed
@@ -102,7 +103,7 @@ class Origin:
         return loader if loader is not None else self._stand_in()
 
 
-_origins: weakref.WeakKeyDictionary[Any, tuple[Origin, Spec]] = weakref.WeakKeyDictionary()
+_origins = ByIdentity[tuple[Origin, Spec]]()
 """Of each iterator of the program: its DataLoader, and what stands in for it."""
 
 
@@ -113,7 +114,7 @@ def belongs_to(iterator: Any, loader: Any) -> Origin:
     """
     stand_in = Spec(**{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)})
     origin = Origin(loader, stand_in)
-    _origins[iterator] = origin, stand_in
+    _origins.put(iterator, (origin, stand_in))
     return origin
 
 
@@ -193,7 +194,7 @@ class Server:
         """`own`: the iterator that the program holds. It is not kept alive. `ready`: a semaphore that each worker of ours releases."""
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
         self.settings, self.own = settings, own
-        _of_parent.add(iterator)
+        _of_parent.put(iterator, None)
         self.feed = Feed(iter(()))
         self.began = self.idle_since = time.monotonic()
         self._ready, self._missing = ready, 0 if own else settings.num_workers
@@ -425,13 +426,13 @@ def discard(iterator: Any) -> None:
             messages.close()
 
 
-_of_parent: weakref.WeakSet[Any] = weakref.WeakSet()
+_of_parent = ByIdentity[None]()
 """Iterators whose workers belong to this process, not to a worker that is forked from it: those made here, and those that the program holds."""
 
 
 def _forked() -> None:
     """In a forked child: there is nothing to shut down."""
-    for iterator in list(_of_parent):
+    for iterator in _of_parent:
         iterator.__dict__["_shutdown"] = True
 
 

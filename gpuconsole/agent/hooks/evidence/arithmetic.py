@@ -18,12 +18,16 @@ from ..guard import entry, from_outside, switch
 from ..modes import has_modes, modes
 from ..passes import state
 from ..structure import structure
+from ..threads import calls_are_seen
 from ..watch import watch
 from .attention import Scores
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
 
 MODES = "the program has a mode on that would see how its operators are counted"
 COMPILED = "the model is compiled: torch would run it uncompiled while its operators are counted"
+OBSERVED = "a profiler, a debugger or coverage of the program would see the calls that count its operators"
+OBSERVED_S = 20.0
+"""Seconds to wait for the end of such a tool."""
 OTHER_ROUNDING = "the backward pass of torch.prod or torch.cumprod rounds in another way while operators are counted"
 PRODUCTS = ("prod", "cumprod")
 """Operators whose backward pass takes another way where any dispatch mode is on: `isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp."""
@@ -225,6 +229,7 @@ class Arithmetic:
         self.signals: Signals = {}
         self.reason = ""
         self.done = False
+        self._waits_until = 0.0
         self._count: StepCount | None = None
 
     @property
@@ -236,6 +241,11 @@ class Arithmetic:
         if self._count is None:
             if is_compiled():
                 self.done, self.reason = True, COMPILED
+                return False
+            if is_observed():  # it may end: wait
+                self._waits_until = self._waits_until or now() + OBSERVED_S
+                if now() >= self._waits_until:
+                    self.done, self.reason = True, OBSERVED
                 return False
             self._count = state.counting = StepCount()
             switch.undo_part["arithmetic"] = self._count.stop
@@ -263,6 +273,11 @@ class Arithmetic:
                 "operators_without_formula": float(len(count.unknown)),
             }
             self.facts |= {name: value for name, value in more.items() if value}
+
+
+def is_observed() -> bool:
+    """Return whether a profiler, a debugger or coverage of the program sees the calls of Python functions: it would see those of the count."""
+    return sys.getprofile() is not None or sys.gettrace() is not None or calls_are_seen()
 
 
 def is_compiled() -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from ...clock import ThreadTimes, now, process_cpu_s
 from ...forks import in_forked_children
 from ..changes.loader import worker_pids
 from ..guard import unseen
+from ..identity import ByIdentity
 from ..recorder import LOADER, LOADERS
 from ..watch import program_frame, watch
 
@@ -60,7 +60,7 @@ class Loading:
         """As in a process that has loaded nothing yet."""
         self.place: Place | None = None
         self._places: dict[Any, Place] = {}
-        self._place_of = weakref.WeakKeyDictionary[Any, Place]()
+        self._place_of = ByIdentity[Place]()
         self._count = 0
         self._restarts, self._restart_s, self._sampler_s = 0, 0.0, 0.0
         self._times: ThreadTimes | None = None
@@ -92,10 +92,7 @@ class Loading:
 
     def place_of(self, loader: Any) -> Place:
         """The place that has made `loader`. A loader that was not seen while it was made has a place of its own."""
-        try:
-            place = self._place_of.get(loader)
-        except TypeError:  # a class with an equality of its own
-            return self._keep(None, type(loader))
+        place = self._place_of.get(loader)
         return place if place is not None else self._keep(loader, None)
 
     def _keep(self, loader: Any, key: Any) -> Place:
@@ -109,8 +106,8 @@ class Loading:
                 self._places[key] = place
         if loader is not None:
             try:
-                self._place_of[loader] = place
-            except TypeError:
+                self._place_of.put(loader, place)
+            except TypeError:  # a class without weak references
                 return self._keep(None, type(loader))
         return place
 

@@ -1,0 +1,42 @@
+"""What is known of objects of the program, by their identity: their classes may have `__eq__` and `__hash__` of their own, which must not be called."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ByIdentity(Generic[T]):
+    """A value for each object that still exists. Holds no object."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def get(self, target: Any) -> T | None:
+        """The value of an object; None where it has none."""
+        known = self._of.get(id(target))
+        return known[1] if known is not None and known[0]() is target else None
+
+    def put(self, target: Any, value: T) -> None:
+        """Give an object a value. Raises TypeError where its class has no weak references."""
+        key = id(target)
+        self._of[key] = weakref.ref(target, lambda ref: self._drop(key, ref)), value
+
+    def pop(self, target: Any) -> T | None:
+        """Take the value of an object away, and return it."""
+        value = self.get(target)
+        if value is not None:
+            del self._of[id(target)]
+        return value
+
+    def __iter__(self) -> Iterator[Any]:
+        """The objects."""
+        return iter([target for ref, _ in list(self._of.values()) if (target := ref()) is not None])
+
+    def _drop(self, key: int, ref: weakref.ref[Any]) -> None:
+        known = self._of.get(key)
+        if known is not None and known[0] is ref:  # another object may have the identity by now
+            del self._of[key]
