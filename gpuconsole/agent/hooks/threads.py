@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from types import BuiltinFunctionType
 
 GONE_S = 1.0
 """The longest wait for the end of the thread."""
@@ -28,9 +29,11 @@ def calls_are_seen() -> bool:
 
 class Ticker:
     """Calls `tick` in a thread, which gets no signal, until it returns None: it returns the seconds until the next call. Raises RuntimeError where the program
-    may have no further thread."""
+    may have no further thread, and where a debugger or gevent has put a function of its own in place of Python's `start_new_thread`."""
 
     def __init__(self, tick: Callable[[], float | None]) -> None:
+        if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
+            raise RuntimeError("threads of this program are not Python's own")
         self._function = tick
         self._native_id = 0
         self.runs = True

@@ -26,7 +26,7 @@ def on_line(code, line):
 
 
 def on_start(code, _):
-    if "/lib/python" not in code.co_filename:
+    if "/lib/python" not in code.co_filename and not code.co_filename.startswith("<"):
         starts[code.co_filename.rsplit("/", 1)[-1], code.co_name] += 1
 
 
