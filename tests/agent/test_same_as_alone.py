@@ -27,7 +27,8 @@ def same_as_alone(tmp_path: Path, name: str, *arguments: str) -> list[Watched]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["caller", "recursive", "reloaded", "descriptor", "introspected", "dictionaries", "odd_objects", "callers_of_logs"]
+    "name",
+    ["caller", "recursive", "reloaded", "descriptor", "introspected", "dictionaries", "odd_objects", "callers_of_logs", "observed_calls"],
 )
 def test_a_program_that_looks_at_itself_runs_as_without_the_agent(name: str, tmp_path: Path) -> None:
     (watched,) = same_as_alone(tmp_path, name)

@@ -165,7 +165,7 @@ class StepCount:
         if self._depth > 1:
             return
         rounds = loss is not None and (self._products or has_products(loss))
-        reason = COMPILED if has_compiled() else MODES if has_modes() else OTHER_ROUNDING if rounds else ""
+        reason = COMPILED if has_compiled() else MODES if has_modes() else OTHER_ROUNDING if rounds else OBSERVED if is_observed() else ""
         if reason:
             self.flops, self.reason = None, reason
             return
@@ -251,6 +251,8 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
+        if count.reason == OBSERVED:
+            return False
         self.done, self.waits, self.reason = True, count.waits, "" if count.flops and last_samples else count.reason
         if count.operators:
             self.facts["operators_per_step"] = float(count.operators)
