@@ -1,3 +1,4 @@
+# design: stdout: faulthandler lists the thread that reads stacks, without a frame
 # A watchdog for steps that hang: faulthandler timers, and a thread that names each thread of sys._current_frames().
 import faulthandler
 import sys

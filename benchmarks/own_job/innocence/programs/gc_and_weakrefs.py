@@ -1,3 +1,4 @@
+# design: stdout: the agent has a callback of gc, and its import leaves objects for the first collection
 # The collector is off: counts of the program's own objects, of garbage, and weak references that must be dead.
 import collections
 import gc

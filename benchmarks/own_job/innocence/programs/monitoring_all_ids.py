@@ -1,3 +1,4 @@
+# design: stdout: the agent holds one of Python's six ids for tools
 # python: 3.12
 # A tool that takes all ids of sys.monitoring before it trains, as a test of a debugger does.
 import sys
