@@ -106,6 +106,9 @@ def _add(optimizer: Any) -> None:
         watch.keys = set(map(id, watch.alive(watch.optimizers)))
     watch.keys.add(id(optimizer))
     steppers.made()
+    if steppers.several:  # which optimizer ends a step is seen in marked steps only
+        recorder.every = 0
+        recorder.mark_rest()
 
 
 def optimizer_seen(optimizer: Any) -> None:
@@ -186,6 +189,19 @@ def end(failed: bool) -> None:
         end_step()
     else:
         recorder.work()
+
+
+def end_seen(frame: FrameType) -> None:
+    """An optimizer has stepped in a step that is only counted, where the begin of the call was not seen: see `begin`."""
+    optimizer = frame.f_locals["args"][0]
+    if id(optimizer) in watch.keys:
+        end_counted()
+        return
+    _add(optimizer)
+    if recorder.counted:
+        end_counted()
+    elif steppers.has_stepped(id(optimizer)):
+        end_step()
 
 
 def end_counted() -> None:

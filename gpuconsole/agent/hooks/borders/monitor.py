@@ -18,7 +18,7 @@ from typing import Any
 
 from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
-from ..optimizer import STEP, end_counted, steppers
+from ..optimizer import STEP, end_seen, steppers
 from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, get_ident
 from ..threads import TICK
@@ -187,7 +187,7 @@ class Monitor:
                 return
             if border is not None:
                 if border is STEP and recorder.counted and not opened:
-                    end_counted()
+                    end_seen(sys._getframe(1))
                     return
                 frame = sys._getframe(1)
                 if border is NEXT:
